@@ -1,0 +1,94 @@
+"""The normal form of a GEMM tile graph: what every GEMM pipeline lowers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tile_types.errors import DTypeError, ShapeError
+
+ZERO_KINDS = ("none", "integer", "float")
+"""How zero points are stored: absent, integers in code space, or real numbers (HQQ)."""
+
+ACTIVATIONS = ("float16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
+OUTPUTS = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """``out[m,n] = epilogue(token_scale[m] * row_scale[n] * acc[m,n] + bias[n])``.
+
+    ``acc[m,n] = sum_k A[m,k] * (value(code[n,k]) - zero[n,k//group_size]) * scale[n,k//group_size]``.
+    M is always dynamic.
+
+    Parameters
+    ----------
+    n, k
+        Extents of the weight matrix B[N,K].
+    weight
+        Name of the weight's element type (a block type is split into element and scale).
+    activation
+        Element type of A[M,K].
+    output
+        Element type of the result.
+    group_size
+        Elements along K that share a scale; equal to ``k`` when one scale serves a row.
+    scale
+        Whether there are scales per group (otherwise ``row_scale`` alone).
+    zero
+        One of `ZERO_KINDS`.
+    token_scale
+        Whether row m of A was quantized with a float32 scale of its own.
+    bias
+        Whether a bias[N] of the output type is added.
+    epilogue
+        Names of unary operators applied last, in order.
+    """
+
+    n: int
+    k: int
+    weight: str
+    activation: str = "float16"
+    output: str = "float16"
+    group_size: int = 0
+    scale: bool = True
+    zero: str = "none"
+    token_scale: bool = False
+    bias: bool = False
+    epilogue: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.group_size == 0:
+            object.__setattr__(self, "group_size", self.k)
+        if self.n < 1 or self.k < 1:
+            raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
+        if self.group_size < 1:
+            raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
+        if self.zero not in ZERO_KINDS:
+            raise ShapeError(f"zero must be one of {', '.join(ZERO_KINDS)}, got {self.zero!r}")
+        for label, value, allowed in (
+            ("activation", self.activation, ACTIVATIONS),
+            ("output", self.output, OUTPUTS),
+        ):
+            if value not in allowed:
+                raise DTypeError(f"{label} must be one of {', '.join(allowed)}, got {value!r}")
+
+    @property
+    def accumulator(self) -> str:
+        """Element type of the running sum: int32 for integer cores, else float32."""
+        return "int32" if self.activation == "int8" else "float32"
+
+    @property
+    def groups(self) -> int:
+        """Number of scale groups along K (the last one may be partial)."""
+        return -(-self.k // self.group_size)
+
+    def shape_free(self) -> dict[str, Any]:
+        """Return everything a shape-generic kernel depends on: all fields but N and K.
+
+        ``group_size`` becomes 0 when one scale serves a whole row.
+        """
+        fields = asdict(self)
+        del fields["n"], fields["k"]
+        fields["group_size"] = 0 if self.group_size >= self.k else self.group_size
+        return fields

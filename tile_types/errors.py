@@ -1,0 +1,88 @@
+"""The one family of exceptions that Ladder raises.
+
+Every message says what is wrong, where, and what to do next. The family lives in
+the lowest layer so that each layer can raise it; users import it from ``ladder``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LadderError(Exception):
+    """Base class of every error that Ladder raises on purpose."""
+
+
+class UnknownNameError(LadderError, KeyError):
+    """A type, device, operator, pipeline or knob of that name does not exist."""
+
+    def __str__(self) -> str:
+        """Return the message itself (``KeyError`` would quote it)."""
+        return str(self.args[0]) if self.args else ""
+
+
+class ConversionError(LadderError, ValueError):
+    """A conversion would lose values that the program relies on."""
+
+
+class ShapeError(LadderError, ValueError):
+    """A rank, an extent or a group size does not fit."""
+
+
+class DTypeError(LadderError, TypeError):
+    """A tensor has another element type than the operator needs."""
+
+
+class DeviceError(LadderError, RuntimeError):
+    """A tensor or a kernel lives on another device than the call needs."""
+
+
+class ValueRangeError(LadderError, ValueError):
+    """A value (NaN, infinity, a code) lies outside what the type can hold."""
+
+
+class ScheduleError(LadderError, ValueError):
+    """A schedule is illegal for this problem on this device."""
+
+
+class VerificationError(LadderError, AssertionError):
+    """An IR invariant or a proof failed."""
+
+
+class ParseError(LadderError, ValueError):
+    """A printed graph or schedule cannot be parsed."""
+
+
+class ArtifactError(LadderError, RuntimeError):
+    """An exported artefact is truncated, of another version, or for another device."""
+
+
+class CacheError(LadderError, RuntimeError):
+    """The cache directory cannot be used."""
+
+
+class CompilerError(LadderError, RuntimeError):
+    """A compiler was found but rejected the kernel."""
+
+
+class MissingToolError(LadderError, RuntimeError):
+    """A compiler, linker or library that this step needs is not installed."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
+    """Build the error for a name that is not in a table.
+
+    Parameters
+    ----------
+    kind
+        What was looked up, e.g. ``"type"``.
+    name
+        The name that was asked for.
+    known
+        All valid names; the nearest ones are suggested.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; known: {', '.join(names)}"
+    return UnknownNameError(f"unknown {kind} {name!r}{hint}")
