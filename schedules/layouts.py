@@ -1,0 +1,449 @@
+"""Packed weights for GPUs: one layout of codes, scales and zero points for every M.
+
+The layout is a `map` of the canonical ``codes[N,K]``: each thread of a 128-thread
+warpgroup finds the codes of its own tensor-core A fragment in consecutive words, so
+that one shift and one mask (``word & 0x000f000f``) yield one 32-bit register of
+codes. The register order is that of ``mma.m16n8k16`` / ``wgmma.m64nNk16`` for 16-bit
+cores and ``m16n8k32`` / ``m64nNk32`` for 8-bit cores (PTX ISA, "Matrix fragments").
+
+torch is imported only when a function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
+
+if TYPE_CHECKING:
+    import torch
+
+TILE = 64
+"""Rows and columns of one packed tile."""
+
+THREADS = 128
+"""Threads that own one packed tile."""
+
+LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
+"""Bits of one operand element of each core type."""
+
+PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+
+OPERAND_EXPONENT = 12
+"""Scaled weights of a row stay below 2**12: far from float16's overflow and its subnormals."""
+
+SCALE_EXPONENT = 15
+"""Group scales stay below 2**15, so that float16 holds them."""
+
+
+def lane_of(core: str) -> int:
+    """Return the bits of one operand element of ``core``.
+
+    Raises
+    ------
+    DTypeError
+        If GPU tensor cores have no such operand type.
+    """
+    if core not in LANES:
+        raise DTypeError(f"no packed layout for core {core!r}; GPU cores are {', '.join(LANES)}")
+    return LANES[core]
+
+
+def padded(extent: int) -> int:
+    """Round ``extent`` up to whole packed tiles."""
+    return -(-extent // TILE) * TILE
+
+
+def planes(bits: int) -> tuple[tuple[int, int], ...]:
+    """Split a ``bits``-wide code into planes of power-of-two width.
+
+    Returns
+    -------
+    ``(width, shift)`` of each plane, widest first; ``shift`` is the plane's lowest bit in the code.
+    """
+    result, shift = [], 0
+    for width in (16, 8, 4, 2, 1):
+        while bits - shift >= width:
+            result.append((width, shift))
+            shift += width
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class FragmentLayout:
+    """Bijection between ``codes[N,K]`` and the packed words that GPU kernels stream.
+
+    Tiles of 64 x 64 codes are ordered ``[n_pad/64][k_pad/64]``. Within a tile each
+    plane is ``[ceil(p/4)][128 threads][min(p,4)]`` words of 32 bits; code ``(R, e)`` of
+    a thread is in word ``R // (lane/p)`` at bit ``lane*e + p*(R % (lane/p))``.
+
+    Parameters
+    ----------
+    bits
+        Width of a code: 1 to 8, or 16.
+    lane
+        Bits of one operand element of the tensor core: 16 or 8.
+    """
+
+    bits: int
+    lane: int
+
+    def __post_init__(self) -> None:
+        if self.lane not in (8, 16):
+            raise ShapeError(f"a lane is 16 or 8 bits wide, got {self.lane}")
+        if self.bits not in PACKABLE_BITS or self.bits > self.lane:
+            raise ShapeError(
+                f"cannot pack {self.bits}-bit codes for {self.lane}-bit cores; packable widths are"
+                f" {', '.join(map(str, PACKABLE_BITS))}, and no wider than the core's operand"
+            )
+
+    @property
+    def elements(self) -> int:
+        """Codes that share one 32-bit register."""
+        return 32 // self.lane
+
+    @property
+    def registers(self) -> int:
+        """Operand registers that one thread owns in a tile."""
+        return 32 // self.elements
+
+    @property
+    def words_per_tile(self) -> int:
+        """32-bit words of one 64 x 64 tile."""
+        return THREADS * self.bits
+
+    def packed_shape(self, n: int, k: int) -> tuple[int, int, int]:
+        """Return ``(n_tiles, k_tiles, words_per_tile)``: the shape under which kernels read the words."""
+        return padded(n) // TILE, padded(k) // TILE, self.words_per_tile
+
+    def pack(self, codes: Any, pad_code: int = 0) -> torch.Tensor:
+        """Arrange codes for the tensor core.
+
+        Parameters
+        ----------
+        codes
+            ``[N, K]`` unsigned codes, torch (any device) or numpy, uint8 (any integer type for 16 bits).
+        pad_code
+            Code that fills the padding of N and K to multiples of 64; the one whose value is nearest 0.
+
+        Returns
+        -------
+        uint32 ``[n_pad/64 * k_pad/64 * 128 * bits]`` on the device of ``codes``.
+
+        Raises
+        ------
+        ShapeError
+            If ``codes`` is not a matrix.
+        ValueRangeError
+            If a code needs more than ``bits`` bits.
+        """
+        import torch
+
+        matrix = _code_matrix(codes, self.bits)
+        n, k = matrix.shape
+        n_tiles, k_tiles, words = self.packed_shape(n, k)
+        packed = torch.empty(n_tiles, k_tiles * words, dtype=torch.int32, device=matrix.device)
+        lane_type = torch.int16 if self.lane == 16 else torch.uint8
+        for first, last in _row_chunks(n_tiles, k_tiles):
+            shape = ((last - first) * TILE, k_tiles * TILE)
+            block = torch.full(shape, pad_code, dtype=torch.int32, device=matrix.device).to(lane_type)
+            rows = matrix[first * TILE : min(last * TILE, n)]
+            block[: rows.shape[0], :k] = rows.to(lane_type)
+            packed[first:last] = self._pack_block(block, last - first)
+        return packed.reshape(-1).view(torch.uint32)
+
+    def unpack(self, words: torch.Tensor, n: int, k: int) -> torch.Tensor:
+        """Invert `pack`.
+
+        Parameters
+        ----------
+        words
+            uint32 or int32 words as `pack` made them, of any shape.
+        n, k
+            Extents of the matrix, without padding.
+
+        Returns
+        -------
+        ``[n, k]`` codes, uint8 (int32 for 16-bit codes).
+        """
+        import torch
+
+        n_tiles, k_tiles, tile_words = self.packed_shape(n, k)
+        if words.numel() != n_tiles * k_tiles * tile_words:
+            raise ShapeError(
+                f"{words.numel()} packed words do not hold {n} x {k} codes of {self.bits} bits:"
+                f" expected {n_tiles * k_tiles * tile_words}"
+            )
+        code_type = torch.int32 if self.bits > 8 else torch.uint8
+        packed = words.reshape(n_tiles, -1).view(torch.int32)
+        codes = torch.empty(n, k, dtype=code_type, device=words.device)
+        for first, last in _row_chunks(n_tiles, k_tiles):
+            block = self._unpack_block(packed[first:last], last - first)
+            rows = block[: n - first * TILE, :k].to(code_type)
+            codes[first * TILE : first * TILE + rows.shape[0]] = rows & 0xFFFF if self.bits > 8 else rows
+        return codes
+
+    def _mask(self, width: int) -> int:
+        """Return the int32 mask with ``width`` low bits of each lane set."""
+        mask = sum(((1 << width) - 1) << (self.lane * e) for e in range(self.elements))
+        return mask - (1 << 32) if mask >= 1 << 31 else mask
+
+    def _register_shape(self, n_tiles: int) -> tuple[int, ...]:
+        """Factor ``[rows, k / elements]`` as tile, w, h, g | k tile, j, kh, c."""
+        return n_tiles, 4, 2, 8, -1, self.registers // 4, 2, 4
+
+    def _pack_block(self, block: torch.Tensor, n_tiles: int) -> torch.Tensor:
+        """Pack whole tiles: the lanes of one register already lie side by side in memory."""
+        import torch
+
+        registers = block.view(torch.int32).reshape(self._register_shape(n_tiles))
+        # -> tile, k tile, (j, kh, h) = R, (w, g, c) = thread
+        order = registers.permute(0, 4, 5, 6, 2, 1, 3, 7).reshape(n_tiles, -1, self.registers, THREADS)
+        parts = []
+        for width, shift in planes(self.bits):
+            slots = self.lane // width
+            field = _split((order >> shift) & self._mask(width), 2, (width, slots))
+            word = field[:, :, :, 0]
+            for slot in range(1, slots):
+                word = word | (field[:, :, :, slot] << (width * slot))
+            vector = min(width, 4)
+            parts.append(_split(word, 2, (width // vector, vector)).transpose(3, 4).flatten(2))
+        return torch.cat(parts, dim=2).reshape(n_tiles, -1)
+
+    def _unpack_block(self, packed: torch.Tensor, n_tiles: int) -> torch.Tensor:
+        """Invert `_pack_block`."""
+        import torch
+
+        tiles = packed.reshape(n_tiles, -1, self.words_per_tile)
+        registers = torch.zeros(
+            *tiles.shape[:2], self.registers, THREADS, dtype=torch.int32, device=packed.device
+        )
+        start = 0
+        for width, shift in planes(self.bits):
+            vector, slots = min(width, 4), self.lane // width
+            part = tiles[:, :, start : start + THREADS * width]
+            word = _split(part, 2, (width // vector, THREADS, vector)).transpose(3, 4).flatten(2, 3)
+            fields = [((word >> (width * slot)) & self._mask(width)) << shift for slot in range(slots)]
+            registers |= torch.stack(fields, dim=3).flatten(2, 3)
+            start += THREADS * width
+        split = registers.reshape(n_tiles, -1, self.registers // 4, 2, 2, 4, 8, 4)
+        matrix = split.permute(0, 5, 4, 6, 1, 2, 3, 7).reshape(n_tiles * TILE, -1)
+        return matrix.view(torch.int16 if self.lane == 16 else torch.uint8)
+
+
+def _split(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+    """Factor one axis (``Tensor.unflatten`` without its untyped signature)."""
+    return tensor.reshape(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
+
+
+def _code_matrix(codes: Any, bits: int) -> torch.Tensor:
+    """Return ``codes`` as a checked matrix of a torch type that supports arithmetic."""
+    import torch
+
+    matrix = torch.as_tensor(codes)
+    if matrix.ndim != 2:
+        raise ShapeError(f"codes must be a matrix [N, K], got shape {tuple(matrix.shape)}")
+    signed = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+    if matrix.dtype in signed:
+        matrix = matrix.contiguous().view(signed[matrix.dtype])
+    if bits < 8 and matrix.numel() and int(matrix.max()) >= 1 << bits:
+        raise ValueRangeError(f"code {int(matrix.max())} does not fit in {bits} bits")
+    return matrix
+
+
+def _row_chunks(n_tiles: int, k_tiles: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of row tiles of about 2**22 codes, so that temporaries stay in cache."""
+    step = max(1, (1 << 22) // (k_tiles * TILE * TILE))
+    for first in range(0, n_tiles, step):
+        yield first, min(first + step, n_tiles)
+
+
+class ElementLimits(Protocol):
+    """The part of an element type that scale packing needs."""
+
+    @property
+    def minimum(self) -> float: ...
+    @property
+    def maximum(self) -> float: ...
+
+
+class ScaledCodes(Protocol):
+    """The part of a ``tile_types.QuantizedTensor`` that scale packing needs."""
+
+    @property
+    def ttype(self) -> ElementLimits: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
+    @property
+    def block(self) -> tuple[int, int]: ...
+    @property
+    def scale(self) -> Any: ...
+    @property
+    def zero(self) -> Any: ...
+    @property
+    def zero_kind(self) -> str: ...
+    @property
+    def tensor_scale(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class PackedScales:
+    """Scales and zero points as GPU kernels read them.
+
+    Parameters
+    ----------
+    group
+        Elements along K that one row of ``scales`` and ``zeros`` serves.
+    scales
+        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None.
+    zeros
+        ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
+        (integer part, remainder) for real zero points, or None.
+    row_scale
+        float32 ``[n_pad]``.
+    """
+
+    group: int
+    scales: torch.Tensor | None
+    zeros: torch.Tensor | None
+    row_scale: torch.Tensor
+
+
+def packed_group(group_size: int, k: int) -> int:
+    """Return how many elements along K one packed scale serves.
+
+    Multiples of 64 stay; smaller groups become 32 or 16 (their scales are repeated);
+    a group that covers all of K becomes the padded K.
+
+    Raises
+    ------
+    ShapeError
+        If the group is not a multiple of 16 and does not cover K.
+    """
+    if group_size >= k:
+        return padded(k)
+    for granule in (64, 32, 16):
+        if group_size % granule == 0:
+            return group_size if granule == 64 else granule
+    raise ShapeError(
+        f"group_size {group_size} does not fit the GPU layout; use a multiple of 16 or one scale per row"
+    )
+
+
+def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
+    """Bring the scales of a quantized matrix into the form that kernels read.
+
+    Each row gives up a power of two (in ``row_scale``) so that its largest scaled value
+    lies in [2**11, 2**12): then neither scales nor scaled weights overflow or go subnormal
+    in float16. Without group scales, ``row_scale`` holds the whole float32 scale.
+
+    Parameters
+    ----------
+    weight
+        A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
+    core
+        Operand type of the tensor core.
+    grouped
+        Whether to keep scales per group; by default, whether a row has several.
+
+    Returns
+    -------
+    PackedScales
+        With N and K padded; padded scales and zeros are 0.
+
+    Raises
+    ------
+    ConversionError
+        If 8-bit cores meet real zero points, or integer zero points beyond int8.
+    ShapeError
+        If the group size does not fit, or a row has several scales but ``grouped`` is False.
+    """
+    import torch
+
+    n, k = weight.shape
+    lane = lane_of(core)
+    group = packed_group(weight.block[1], k)
+    scale = None if weight.scale is None else _expand(weight.scale, weight, group)
+    zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
+    grouped = scale is not None and weight.block[1] < k if grouped is None else grouped
+    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
+    device = scale.device if scale is not None else zero.device if zero is not None else None
+    if not grouped or scale is None:
+        if scale is not None and weight.block[1] < k:
+            raise ShapeError(
+                f"scales of groups of {weight.block[1]} along K={k} do not fold into one per row"
+            )
+        row = torch.ones(n, dtype=torch.float64, device=device) if scale is None else scale[0]
+        scales = None
+    else:
+        exponent = _row_exponent(scale, zero, weight.ttype)
+        row = torch.ldexp(torch.ones_like(scale[0]), exponent)
+        scales = _pad_rows(torch.ldexp(scale, -exponent), n).to(
+            getattr(torch, core) if lane == 16 else torch.float32
+        )
+    zeros = None if zero is None else _pad_rows(_zeros(zero, weight.zero_kind, core), n)
+    return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
+
+
+def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:
+    """Repeat ``[ceil(N/bn), ceil(K/bk)]`` to float64 ``[k_groups, N]``, zero beyond K."""
+    import numpy as np
+    import torch
+
+    (n, k), (block_n, block_k) = weight.shape, weight.block
+    if isinstance(array, torch.Tensor):
+        values = array.detach().to(torch.float64)
+    else:
+        values = torch.from_numpy(np.asarray(array).astype(np.float64))
+    expected = (-(-n // block_n), -(-k // block_k))
+    if tuple(values.shape) != expected:
+        raise ShapeError(f"scale or zero array has shape {tuple(values.shape)}, expected {expected}")
+    rows = values.repeat_interleave(block_n, dim=0)[:n]
+    columns = rows if block_k >= k else rows.repeat_interleave(block_k // group, dim=1)
+    k_groups = -(-padded(k) // group)
+    result = torch.zeros(k_groups, n, dtype=torch.float64, device=values.device)
+    kept = min(k_groups, columns.shape[1])
+    result[:kept] = columns.t()[:kept]
+    return result
+
+
+def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits) -> torch.Tensor:
+    """Return int32 ``[N]``: the power of two that each row gives up."""
+    import torch
+
+    offset = torch.zeros_like(scale) if zero is None else zero
+    reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
+    largest = (reach * scale.abs()).amax(dim=0)
+    _, exponent = torch.frexp(largest)
+    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0))
+    exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
+    # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
+    return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)
+
+
+def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:
+    """Return zero points ``[k_groups, N]`` (integer) or ``[k_groups, 2, N]`` (real) in kernel types."""
+    import torch
+
+    if LANES[core] == 8:
+        if kind == "float" or int(zero.min()) < -128 or int(zero.max()) > 127:
+            reason = "real numbers" if kind == "float" else "beyond int8"
+            raise ConversionError(
+                f"zero points that are {reason} cannot be subtracted on the 8-bit core {core!r};"
+                " use float16 or bfloat16 activations"
+            )
+        return zero.to(torch.int8)
+    dtype = getattr(torch, core)
+    if kind == "integer":
+        return zero.to(dtype)
+    whole = zero.round().to(dtype)
+    return torch.stack((whole, (zero - whole.to(torch.float64)).to(dtype)), dim=1)
+
+
+def _pad_rows(array: torch.Tensor, n: int) -> torch.Tensor:
+    """Zero-extend the last axis from N to the padded N."""
+    import torch
+
+    return torch.nn.functional.pad(array, (0, padded(n) - n)).contiguous()

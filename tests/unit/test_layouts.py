@@ -1,0 +1,246 @@
+"""The packed weight layout against a scalar reference written from its formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from schedules.layouts import FragmentLayout, normalise_scales, packed_group, planes
+from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
+
+PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}
+CASES = [(bits, lane) for lane in (16, 8) for bits in PLANE_WIDTHS if bits <= lane]
+
+
+def owner(lane: int, register: int, e: int, thread: int) -> tuple[int, int]:
+    """Row and column, in a 64 x 64 tile, of element e of a thread's A-fragment register."""
+    w, g, c = thread // 32, thread % 32 // 4, thread % 4
+    j, kh, h = register // 4, register // 2 % 2, register % 2
+    if lane == 16:
+        return 16 * w + g + 8 * h, 16 * j + 8 * kh + 2 * c + e
+    return 16 * w + g + 8 * h, 32 * j + 16 * kh + 4 * c + e
+
+
+def pack_tile(codes: np.ndarray, bits: int, lane: int) -> list[int]:
+    """Pack one 64 x 64 tile, one code at a time."""
+    words: list[int] = []
+    low = 0
+    for p in PLANE_WIDTHS[bits]:
+        plane = [0] * (128 * p)
+        vector = min(p, 4)
+        for thread in range(128):
+            for register in range(lane):  # 16 registers of 2 codes, or 8 of 4
+                for e in range(32 // lane):
+                    row, column = owner(lane, register, e, thread)
+                    code = (int(codes[row, column]) >> low) & ((1 << p) - 1)
+                    word, slot = divmod(register, lane // p)
+                    where = (word // vector) * 128 * vector + thread * vector + word % vector
+                    plane[where] |= code << (lane * e + p * slot)
+        words += plane
+        low += p
+    return words
+
+
+@pytest.mark.parametrize(("bits", "lane"), CASES)
+def test_pack_equals_scalar_reference_and_inverts(bits: int, lane: int) -> None:
+    rng = np.random.default_rng(bits * 100 + lane)
+    n, k = 70, 130
+    codes = rng.integers(0, 1 << bits, (n, k)).astype(np.uint8 if bits <= 8 else np.uint16)
+    pad = (1 << bits) - 1
+    full = np.full((128, 192), pad, dtype=codes.dtype)
+    full[:n, :k] = codes
+    expected: list[int] = []
+    for row in range(0, 128, 64):
+        for column in range(0, 192, 64):
+            expected += pack_tile(full[row : row + 64, column : column + 64], bits, lane)
+    layout = FragmentLayout(bits, lane)
+    packed = layout.pack(codes, pad_code=pad)
+    assert packed.dtype == torch.uint32
+    np.testing.assert_array_equal(packed.numpy(), np.array(expected, dtype=np.uint32))
+    assert np.prod(layout.packed_shape(n, k)) == packed.numel()
+    np.testing.assert_array_equal(layout.unpack(packed, n, k).numpy(), codes)
+
+
+def test_masking_a_word_yields_one_register() -> None:
+    codes = torch.arange(64 * 64).reshape(64, 64).remainder(16).to(torch.uint8)
+    words = FragmentLayout(4, 16).pack(codes).numpy()
+    for thread, register in ((0, 0), (37, 5), (127, 15)):
+        value = (int(words[4 * thread + register // 4]) >> (4 * (register % 4))) & 0x000F000F
+        expected = [int(codes[owner(16, register, e, thread)]) for e in (0, 1)]
+        assert value == expected[0] | expected[1] << 16
+
+
+def test_planes_cover_each_bit_once() -> None:
+    for bits, widths in PLANE_WIDTHS.items():
+        assert [width for width, _ in planes(bits)] == widths
+        assert [shift for _, shift in planes(bits)] == list(np.cumsum([0, *widths])[:-1])
+
+
+@pytest.mark.parametrize(("bits", "lane"), [(16, 8), (9, 16), (0, 16), (4, 32)])
+def test_impossible_layouts_are_refused(bits: int, lane: int) -> None:
+    with pytest.raises(ShapeError):
+        FragmentLayout(bits, lane)
+
+
+def test_pack_refuses_bad_input() -> None:
+    with pytest.raises(ValueRangeError, match="16"):
+        FragmentLayout(4, 16).pack(torch.full((64, 64), 16, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match="matrix"):
+        FragmentLayout(4, 16).pack(torch.zeros(64, dtype=torch.uint8))
+    with pytest.raises(ShapeError, match="packed words"):
+        FragmentLayout(4, 16).unpack(torch.zeros(3, dtype=torch.uint32), 64, 64)
+
+
+@dataclass(frozen=True)
+class Limits:
+    minimum: float = -8.0
+    maximum: float = 7.0
+
+
+@dataclass(frozen=True)
+class Weight:
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    scale: Any = None
+    zero: Any = None
+    zero_kind: str = "none"
+    tensor_scale: float | None = None
+    ttype: Limits = Limits()
+
+
+def dense(array: np.ndarray, weight: Weight) -> np.ndarray:
+    """Scale of every element, straight from the canonical block structure."""
+    n, k = weight.shape
+    rows, columns = np.arange(n) // weight.block[0], np.arange(k) // weight.block[1]
+    return np.asarray(array, dtype=np.float64)[rows[:, None], columns[None, :]]
+
+
+def packed_dense(array: torch.Tensor, group: int, n: int, k: int) -> np.ndarray:
+    """Value of every element as a kernel looks it up."""
+    return array.to(torch.float64).numpy()[(np.arange(k) // group)[None, :], np.arange(n)[:, None]]
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((70, 200), (1, 128)),
+        ((64, 256), (1, 48)),
+        ((130, 130), (128, 128)),
+        ((3, 100), (1, 16)),
+        ((5, 96), (1, 96)),
+    ],
+)
+def test_scales_times_row_scale_is_the_scale(
+    core: str, shape: tuple[int, int], block: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(0)
+    extents = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+    # 8 significant bits, so that every core holds them exactly
+    scale = rng.integers(128, 256, extents) * 2.0 ** rng.integers(-20, -10, (extents[0], 1))
+    weight = Weight(shape, block, scale=scale, tensor_scale=0.75)
+    packed = normalise_scales(weight, core, grouped=True)
+    assert packed.scales is not None
+    assert packed.scales.dtype == (torch.float32 if core == "int8" else getattr(torch, core))
+    row = packed.row_scale[: shape[0], None].to(torch.float64).numpy()
+    np.testing.assert_array_equal(
+        packed_dense(packed.scales, packed.group, *shape) * row, dense(scale, weight) * 0.75
+    )
+    assert packed.scales.shape[1] % 64 == 0
+    assert torch.count_nonzero(packed.scales[:, shape[0] :]) == 0
+    largest = 8 * packed.scales[:, : shape[0]].to(torch.float64).amax(dim=0)
+    assert bool(((largest >= 2**11) & (largest < 2**12)).all())
+
+
+def test_scales_outside_float16_survive() -> None:
+    weight = Weight((2, 64), (1, 32), scale=np.array([[2.0**-127, 2.0**-126], [2.0**100, 2.0**101]]))
+    packed = normalise_scales(weight, "float16")
+    assert packed.scales is not None
+    row = packed.row_scale[:2].to(torch.float64)
+    assert (packed.scales[:, 1].to(torch.float64) * row[1]).tolist() == [2.0**100, 2.0**101]
+    # float32 has no normal number below 2**-126: the row factor stops there and the scales take the rest
+    assert (packed.scales[:, 0].to(torch.float64) * row[0]).tolist() == [2.0**-127, 2.0**-126]
+
+
+def test_one_scale_per_row_is_exact_float32() -> None:
+    scale = np.array([[1 / 3], [2 / 7]], dtype=np.float32)
+    packed = normalise_scales(Weight((2, 100), (1, 100), scale=scale), "bfloat16")
+    assert packed.scales is None
+    assert packed.row_scale[:2].tolist() == scale[:, 0].tolist()
+    assert packed.row_scale.shape == (64,)
+
+
+def test_no_scale_at_all_is_one() -> None:
+    packed = normalise_scales(Weight((2, 64), (1, 64)), "float16")
+    assert packed.scales is None
+    assert packed.row_scale[:2].tolist() == [1.0, 1.0]
+
+
+def test_zero_rows_keep_factor_one() -> None:
+    packed = normalise_scales(Weight((1, 64), (1, 32), scale=np.zeros((1, 2))), "float16")
+    assert packed.row_scale[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("core", "dtype"), [("float16", torch.float16), ("int8", torch.int8), ("fp8_e4m3", torch.int8)]
+)
+def test_integer_zeros(core: str, dtype: torch.dtype) -> None:
+    zero = np.arange(6).reshape(2, 3)
+    weight = Weight(
+        (2, 96), (1, 32), scale=np.ones((2, 3)), zero=zero, zero_kind="integer", ttype=Limits(0, 15)
+    )
+    packed = normalise_scales(weight, core)
+    assert packed.zeros is not None
+    assert packed.zeros.dtype == dtype
+    assert packed.zeros.shape == (4, 64)
+    assert packed.zeros[:3, :2].to(torch.int32).tolist() == zero.T.tolist()
+
+
+def test_float_zeros_split_into_integer_and_remainder() -> None:
+    zero = torch.tensor([[7.40625, 0.25], [15.5, 130.125]])
+    weight = Weight(
+        (2, 64), (1, 32), scale=torch.ones(2, 2), zero=zero, zero_kind="float", ttype=Limits(0, 15)
+    )
+    packed = normalise_scales(weight, "bfloat16")
+    assert packed.zeros is not None
+    assert packed.zeros.shape == (2, 2, 64)
+    whole, rest = packed.zeros[:, 0, :2].float(), packed.zeros[:, 1, :2].float()
+    assert torch.equal(whole, whole.round())
+    assert torch.equal((whole + rest).t(), zero)
+
+
+def test_zeros_that_8_bit_cores_cannot_subtract() -> None:
+    base = {"shape": (1, 64), "block": (1, 64), "scale": np.ones((1, 1))}
+    with pytest.raises(ConversionError, match="float16"):
+        normalise_scales(Weight(**base, zero=np.array([[0.5]]), zero_kind="float"), "int8")
+    with pytest.raises(ConversionError, match="int8"):
+        normalise_scales(Weight(**base, zero=np.array([[200]]), zero_kind="integer"), "int8")
+
+
+def test_packed_group() -> None:
+    assert [packed_group(g, 4096) for g in (16, 32, 48, 64, 96, 128, 192, 4096)] == [
+        16,
+        32,
+        16,
+        64,
+        32,
+        128,
+        192,
+        4096,
+    ]
+    assert packed_group(100, 100) == 128
+    with pytest.raises(ShapeError, match="multiple of 16"):
+        packed_group(24, 4096)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(DTypeError, match="float64"):
+        normalise_scales(Weight((1, 64), (1, 64)), "float64")
+    with pytest.raises(ShapeError, match="fold"):
+        normalise_scales(Weight((1, 64), (1, 32), scale=np.ones((1, 2))), "float16", grouped=False)
+    with pytest.raises(ShapeError, match=r"\(1, 3\)"):
+        normalise_scales(Weight((1, 64), (1, 32), scale=np.ones((1, 3))), "float16")
