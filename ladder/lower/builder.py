@@ -1,0 +1,180 @@
+"""Small functions that emit TIR statements: the vocabulary of every pipeline.
+
+A kernel is written as ordinary Python that calls these functions inside
+``with function("name") as result:``. Python loops and conditions run at emission
+time (they unroll and select code); `loop`, `when` and `repeat_while` become TIR.
+Calls such as ``T.ptx[...](...)`` are expressions: `emit` turns them into statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as I
+
+Expr = Any
+"""A TIR expression or a Python number (TVM ships no type stubs)."""
+
+
+class Emitted:
+    """Holds the finished function after its ``with`` block ends."""
+
+    func: Any = None
+
+
+@contextmanager
+def function(name: str) -> Iterator[Emitted]:
+    """Open a PrimFunc; its body is whatever is emitted inside the block."""
+    result = Emitted()
+    with IRBuilder() as builder:
+        with I.prim_func():
+            I.func_name(name)
+            # TVM reads the symbol from the attribute when several functions share one module.
+            I.func_attr({"global_symbol": name, "tirx.noalias": True})
+            yield result
+        result.func = builder.get()
+
+
+def symbol(name: str) -> Expr:
+    """Declare a symbolic int32 extent, bound by the shape of a tensor argument."""
+    del name
+    return I.int32()
+
+
+def tensor(name: str, shape: Sequence[Expr], dtype: str, align: int = 16) -> Any:
+    """Declare a tensor argument; ``shape`` may hold symbols. ``align`` is in bytes."""
+    handle = I.arg(f"{name}_handle", I.handle())
+    return I.match_buffer(handle, tuple(shape), dtype, align=align)
+
+
+def device(min_blocks: int = 0) -> None:
+    """End the host part: what follows runs on the GPU.
+
+    ``min_blocks`` > 0 adds ``__launch_bounds__(threads, min_blocks)`` (setmaxnreg needs it).
+    """
+    I.device_entry()
+    if min_blocks:
+        I.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks})
+
+
+def block_index(extents: Sequence[Expr]) -> list[Expr]:
+    """Return the block's coordinates in a grid of ``extents`` (up to three)."""
+    ids = I.cta_id(list(extents))
+    return list(ids) if isinstance(ids, (list, tuple)) else [ids]
+
+
+def cluster_rank(extents: Sequence[int]) -> list[Expr]:
+    """Return the block's coordinates within its cluster."""
+    ids = I.cta_id_in_cluster(list(extents))
+    return list(ids) if isinstance(ids, (list, tuple)) else [ids]
+
+
+def thread_index(threads: int) -> Expr:
+    """Return the thread's index within a block of ``threads``."""
+    return I.thread_id([threads])
+
+
+def local(count: int, dtype: str) -> Any:
+    """Allocate registers; index them only with Python integers."""
+    return I.alloc_local((count,), dtype)
+
+
+def shared_pool() -> Any:
+    """Return a pool of dynamic shared memory: ``alloc(shape, dtype, align=)`` then ``commit()``."""
+    return T.SMEMPool()
+
+
+def store(buffer: Any, value: Expr, *indices: Expr) -> None:
+    """Emit ``buffer[indices] = value``."""
+    I.buffer_store(buffer, value, list(indices))
+
+
+def emit(call: Expr) -> None:
+    """Emit a call for its effect (a bare call expression would vanish)."""
+    I.evaluate(call)
+
+
+def ptx(spelling: str, *operands: Expr) -> None:
+    """Emit one PTX instruction by its exact spelling; destinations come first."""
+    emit(T.ptx[spelling](*operands))
+
+
+def bind(value: Expr) -> Expr:
+    """Name a value so that it is computed once."""
+    return value if isinstance(value, (int, float)) else I.bind(value)
+
+
+class Variable:
+    """A mutable scalar in a register."""
+
+    def __init__(self, dtype: str, initial: Expr) -> None:
+        self.cell = local(1, dtype)
+        self.set(initial)
+
+    @property
+    def value(self) -> Expr:
+        """The current value."""
+        return self.cell[0]
+
+    def set(self, value: Expr) -> None:
+        """Assign a new value."""
+        store(self.cell, value, 0)
+
+
+@contextmanager
+def loop(stop: Expr, start: Expr = 0) -> Iterator[Expr]:
+    """Emit a loop that stays a loop."""
+    with I.serial(start, stop) as index:
+        yield index
+
+
+@contextmanager
+def vector(lanes: int) -> Iterator[Expr]:
+    """Emit a vectorised loop: one wide load or store."""
+    with I.vectorized(lanes) as index:
+        yield index
+
+
+@contextmanager
+def repeat_while(condition: Expr) -> Iterator[None]:
+    """Emit ``while (condition)``."""
+    with I.While(condition):
+        yield
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """Emit ``if (condition)``; a Python bool selects at emission time only if true."""
+    with I.If(condition), I.Then():
+        yield
+
+
+def either(condition: Expr, then: Any, otherwise: Any) -> None:
+    """Emit ``if (condition) then() else otherwise()``."""
+    with I.If(condition):
+        with I.Then():
+            then()
+        with I.Else():
+            otherwise()
+
+
+def call_inline(name: str, source: str, dtype: str, *operands: Expr) -> Expr:
+    """Call a one-instruction CUDA helper that TIR has no name for.
+
+    ``source`` defines ``name``; ``dtype`` is its return type (``"void"`` for none).
+    """
+    return T.cuda.func_call(name, *operands, source_code=source, return_type=dtype)
+
+
+def block_sync() -> None:
+    """Emit ``__syncthreads()``."""
+    emit(T.cuda.cta_sync())
+
+
+def named_sync(barrier: Expr, threads: int) -> None:
+    """Emit ``bar.sync barrier, threads``."""
+    emit(T.ptx.bar.sync(T.Cast("uint32", barrier), T.uint32(threads)))
