@@ -1,0 +1,276 @@
+"""One set of array operations over numpy and torch, so that each algorithm is written once.
+
+Only what packing and quantization need. All real arithmetic runs in float64, where both
+libraries round alike, so both give the same codes. torch is imported on first use.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from tile_types.errors import DTypeError
+
+Array = Any
+"""A numpy array or a torch tensor."""
+
+NUMPY_DTYPES: dict[str, Any] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "e8m0": ml_dtypes.float8_e8m0fnu,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+    "fp8_e4m3fnuz": ml_dtypes.float8_e4m3fnuz,
+    "fp8_e5m2fnuz": ml_dtypes.float8_e5m2fnuz,
+}
+"""Types that numpy (with ml_dtypes) and torch hold natively, by our name: what scales may be stored in."""
+
+TORCH_NAMES = {
+    "e8m0": "float8_e8m0fnu",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "fp8_e4m3fnuz": "float8_e4m3fnuz",
+    "fp8_e5m2fnuz": "float8_e5m2fnuz",
+}
+"""Our names that torch spells otherwise."""
+
+
+class Arrays(Protocol):
+    """The array operations; see `NumpyArrays` and `TorchArrays`."""
+
+    def is_float(self, x: Array) -> bool: ...
+    def dtype_name(self, x: Array) -> str: ...
+    def array(self, values: Any, dtype: str, like: Array) -> Array: ...
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array: ...
+    def cast(self, x: Array, dtype: str) -> Array: ...
+    def view(self, x: Array, dtype: str) -> Array: ...
+    def pad_last(self, x: Array, count: int) -> Array: ...
+    def searchsorted(self, sorted_values: Array, x: Array) -> Array: ...
+    def take(self, table: Array, index: Array) -> Array: ...
+    def where(self, condition: Array, then: Array, otherwise: Array) -> Array: ...
+    def rint(self, x: Array) -> Array: ...
+    def clip(self, x: Array, low: float, high: float) -> Array: ...
+    def exponent(self, x: Array) -> Array: ...
+    def pow2(self, exponent: Array) -> Array: ...
+    def amin(self, x: Array, axis: int) -> Array: ...
+    def amax(self, x: Array, axis: int) -> Array: ...
+    def sum(self, x: Array, axis: int) -> Array: ...
+    def sign(self, x: Array) -> Array: ...
+    def first_nonfinite(self, x: Array) -> tuple[int, ...] | None: ...
+
+
+class NumpyArrays:
+    """The operations on numpy arrays."""
+
+    def is_float(self, x: Array) -> bool:
+        """Tell whether the elements are real numbers (bfloat16 and fp8 included)."""
+        return np.issubdtype(x.dtype, np.floating) or x.dtype.type in NUMPY_DTYPES.values()
+
+    def dtype_name(self, x: Array) -> str:
+        """Return the element type's name."""
+        return str(x.dtype)
+
+    def array(self, values: Any, dtype: str, like: Array) -> Array:
+        """Make an array of ``values`` where ``like`` lives."""
+        return np.asarray(values).astype(numpy_dtype(dtype))
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        """Allocate."""
+        return np.empty(shape, numpy_dtype(dtype))
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """Convert the values; integers wrap."""
+        return x.astype(numpy_dtype(dtype), copy=False)
+
+    def view(self, x: Array, dtype: str) -> Array:
+        """Reinterpret the bits; the last axis scales with the width."""
+        return np.ascontiguousarray(x).view(numpy_dtype(dtype))
+
+    def pad_last(self, x: Array, count: int) -> Array:
+        """Append ``count`` zeros to the last axis."""
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)]) if count else x
+
+    def searchsorted(self, sorted_values: Array, x: Array) -> Array:
+        """Count the entries of ``sorted_values`` that are <= x."""
+        return np.searchsorted(sorted_values, x, side="right")
+
+    def take(self, table: Array, index: Array) -> Array:
+        """Index the first axis."""
+        return table[index]
+
+    def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
+        """Choose by condition."""
+        return np.where(condition, then, otherwise)
+
+    def rint(self, x: Array) -> Array:
+        """Round to the nearest integer, ties to even."""
+        return np.rint(x)
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        """Limit to [low, high]."""
+        return np.clip(x, low, high)
+
+    def exponent(self, x: Array) -> Array:
+        """Return floor(log2 x) of positive x as int64."""
+        return np.frexp(x)[1].astype(np.int64) - 1
+
+    def pow2(self, exponent: Array) -> Array:
+        """Return the exact float64 2**exponent, -1022 <= exponent <= 1023."""
+        return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
+
+    def amin(self, x: Array, axis: int) -> Array:
+        """Return the minimum along an axis."""
+        return x.min(axis=axis)
+
+    def amax(self, x: Array, axis: int) -> Array:
+        """Return the maximum along an axis."""
+        return x.max(axis=axis)
+
+    def sum(self, x: Array, axis: int) -> Array:
+        """Return the sum along an axis."""
+        return x.sum(axis=axis)
+
+    def sign(self, x: Array) -> Array:
+        """Return -1, 0 or 1."""
+        return np.sign(x)
+
+    def first_nonfinite(self, x: Array) -> tuple[int, ...] | None:
+        """Return the position of the first NaN or infinity."""
+        finite = np.isfinite(x)
+        if finite.all():
+            return None
+        return tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), x.shape))
+
+
+class TorchArrays:
+    """The operations on torch tensors of any device."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self._signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+    def is_float(self, x: Array) -> bool:
+        """Tell whether the elements are real numbers."""
+        return bool(x.is_floating_point())
+
+    def dtype_name(self, x: Array) -> str:
+        """Return the element type's name."""
+        return str(x.dtype).removeprefix("torch.")
+
+    def array(self, values: Any, dtype: str, like: Array) -> Array:
+        """Make a tensor of ``values`` where ``like`` lives."""
+        if not isinstance(values, self.torch.Tensor):
+            values = self.torch.from_numpy(np.array(values))
+        return self.cast(values.to(like.device), dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
+        """Allocate."""
+        return self.torch.empty(shape, dtype=self._dtype(dtype), device=like.device)
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """Convert the values; integers wrap."""
+        target = self._dtype(dtype)
+        if dtype in ("uint16", "uint32") and x.dtype != target:
+            return x.to(self._signed[target.itemsize]).view(target)
+        return x.to(target)
+
+    def view(self, x: Array, dtype: str) -> Array:
+        """Reinterpret the bits; the last axis scales with the width."""
+        return x.contiguous().view(self._dtype(dtype))
+
+    def pad_last(self, x: Array, count: int) -> Array:
+        """Append ``count`` zeros to the last axis."""
+        return self.torch.nn.functional.pad(x, (0, count)) if count else x
+
+    def searchsorted(self, sorted_values: Array, x: Array) -> Array:
+        """Count the entries of ``sorted_values`` that are <= x."""
+        return self.torch.bucketize(x, sorted_values, right=True, out_int32=True)
+
+    def take(self, table: Array, index: Array) -> Array:
+        """Index the first axis (torch indexes by int32 or int64 only)."""
+        wide = index.dtype in (self.torch.int32, self.torch.int64)
+        return table[index if wide else index.to(self.torch.int32)]
+
+    def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
+        """Choose by condition."""
+        return self.torch.where(condition, then, otherwise)
+
+    def rint(self, x: Array) -> Array:
+        """Round to the nearest integer, ties to even."""
+        return self.torch.round(x)
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        """Limit to [low, high]."""
+        return x.clamp(low, high)
+
+    def exponent(self, x: Array) -> Array:
+        """Return floor(log2 x) of positive x as int64."""
+        return self.torch.frexp(x)[1].to(self.torch.int64) - 1
+
+    def pow2(self, exponent: Array) -> Array:
+        """Return the exact float64 2**exponent, -1022 <= exponent <= 1023."""
+        return ((exponent.to(self.torch.int64) + 1023) << 52).view(self.torch.float64)
+
+    def amin(self, x: Array, axis: int) -> Array:
+        """Return the minimum along an axis."""
+        return x.amin(dim=axis)
+
+    def amax(self, x: Array, axis: int) -> Array:
+        """Return the maximum along an axis."""
+        return x.amax(dim=axis)
+
+    def sum(self, x: Array, axis: int) -> Array:
+        """Return the sum along an axis."""
+        return x.sum(dim=axis)
+
+    def sign(self, x: Array) -> Array:
+        """Return -1, 0 or 1."""
+        return self.torch.sign(x)
+
+    def first_nonfinite(self, x: Array) -> tuple[int, ...] | None:
+        """Return the position of the first NaN or infinity."""
+        finite = self.torch.isfinite(x)
+        if bool(finite.all()):
+            return None
+        flat = int((~finite).flatten().to(self.torch.int8).argmax())
+        return tuple(int(i) for i in np.unravel_index(flat, tuple(x.shape)))
+
+    def _dtype(self, dtype: str) -> Any:
+        return getattr(self.torch, TORCH_NAMES.get(dtype, dtype))
+
+
+_BACKENDS: dict[str, Arrays] = {}
+
+
+def is_torch(x: Array) -> bool:
+    """Tell whether ``x`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def arrays_of(x: Array) -> Arrays:
+    """Return the operations for the library that ``x`` belongs to.
+
+    Raises
+    ------
+    DTypeError
+        If ``x`` is neither a numpy array nor a torch tensor.
+    """
+    if not is_torch(x) and not isinstance(x, (np.ndarray, np.generic)):
+        raise DTypeError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
+    name = "torch" if is_torch(x) else "numpy"
+    if name not in _BACKENDS:
+        _BACKENDS[name] = TorchArrays() if name == "torch" else NumpyArrays()
+    return _BACKENDS[name]
+
+
+def numpy_dtype(name: str) -> Any:
+    """Return the numpy dtype of one of our names or of numpy's own names."""
+    return np.dtype(NUMPY_DTYPES.get(name, name))

@@ -1,0 +1,271 @@
+"""The table of types by name, and the names that are parsed rather than listed.
+
+Values are pinned to ml_dtypes and to the standards by tests. Sources: OCP OFP8 rev. 1.0;
+OCP MX v1.0 (E8M0: §5.4.1); NF4: Dettmers et al., QLoRA, arXiv 2305.14314, appendix E (entries
+as published in bitsandbytes); ternary: Ma et al., BitNet b1.58, arXiv 2402.17764; NVFP4:
+NVIDIA Blackwell, 16 elements with an E4M3 scale and a float32 scale per tensor.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from tile_types.arrays import NUMPY_DTYPES
+from tile_types.errors import ConversionError, ShapeError, ValueRangeError, unknown_name
+from tile_types.floats import QUIET_NAN, FloatFormat
+from tile_types.ttype import Metadata, TType
+
+NF4_VALUES = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+"""Quantiles of the normal distribution, rounded to float32 (QLoRA, appendix E)."""
+
+FLOAT_FORMATS = {
+    "float32": FloatFormat(8, 23, "ieee"),
+    "tfloat32": FloatFormat(8, 10, "ieee"),
+    "float16": FloatFormat(5, 10, "ieee"),
+    "bfloat16": FloatFormat(8, 7, "ieee"),
+    "fp8_e4m3": FloatFormat(4, 3, "fn"),
+    "fp8_e5m2": FloatFormat(5, 2, "ieee"),
+    "fp8_e4m3fnuz": FloatFormat(4, 3, "fnuz"),
+    "fp8_e5m2fnuz": FloatFormat(5, 2, "fnuz"),
+    "fp8_e3m4": FloatFormat(3, 4, "ieee"),
+    "fp6_e2m3": FloatFormat(2, 3),
+    "fp6_e3m2": FloatFormat(3, 2),
+    "fp4_e2m1": FloatFormat(2, 1),
+}
+"""Floating-point types whose special values a standard fixes."""
+
+BLOCK_TYPES = {
+    "mxfp8_e4m3": ("fp8_e4m3", 32, "e8m0", False),
+    "mxfp8_e5m2": ("fp8_e5m2", 32, "e8m0", False),
+    "mxfp6_e2m3": ("fp6_e2m3", 32, "e8m0", False),
+    "mxfp6_e3m2": ("fp6_e3m2", 32, "e8m0", False),
+    "mxfp4": ("fp4_e2m1", 32, "e8m0", False),
+    "nvfp4": ("fp4_e2m1", 16, "fp8_e4m3", True),
+}
+"""Name -> element, block size, scale type, whether a float32 scale per tensor multiplies all."""
+
+SCALE_TYPES = tuple(name for name in NUMPY_DTYPES if name != "float64")
+"""Types that scales can be stored in."""
+
+_TYPES: dict[str, TType] = {}
+_FLOAT_NAME = re.compile(r"fp(\d)_e(\d)m(\d)")
+_GROUP_NAME = re.compile(
+    r"(?P<element>[a-z0-9_]+?)_g(?P<size>\d+)(?:_s(?P<scale>[a-z0-9_]+?))?(?:_z(?P<zero>[if]))?"
+)
+_ZERO_SUFFIX = {"none": "", "integer": "_zi", "float": "_zf"}
+_ZERO_OF_LETTER = {None: "none", "i": "integer", "f": "float"}
+
+
+def register_type(ttype: TType) -> TType:
+    """Add a type to the library and return it.
+
+    Raises
+    ------
+    ValueRangeError
+        If the name is taken by another type.
+    UnknownNameError
+        If a block type names an unknown element or metadata type.
+    """
+    if ttype.name in _TYPES and _TYPES[ttype.name] is not ttype:
+        raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
+    if ttype.element is not None:
+        get_type(ttype.element)
+    for metadata in ttype.metadata:
+        get_type(metadata.ttype)
+    return _TYPES.setdefault(ttype.name, ttype)
+
+
+def get_type(name: str | TType) -> TType:
+    """Return the type of that name.
+
+    Besides the table this knows ``fp{bits}_e{x}m{y}`` up to 8 bits, and group-scaled forms
+    ``{element}_g{size}[_s{scale type}][_zi|_zf]`` such as ``int4_g128`` or ``uint4_g64_zf``.
+
+    Raises
+    ------
+    UnknownNameError
+        Suggests the nearest names.
+    """
+    if isinstance(name, TType):
+        return name
+    found = _TYPES.get(name)
+    return found if found is not None else _parsed_type(name)
+
+
+def list_types() -> tuple[TType, ...]:
+    """Return all registered types in order of registration."""
+    return tuple(_TYPES.values())
+
+
+def type_names() -> tuple[str, ...]:
+    """Return the names of all registered types."""
+    return tuple(_TYPES)
+
+
+def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero: str | None = None) -> TType:
+    """Return the block type of ``group_size`` elements along K that share a scale.
+
+    Parameters
+    ----------
+    element
+        Name of the element type.
+    group_size
+        Elements that share a scale (and a zero point).
+    scale
+        Name of the scale's type, one of `SCALE_TYPES`.
+    zero
+        ``None`` or ``"none"``; ``"integer"``: a zero point in the element's own range;
+        ``"float"``: a real zero point in the scale's type.
+
+    Raises
+    ------
+    UnknownNameError, ShapeError, ConversionError
+        If the element or scale is unknown, the size is below 1, or an integer zero point is
+        asked of a type that has values other than integers.
+    """
+    base = get_type(element)
+    kind = zero or "none"
+    if kind not in _ZERO_SUFFIX:
+        raise unknown_name("kind of zero point", kind, _ZERO_SUFFIX)
+    if scale not in SCALE_TYPES:
+        raise unknown_name("scale type", scale, SCALE_TYPES)
+    if group_size < 1:
+        raise ShapeError(f"group_size must be at least 1, got {group_size}")
+    if base.is_block:
+        raise ConversionError(f"{element} is a block type already; give its element {base.element!r}")
+    if kind == "integer" and not base.is_integer:
+        raise ConversionError(f"{element} has values other than integers; use zero='float' or no zero point")
+    suffix = ("" if scale == "float16" else f"_s{scale}") + _ZERO_SUFFIX[kind]
+    name = f"{base.name}_g{group_size}{suffix}"
+    return _TYPES.get(name) or _group_scaled(name, base, group_size, scale, kind)
+
+
+@lru_cache(maxsize=1024)
+def _group_scaled(name: str, base: TType, size: int, scale: str, zero: str) -> TType:
+    """Build the type once per name, so that its derived tables are shared."""
+    metadata = [Metadata("scale", scale)]
+    if zero != "none":
+        metadata.append(Metadata("zero", base.name if zero == "integer" else scale))
+    return TType(
+        name,
+        base.elem_bits,
+        shape=(size,),
+        element=base.name,
+        metadata=tuple(metadata),
+        finite_codes=base.finite_codes,
+        exact=base.exact,
+        doc=f"{base.name}, {size} share a scale",
+    )
+
+
+@lru_cache(maxsize=1024)
+def _parsed_type(name: str) -> TType:
+    """Build a type that its name describes."""
+    match = _FLOAT_NAME.fullmatch(name)
+    if match:
+        bits, exponent, mantissa = (int(group) for group in match.groups())
+        if bits == 1 + exponent + mantissa and exponent >= 1 and bits <= 8:
+            return float_type(name, FloatFormat(exponent, mantissa))
+    match = _GROUP_NAME.fullmatch(name)
+    if match and (match["element"] in _TYPES or _FLOAT_NAME.fullmatch(match["element"])):
+        zero = _ZERO_OF_LETTER[match["zero"]]
+        scale = match["scale"] or "float16"
+        return group_scaled(match["element"], int(match["size"]), scale=scale, zero=zero)
+    raise unknown_name("type", name, type_names())
+
+
+def float_type(name: str, form: FloatFormat) -> TType:
+    """Return the element type of a floating-point format."""
+    specials = {
+        "none": "no infinity, no NaN",
+        "ieee": "IEEE infinity and NaN",
+        "fn": "NaN, no infinity",
+        "fnuz": "one NaN, no infinity, no -0",
+    }[form.specials]
+    doc = f"e{form.exponent_bits}m{form.mantissa_bits}, bias {form.bias}, {specials}"
+    encoder = form.encode if form.bits > 8 else None
+    return TType(name, form.bits, form.decode, encoder=encoder, doc=doc)
+
+
+def _signed(bits: int) -> TType:
+    def decode(code: Any, ops: Any) -> Any:
+        return ops.cast(code << (32 - bits), "int32") >> (32 - bits)
+
+    return TType(f"int{bits}", bits, decode, doc="two's complement")
+
+
+def _unsigned(bits: int) -> TType:
+    return TType(f"uint{bits}", bits, lambda code, ops: ops.cast(code, "int32"), doc="unsigned integer")
+
+
+def _decode_e8m0(code: Any, ops: Any) -> Any:
+    """2**(code - 127); code 0 is a float32 subnormal, code 255 is NaN (OCP MX v1.0, 5.4.1)."""
+    bits = ops.select(code == 0, 1 << 22, code << 23)
+    return ops.bitcast(ops.select(code == 255, QUIET_NAN, bits), "float32")
+
+
+def _register_library() -> None:
+    for name in ("float32", "tfloat32", "float16", "bfloat16"):
+        register_type(float_type(name, FLOAT_FORMATS[name]))
+    for name, form in FLOAT_FORMATS.items():
+        if form.bits <= 8:
+            register_type(float_type(name, form))
+    for bits in range(8, 0, -1):
+        register_type(_signed(bits))
+    for bits in range(8, 0, -1):
+        register_type(_unsigned(bits))
+    register_type(
+        TType(
+            "ternary",
+            2,
+            lambda code, ops: ops.cast(code, "int32") - 1,
+            finite_codes=(0, 1, 2),
+            doc="-1, 0, 1 as codes 0, 1, 2 (BitNet b1.58)",
+        )
+    )
+    register_type(
+        TType(
+            "nf4",
+            4,
+            lambda code, ops: ops.lookup(NF4_VALUES, code),
+            exact=False,
+            doc="normal-float codebook (QLoRA)",
+        )
+    )
+    register_type(TType("e8m0", 8, _decode_e8m0, doc="2**(code - 127), 255 is NaN: the MX scale"))
+    for name, (element, size, scale, per_tensor) in BLOCK_TYPES.items():
+        metadata = [Metadata("scale", scale)]
+        if per_tensor:
+            metadata.append(Metadata("tensor_scale", "float32", scope="tensor"))
+        register_type(
+            TType(
+                name,
+                get_type(element).elem_bits,
+                shape=(size,),
+                element=element,
+                metadata=tuple(metadata),
+                doc=f"{size} x {element}, {scale} scale",
+            )
+        )
+
+
+_register_library()

@@ -1,0 +1,121 @@
+"""Whether a core's operand type can hold every value of a weight type unchanged.
+
+Computed from the values themselves, so a new type needs no entry anywhere.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tile_types.errors import ConversionError, unknown_name
+from tile_types.library import get_type
+from tile_types.ttype import TType
+
+CORES = ("float16", "bfloat16", "tfloat32", "float32", "int8", "fp8_e4m3", "fp8_e5m2")
+"""Operand types of matrix cores, in the order in which they are suggested."""
+
+CODEBOOK_SIGNIFICANT_BITS = 8
+"""A codebook of rounded reals needs a core that keeps at least bfloat16's precision."""
+
+ZERO_KINDS = ("none", "integer", "float")
+
+
+def core_values(ttype: TType | str, core: str) -> npt.NDArray[np.float64]:
+    """Return ``ttype.values()`` rounded to ``core``: what a kernel that decodes to ``core`` holds.
+
+    NaN and infinity stay as they are.
+    """
+    values = get_type(ttype).values()
+    finite = np.isfinite(values)
+    rounded = values.copy()
+    rounded[finite] = _survivors(values[finite], _core(core))
+    return rounded
+
+
+def representable(ttype: TType | str, core: str, zero: str = "none") -> bool:
+    """Tell whether a conversion of ``ttype`` to ``core`` keeps every value.
+
+    Parameters
+    ----------
+    ttype
+        Weight type; of a block type the element counts (scales are applied separately).
+    core
+        One of `CORES`.
+    zero
+        ``"integer"``: every difference of two values must survive, since a zero point may be
+        any of the type's integers. ``"float"``: the zero point is subtracted in the core's
+        own rounding, so the core must be a float type and hold the codes' values.
+
+    Raises
+    ------
+    UnknownNameError
+        If the type, the core or the kind of zero point does not exist.
+    """
+    if zero not in ZERO_KINDS:
+        raise unknown_name("kind of zero point", zero, ZERO_KINDS)
+    return _representable(get_type(ttype).element_type, _core(core), zero)
+
+
+def representable_cores(ttype: TType | str, zero: str = "none") -> tuple[str, ...]:
+    """Return the cores that hold every value of ``ttype``, in order of preference."""
+    return tuple(core for core in CORES if representable(ttype, core, zero))
+
+
+def require_representable(ttype: TType | str, core: str, zero: str = "none") -> None:
+    """Raise unless `representable`.
+
+    Raises
+    ------
+    ConversionError
+        Names a core that can hold the type.
+    """
+    if representable(ttype, core, zero):
+        return
+    name = get_type(ttype).name
+    able = representable_cores(ttype, zero)
+    what = f"{name} with {zero} zero points" if zero != "none" else name
+    advice = f"use {' or '.join(able[:2])}" if able else "no core can"
+    raise ConversionError(f"{what} does not fit in {core} without loss; {advice}")
+
+
+def significant_bits(core: str) -> int:
+    """Return p such that the core holds every integer up to 2**p (its precision)."""
+    form = _core(core)
+    bits = 1
+    while bits < 53 and _keeps(np.array([2.0 ** (bits + 1) - 1]), form):
+        bits += 1
+    return bits
+
+
+def _core(core: str) -> TType:
+    if core not in CORES:
+        raise unknown_name("core type", core, CORES)
+    return get_type(core)
+
+
+@lru_cache(maxsize=4096)
+def _representable(element: TType, core: TType, zero: str) -> bool:
+    values = element.probe_values()
+    if zero == "float" and core.is_integer:
+        return False
+    if not element.exact:
+        rounded = _survivors(values, core)
+        distinct = len(np.unique(rounded)) == len(np.unique(values))
+        return distinct and not core.is_integer and significant_bits(core.name) >= CODEBOOK_SIGNIFICANT_BITS
+    if zero == "integer":
+        if not element.is_integer:
+            return False
+        span = element.maximum - element.minimum
+        values = np.arange(-span, span + 1)
+    return _keeps(values, core)
+
+
+def _keeps(values: npt.NDArray[np.float64], core: TType) -> bool:
+    return bool(np.array_equal(_survivors(values, core), values))
+
+
+def _survivors(values: npt.NDArray[np.float64], core: TType) -> npt.NDArray[np.float64]:
+    return core.decode_codes(core.encode_finite(values))

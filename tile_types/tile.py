@@ -1,0 +1,59 @@
+"""`Tile`: what an edge of the tile graph carries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tile_types.errors import ShapeError
+from tile_types.library import get_type
+from tile_types.packing import storage_bytes
+from tile_types.ttype import TType
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tensor of one type at one level of the memory hierarchy.
+
+    Parameters
+    ----------
+    ttype
+        Element or block type.
+    shape
+        Extents in elements.
+    level
+        Memory level by its name in the device description, ``"dram"`` the outermost.
+    layout
+        How the elements lie there; None is canonical (row major, canonical packing).
+
+    Raises
+    ------
+    ShapeError
+        If an extent is negative.
+    """
+
+    ttype: TType
+    shape: tuple[int, ...]
+    level: str = "dram"
+    layout: Any = None
+
+    def __post_init__(self) -> None:
+        if any(extent < 0 for extent in self.shape):
+            raise ShapeError(f"a tile needs extents >= 0, got {self.shape}")
+
+    @property
+    def rows(self) -> int:
+        """Number of rows along the last axis."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of canonical storage: packed codes plus metadata."""
+        last = self.shape[-1] if self.shape else 1
+        blocks = -(-last // self.ttype.block_size)
+        total = self.rows * storage_bytes(last, self.ttype.elem_bits)
+        for metadata in self.ttype.metadata:
+            width = -(-get_type(metadata.ttype).elem_bits // 8)
+            total += width * (self.rows * blocks if metadata.scope == "block" else 1)
+        return total

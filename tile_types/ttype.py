@@ -1,0 +1,364 @@
+"""`TType`: an element or block type as one decode expression plus what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tile_types.arrays import Array, arrays_of
+from tile_types.errors import ShapeError, ValueRangeError
+from tile_types.ops import Decode, NumpyOps
+
+MAX_BITS = 32
+EXHAUSTIBLE_BITS = 16
+"""Types up to this width are enumerated; wider ones are probed (see `TType.probe_codes`)."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """An array that a block type stores beside its codes.
+
+    Parameters
+    ----------
+    name
+        ``"scale"``, ``"zero"`` or ``"tensor_scale"``.
+    ttype
+        Name of its type. A zero point of the element's own type is an integer in code space.
+    scope
+        ``"block"``: one per block; ``"tensor"``: one per tensor.
+    """
+
+    name: str
+    ttype: str
+    scope: str = "block"
+
+
+@dataclass(frozen=True, eq=False)
+class TType:
+    """A low-bit type. Two types are equal when their names are.
+
+    Parameters
+    ----------
+    name
+        Lower-case identifier.
+    elem_bits
+        Bits of one code, 1 to 32.
+    decode
+        ``decode(code, ops) -> value``: the value of a code as one expression, see `tile_types.ops`.
+        A block type leaves it out and names its ``element``.
+    shape
+        Elements of one block; ``(1,)`` for an element-wise type.
+    element
+        Name of the element type of a block type.
+    metadata
+        What a block stores beside its codes. A block's value is
+        ``(decode(code) - zero) * scale * tensor_scale``, with what is absent left out.
+    encoder
+        Optional faster encode: finite float64 array -> int64 codes (same rounding as `encode`).
+    finite_codes
+        Codes that `encode` may produce; by default all whose value is finite. Codes left out are
+        invalid or special: they still decode by the expression but never occur in encoded data.
+    exact
+        False for a codebook whose entries are themselves rounded real numbers (nf4).
+    doc
+        One line for tables; may name the source.
+
+    Raises
+    ------
+    ValueRangeError
+        If the name, the width or the decode is unusable.
+
+    Examples
+    --------
+    >>> sign = TType("sign", 1, lambda code, ops: 1 - 2 * ops.cast(code, "int32"))
+    >>> sign.values()
+    array([ 1., -1.])
+    """
+
+    name: str
+    elem_bits: int
+    decode: Decode | None = None
+    shape: tuple[int, ...] = (1,)
+    element: str | None = None
+    metadata: tuple[Metadata, ...] = ()
+    encoder: Callable[[Array], Array] | None = field(default=None, repr=False)
+    finite_codes: tuple[int, ...] | None = None
+    exact: bool = True
+    doc: str = ""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueRangeError(f"type name {self.name!r} must match {_NAME.pattern}")
+        if not 1 <= self.elem_bits <= MAX_BITS:
+            raise ValueRangeError(
+                f"type {self.name}: elem_bits must be in 1..{MAX_BITS}, got {self.elem_bits}"
+            )
+        if (self.decode is None) == (self.element is None):
+            raise ValueRangeError(
+                f"type {self.name}: give either decode(code, ops) or the name of an element"
+            )
+        if any(extent < 1 for extent in self.shape):
+            raise ShapeError(f"type {self.name}: a block needs positive extents, got {self.shape}")
+
+    def __eq__(self, other: object) -> bool:
+        """Compare names."""
+        return isinstance(other, TType) and other.name == self.name
+
+    def __hash__(self) -> int:
+        """Hash the name."""
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by name: decode expressions are code, not data."""
+        from tile_types.library import get_type
+
+        return get_type, (self.name,)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether elements share metadata."""
+        return self.element is not None
+
+    @property
+    def element_type(self) -> TType:
+        """The type of one code: the element of a block type, else the type itself."""
+        if self.element is None:
+            return self
+        from tile_types.library import get_type
+
+        return get_type(self.element)
+
+    @property
+    def block_size(self) -> int:
+        """Elements of one block."""
+        return int(np.prod(self.shape))
+
+    @property
+    def zero_kind(self) -> str:
+        """How zero points are stored: ``"none"``, ``"integer"`` (in code space) or ``"float"``."""
+        zero = self.metadata_named("zero")
+        if zero is None:
+            return "none"
+        return "integer" if zero.ttype == self.element else "float"
+
+    @property
+    def bits_per_element(self) -> float:
+        """Code bits plus the element's share of block metadata (not of tensor metadata)."""
+        from tile_types.library import get_type
+
+        shared = sum(get_type(m.ttype).elem_bits for m in self.metadata if m.scope == "block")
+        return self.elem_bits + shared / self.block_size
+
+    def metadata_named(self, name: str) -> Metadata | None:
+        """Return the metadata of that name, or None."""
+        return next((m for m in self.metadata if m.name == name), None)
+
+    def evaluate(self, code: Any, ops: Any) -> Any:
+        """Evaluate the decode expression of the element with any of the evaluators."""
+        decode = self.element_type.decode
+        assert decode is not None  # an element type always has one
+        return decode(code, ops)
+
+    def values(self) -> npt.NDArray[np.float64]:
+        """Return the value of every code, float64[2**elem_bits], NaN and infinity included.
+
+        Raises
+        ------
+        ValueRangeError
+            If the type has more than 16 bits; use `decode_codes` on the codes of interest.
+        """
+        if self.elem_bits > EXHAUSTIBLE_BITS:
+            raise ValueRangeError(
+                f"type {self.name} has 2**{self.elem_bits} codes, too many to list; use decode_codes(codes)"
+            )
+        return self._probe_values
+
+    def probe_codes(self) -> npt.NDArray[np.uint32]:
+        """Return all codes up to 16 bits; for wider types every pattern of the upper 16 bits.
+
+        The lower bits then take five patterns (none, lowest, all, and alternating), so every
+        sign, exponent and each mantissa bit occurs.
+        """
+        spare = max(0, self.elem_bits - EXHAUSTIBLE_BITS)
+        upper = np.arange(1 << (self.elem_bits - spare), dtype=np.uint32) << np.uint32(spare)
+        patterns = (0, 1, 0xFFFFFFFF, 0x55555555, 0xAAAAAAAA) if spare else (0,)
+        mask = (1 << spare) - 1
+        return np.concatenate([upper | np.uint32(pattern & mask) for pattern in patterns])
+
+    def probe_values(self) -> npt.NDArray[np.float64]:
+        """Return the values of `valid_codes`."""
+        values = self._probe_values
+        return values[self._valid]
+
+    def valid_codes(self) -> npt.NDArray[np.uint32]:
+        """Return the codes (of `probe_codes`) that encode may produce: finite and not excluded."""
+        return self.probe_codes()[self._valid]
+
+    def decode_codes(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Return the float64 values of numpy codes by the reference evaluator."""
+        with np.errstate(all="ignore"):
+            value = self.evaluate(np.asarray(codes).astype(np.uint32), NumpyOps())
+            return np.asarray(value).astype(np.float64)
+
+    @property
+    def minimum(self) -> float:
+        """Smallest finite value."""
+        return float(self.probe_values().min())
+
+    @property
+    def maximum(self) -> float:
+        """Largest finite value."""
+        return float(self.probe_values().max())
+
+    @property
+    def max_abs(self) -> float:
+        """Largest magnitude of a finite value."""
+        return max(self.maximum, -self.minimum)
+
+    @property
+    def smallest_positive(self) -> float:
+        """Smallest value above zero (infinity if there is none)."""
+        values = self.probe_values()
+        return float(values[values > 0].min(initial=np.inf))
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the values are consecutive integers (then rounding is arithmetic)."""
+        return self.elem_bits <= EXHAUSTIBLE_BITS and self._grid.integers
+
+    def encode(self, values: Array) -> Array:
+        """Return the codes of the nearest values, on numpy or torch.
+
+        A tie between neighbours a < b with step d = b - a goes to the one that is an even
+        multiple of d if they are multiples, else to the even code; for standard types this is
+        IEEE's round to nearest even. Finite values out of range saturate. Zero gets the code
+        of +0.
+
+        Parameters
+        ----------
+        values
+            Real array of any shape.
+
+        Returns
+        -------
+        uint8, uint16 or uint32 array of the same shape, the narrowest that holds a code.
+
+        Raises
+        ------
+        ValueRangeError
+            If a value is NaN or infinite; names its position.
+        """
+        xp = arrays_of(values)
+        require_finite(values, f"encode to {self.name}")
+        return xp.cast(self.encode_finite(xp.cast(values, "float64")), code_dtype(self.elem_bits))
+
+    def encode_finite(self, values: Array) -> Array:
+        """Encode finite float64 values; returns integer codes of the library's index type."""
+        element = self.element_type
+        if element.encoder is not None:
+            return element.encoder(values)
+        return element._grid.encode(values)
+
+    @cached_property
+    def _probe_values(self) -> npt.NDArray[np.float64]:
+        values = self.decode_codes(self.probe_codes())
+        values.setflags(write=False)
+        return values
+
+    @cached_property
+    def _valid(self) -> npt.NDArray[np.bool_]:
+        finite = np.isfinite(self._probe_values)
+        if self.finite_codes is not None:
+            finite &= np.isin(self.probe_codes(), self.finite_codes)
+        if not finite.any():
+            raise ValueRangeError(f"type {self.name} has no finite value")
+        return finite
+
+    @cached_property
+    def _grid(self) -> Grid:
+        if self.elem_bits > EXHAUSTIBLE_BITS:
+            raise ValueRangeError(
+                f"type {self.name} has {self.elem_bits} bits: give TType(..., encoder=...) to encode it"
+            )
+        return Grid.of(self.valid_codes(), self.probe_values())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The distinct values of a type in ascending order, with their codes and decision points.
+
+    ``thresholds[i]`` is the least float64 that rounds to entry i+1 rather than to entry i.
+    """
+
+    codes: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    thresholds: npt.NDArray[np.float64]
+    integers: bool
+
+    @staticmethod
+    def of(codes: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]) -> Grid:
+        """Sort the finite values; of equal values (+0 and -0) the smallest code stays."""
+        distinct, first = np.unique(values, return_index=True)
+        ordered = codes[first].astype(np.int64)
+        low, high = distinct[:-1], distinct[1:]
+        step = high - low
+        multiple = np.rint(high / step)
+        on_lattice = (multiple * step == high) & ((multiple - 1) * step == low)
+        high_wins = np.where(on_lattice, multiple % 2 == 0, ordered[1:] % 2 == 0)
+        middle = low + step / 2
+        thresholds = np.where(high_wins, middle, np.nextafter(middle, np.inf))
+        integers = bool(np.all(step == 1) and np.all(distinct == np.rint(distinct)))
+        return Grid(ordered, distinct, thresholds, integers)
+
+    def encode(self, values: Array) -> Array:
+        """Return the codes of the entries nearest to finite float64 values."""
+        xp = arrays_of(values)
+        if self.integers:
+            nearest = xp.clip(xp.rint(values), float(self.values[0]), float(self.values[-1]))
+            index = xp.cast(nearest - float(self.values[0]), "int32")
+        else:
+            index = xp.searchsorted(xp.array(self.thresholds, "float64", values), values)
+        return xp.take(xp.array(self.codes, "int32", values), index)
+
+
+def code_dtype(bits: int) -> str:
+    """Return the narrowest unsigned dtype that holds a code of ``bits`` bits."""
+    return "uint8" if bits <= 8 else "uint16" if bits <= 16 else "uint32"
+
+
+def require_finite(values: Array, action: str) -> None:
+    """Raise when a value is NaN or infinite.
+
+    Raises
+    ------
+    ValueRangeError
+        Names the action, the position and the value.
+    """
+    xp = arrays_of(values)
+    if not xp.is_float(values):
+        return
+    if _is_one_byte(xp, values):
+        values = xp.cast(values, "float32")
+    position = xp.first_nonfinite(values)
+    if position is not None:
+        raise ValueRangeError(
+            f"cannot {action}: value {float(values[position])} at position {list(position)};"
+            " replace NaN and infinity first"
+        )
+
+
+def _is_one_byte(xp: Any, values: Array) -> bool:
+    """Tell whether the dtype is a one-byte float, which libraries cannot test for NaN directly."""
+    return bool(values.dtype.itemsize == 1)
