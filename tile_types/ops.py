@@ -127,7 +127,7 @@ class TirOps:
     """Build a TIR expression; ``code`` is a uint32 ``PrimExpr``."""
 
     def __init__(self) -> None:
-        from tvm import tirx
+        from tvm import tirx  # type: ignore[import-untyped, unused-ignore]
 
         self._tirx: Any = tirx
 
@@ -142,7 +142,7 @@ class TirOps:
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         """Return a select node (both branches are evaluated)."""
         then, otherwise = _same_dtype(
-            then, otherwise, lambda number, like: self._tirx.const(number, str(like.dtype))
+            then, otherwise, lambda number, like: self._tirx.const(number, str(like.ty.dtype))
         )
         return self._tirx.Select(condition, then, otherwise)
 

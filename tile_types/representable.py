@@ -99,15 +99,13 @@ def _core(core: str) -> TType:
 @lru_cache(maxsize=4096)
 def _representable(element: TType, core: TType, zero: str) -> bool:
     values = element.probe_values()
-    if zero == "float" and core.is_integer:
+    if (zero == "integer" and not element.is_integer) or (zero == "float" and core.is_integer):
         return False
     if not element.exact:
         rounded = _survivors(values, core)
         distinct = len(np.unique(rounded)) == len(np.unique(values))
         return distinct and not core.is_integer and significant_bits(core.name) >= CODEBOOK_SIGNIFICANT_BITS
     if zero == "integer":
-        if not element.is_integer:
-            return False
         span = element.maximum - element.minimum
         values = np.arange(-span, span + 1)
     return _keeps(values, core)
