@@ -58,7 +58,13 @@ def device(min_blocks: int = 0) -> None:
     """
     I.device_entry()
     if min_blocks:
-        I.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks})
+        _open_until_scope_ends(I.attr({"tirx.launch_bounds_min_blocks_per_sm": min_blocks}))
+
+
+def _open_until_scope_ends(frame: Any) -> None:
+    """Enter ``frame`` and leave it when the enclosing frame ends (its callbacks run then)."""
+    frame.add_callback(lambda: frame.__exit__(None, None, None))
+    frame.__enter__()
 
 
 def block_index(extents: Sequence[Expr]) -> list[Expr]:
