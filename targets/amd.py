@@ -1,0 +1,208 @@
+"""AMD GPUs, one row per architecture.
+
+Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
+clock, bandwidth, dense matrix rates); LLVM AMDGPU usage guide (LDS, wavefront, targets).
+Nothing here was measured; sustained fractions are those of the H200 (`targets.nvidia`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from targets.device import Core, Layer, TileDevice
+from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
+
+PIPELINES = ("mfma",)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """The constants in which architectures differ."""
+
+    arch: str
+    title: str
+    units: int
+    clock: float
+    wave: int
+    dram: tuple[int, float]
+    l2: tuple[int, float]
+    lds: int
+    features: frozenset[str]
+    toolkit: str
+
+
+def _layers(chip: Chip) -> tuple[Layer, ...]:
+    """Return the memory layers: 16-byte lane accesses, 64-byte requests, 32 LDS banks of 4 bytes."""
+    loads = (
+        "global_load_dwordx4",
+        *(("global_load_lds_dwordx4",) if "load.lds.b128" in chip.features else ()),
+    )
+    lds = 128.0 * chip.units * chip.clock
+    return (
+        Layer("dram", 16, (1, 4), chip.dram[0], chip.dram[1], DRAM_SUSTAINED, loads, 800e-9),
+        Layer("l2", 16, (1, 8), chip.l2[0], chip.l2[1], 0.8, loads, 300e-9),
+        Layer("shared", 4, (32,), chip.lds, lds, 0.9, ("ds_read_b128", "ds_write_b128"), 60e-9),
+        Layer(
+            "register", 4, (chip.wave,), 512 * KIB, 4 * lds, 1.0, ("v_perm_b32", "v_bfe_u32", "v_and_or_b32")
+        ),
+    )
+
+
+def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wave: int) -> Core:
+    bits = 8 if a == "int8" or a.startswith("fp8") else 16
+    # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
+    lanes = (wave // m, m)
+    lane_bytes = m * k * bits // 8 // wave
+    return Core(name, m, m, k, a, a, accumulator, rate, PIPELINES, lane_bytes, lanes, CORE_SUSTAINED)
+
+
+def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
+    target = {
+        "kind": "rocm",
+        "mcpu": chip.arch,
+        "mtriple": "amdgcn-amd-amdhsa-hcc",
+        "thread_warp_size": chip.wave,
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": chip.lds,
+    }
+    return TileDevice(
+        name=f"rocm/{chip.arch}",
+        vendor="amd",
+        arch=chip.arch,
+        title=chip.title,
+        units=chip.units,
+        clock=chip.clock,
+        warp=chip.wave,
+        layers=_layers(chip),
+        cores=cores,
+        target=tuple(sorted(target.items())),
+        features=chip.features,
+        vector_ops_per_cycle=128.0,
+        registers_per_unit=131072,
+        max_threads_per_unit=2048,
+        max_blocks_per_unit=32,
+        shared_per_block=chip.lds,
+        shared_per_unit=chip.lds,
+        toolkit=chip.toolkit,
+        source=f"{chip.title} datasheet and architecture whitepaper",
+    )
+
+
+CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot"})
+CDNA3 = CDNA2 | {"fp8fnuz", "xcd"}
+CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"fp8", "fp6", "fp4", "load.lds.b128"}
+RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
+
+GFX90A = _device(
+    # One of the two dies of an MI250; each is a device of its own.
+    Chip(
+        "gfx90a",
+        "Instinct MI250 (one die)",
+        104,
+        1.7e9,
+        64,
+        (64 * GIB, 1638e9),
+        (8 * MIB, 3.5e12),
+        64 * KIB,
+        CDNA2,
+        "rocm>=5.0",
+    ),
+    (
+        _matrix("v_mfma_f32_16x16x16f16", 16, 16, "float16", "float32", 1024, 64),
+        _matrix("v_mfma_f32_32x32x8f16", 32, 8, "float16", "float32", 1024, 64),
+        _matrix("v_mfma_f32_16x16x16bf16_1k", 16, 16, "bfloat16", "float32", 1024, 64),
+        _matrix("v_mfma_i32_16x16x16i8", 16, 16, "int8", "int32", 1024, 64),
+    ),
+)
+
+GFX942 = _device(
+    Chip(
+        "gfx942",
+        "Instinct MI300X",
+        304,
+        2.1e9,
+        64,
+        (192 * GIB, 5.3e12),
+        (32 * MIB, 1.0e13),
+        64 * KIB,
+        CDNA3,
+        "rocm>=6.0",
+    ),
+    (
+        _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
+        _matrix("v_mfma_f32_32x32x8_f16", 32, 8, "float16", "float32", 2048, 64),
+        _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
+        _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3fnuz", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2fnuz", "float32", 4096, 64),
+    ),
+)
+
+GFX950 = _device(
+    Chip(
+        "gfx950",
+        "Instinct MI355X",
+        256,
+        2.4e9,
+        64,
+        (288 * GIB, 8.0e12),
+        (32 * MIB, 1.2e13),
+        160 * KIB,
+        CDNA4,
+        "rocm>=7.0",
+    ),
+    (
+        _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf16", 16, 32, "bfloat16", "float32", 4096, 64),
+        _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 8192, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 8192, 64),
+    ),
+)
+
+GFX1100 = _device(
+    Chip(
+        "gfx1100",
+        "Radeon RX 7900 XTX",
+        96,
+        2.5e9,
+        32,
+        (24 * GIB, 960e9),
+        (6 * MIB, 3.5e12),
+        64 * KIB,
+        RDNA3,
+        "rocm>=5.7",
+    ),
+    (
+        # WMMA replicates A over both halves of the wave: 16 lanes of 32 bytes (RDNA3 ISA, 7.9).
+        Core(
+            "v_wmma_f32_16x16x16_f16",
+            16,
+            16,
+            16,
+            "float16",
+            "float16",
+            "float32",
+            512,
+            PIPELINES,
+            16,
+            (2, 16),
+        ),
+        Core(
+            "v_wmma_f32_16x16x16_bf16",
+            16,
+            16,
+            16,
+            "bfloat16",
+            "bfloat16",
+            "float32",
+            512,
+            PIPELINES,
+            16,
+            (2, 16),
+        ),
+        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, PIPELINES, 16, (1, 16)),
+    ),
+)
+
+DEVICES = (GFX90A, GFX942, GFX950, GFX1100)
