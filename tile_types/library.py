@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from tile_types.arrays import NUMPY_DTYPES
+from tile_types.arrays import NUMPY_DTYPES, arrays_of
 from tile_types.errors import ConversionError, ShapeError, ValueRangeError, unknown_name
 from tile_types.floats import QUIET_NAN, FloatFormat
 from tile_types.ttype import Metadata, TType
@@ -180,6 +180,8 @@ def _group_scaled(name: str, base: TType, size: int, scale: str, zero: str) -> T
 @lru_cache(maxsize=1024)
 def _parsed_type(name: str) -> TType:
     """Build a type that its name describes."""
+    if name == "int32":
+        return _accumulator_type()
     match = _FLOAT_NAME.fullmatch(name)
     if match:
         bits, exponent, mantissa = (int(group) for group in match.groups())
@@ -204,6 +206,22 @@ def float_type(name: str, form: FloatFormat) -> TType:
     doc = f"e{form.exponent_bits}m{form.mantissa_bits}, bias {form.bias}, {specials}"
     encoder = form.encode if form.bits > 8 else None
     return TType(name, form.bits, form.decode, encoder=encoder, doc=doc)
+
+
+def _accumulator_type() -> TType:
+    """Return int32, the accumulator of integer cores; not listed, since nothing is stored in it."""
+
+    def encode(values: Any) -> Any:
+        xp = arrays_of(values)
+        return xp.cast(xp.clip(xp.rint(values), -(2.0**31), 2.0**31 - 1), "int32")
+
+    return TType(
+        "int32",
+        32,
+        lambda code, ops: ops.cast(code, "int32"),
+        encoder=encode,
+        doc="two's complement; accumulator",
+    )
 
 
 def _signed(bits: int) -> TType:
