@@ -1,0 +1,364 @@
+"""Every weight type x activation x M on a GPU: errors against float64, times against torch.
+
+``python -m benchmarks.gpu_gemm --output results.json`` compiles all kernels in parallel
+processes (no GPU needed for that part), then checks every case and times M <= 64. The
+baseline is the least that dequantise-then-cuBLAS can cost: cuBLAS measured in the same
+run, plus reading the packed weight and writing the dense one at the measured copy
+bandwidth. Weights rotate over more than four times the L2, so they come from HBM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from tile_types import get_type, representable_cores, type_names
+from tile_types.errors import LadderError
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+"""Largest relative Frobenius error against float64 on the decoded weights."""
+
+OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
+TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+SHAPES = ((4096, 4096), (1511, 2003))
+"""(N, K); the second divides nothing: both are prime."""
+
+TOKENS = (1, 3, 16, 64, 257, 4096)
+TIMED_TOKENS = (1, 3, 16, 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One weight form with one activation type.
+
+    Parameters
+    ----------
+    weight
+        Type name, block types included.
+    activation
+        Type of A.
+    group_size
+        Columns that share a scale; 0 is the type's own or one per row.
+    zero
+        Kind of zero points.
+    """
+
+    weight: str
+    activation: str
+    group_size: int = 0
+    zero: str = "none"
+
+    def __str__(self) -> str:
+        group = f" g{self.group_size}" if self.group_size else ""
+        return f"{self.weight}{group}{'' if self.zero == 'none' else ' z=' + self.zero} x {self.activation}"
+
+
+def weight_forms() -> Iterator[tuple[str, int, str]]:
+    """Yield (type, group size, zero kind) of the library: plain, grouped, with zero points."""
+    for name in type_names():
+        ttype = get_type(name)
+        if name in ("e8m0", "int32") or ttype.elem_bits > 32:
+            continue
+        yield name, 0, "none"
+        if ttype.is_block or ttype.elem_bits > 8:
+            continue
+        yield name, 64 if name == "nf4" else 128, "none"
+        if name.startswith("uint"):
+            yield name, 128, "integer"
+            yield name, 64, "float"
+
+
+def cases(weights: Sequence[str], activations: Sequence[str]) -> list[Case]:
+    """Return the matrix of cases, optionally only some weights."""
+    forms = [form for form in weight_forms() if not weights or form[0] in weights]
+    return [Case(w, a, g, z) for w, g, z in forms for a in activations]
+
+
+def quantized(case: Case, n: int, k: int, device: str) -> Any:
+    """Draw a random weight [n, k] and quantize it as the case says."""
+    import torch
+
+    from tile_types import quantize
+
+    generator = torch.Generator(device=device).manual_seed(n + k)
+    values = torch.randn(n, k, device=device, generator=generator) * 0.05
+    ttype = get_type(case.weight)
+    if case.zero == "none" and ttype.element_type.minimum >= 0:
+        values = values.abs()
+    # Scales in the activation's own type, as checkpoints have them.
+    scale = "bfloat16" if case.activation == "bfloat16" else None
+    options: dict[str, Any] = {} if ttype.is_block or ttype.elem_bits > 8 else {"scale_type": scale}
+    if case.group_size:
+        options["group_size"] = case.group_size
+    if case.zero != "none":
+        options["zero"] = case.zero
+    return quantize(values, case.weight, **options)
+
+
+def problem(case: Case, n: int, k: int) -> Gemm:
+    """Return the normal form of a case at one shape."""
+    ttype = get_type(case.weight)
+    group = ttype.block_size if ttype.is_block else case.group_size
+    group = min(group or k, k)
+    return Gemm(
+        n=n,
+        k=k,
+        weight=ttype.element_type.name,
+        activation=case.activation,
+        output=OUTPUTS.get(case.activation, case.activation),
+        group_size=group,
+        scale=group < k,
+        zero=case.zero,
+    )
+
+
+def refusal(case: Case) -> str | None:
+    """Return why the case cannot run, as the library says it, or None."""
+    from tile_types import require_representable
+
+    try:
+        gemm = problem(case, 64, 4096)
+        if case.zero == "float" and case.activation not in ("float16", "bfloat16"):
+            return "float zero points need a 16-bit core"
+        weight = get_type(case.weight).element_type
+        cores = {"fp8_e4m3", "fp8_e5m2"} if case.activation.startswith("fp8") else {case.activation}
+        if not cores & set(representable_cores(weight, case.zero)):
+            require_representable(weight, case.activation, case.zero)
+        del gemm
+    except LadderError as error:
+        return str(error)
+    return None
+
+
+# ---- compilation ----------------------------------------------------------------------
+def compile_one(case: Case, shape: tuple[int, int], device: str) -> tuple[Case, str, float]:
+    """Build one case's kernels into the disk cache; return what went wrong, if anything."""
+    from ladder.runtime.compile import Request, obtain
+
+    start = time.perf_counter()
+    try:
+        obtain(Request(problem(case, *shape), device))
+    except LadderError as error:
+        return case, f"{type(error).__name__}: {error}", time.perf_counter() - start
+    return case, "", time.perf_counter() - start
+
+
+def compile_all(work: Sequence[Case], device: str, jobs: int, shapes: Any) -> dict[Case, str]:
+    """Build every case in parallel processes; return the failures."""
+    failures = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        tasks = [pool.submit(compile_one, case, shape, device) for case in work for shape in shapes]
+        for done, task in enumerate(as_completed(tasks), 1):
+            case, failure, seconds = task.result()
+            if failure:
+                failures[case] = failure
+            if done % 20 == 0 or failure:
+                print(f"[{done}/{len(tasks)}] {case}: {seconds:.1f} s {failure[:300]}", file=sys.stderr, flush=True)
+    return failures
+
+
+# ---- measuring ------------------------------------------------------------------------
+def graph_time_us(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> float:
+    """Return the median microseconds per call of a CUDA graph that runs all calls once."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for call in calls[:2]:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 2):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times[2:])
+
+
+def copy_bandwidth() -> float:
+    """Return bytes per second of a large device copy, reads and writes counted."""
+    import torch
+
+    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (graph_time_us([lambda: target.copy_(source)] * 2) * 1e-6)
+
+
+class Baseline:
+    """cuBLAS on dense weights of the same shape, cached per (shape, dtype, M)."""
+
+    def __init__(self) -> None:
+        self.times: dict[tuple[int, int, str, int], float] = {}
+        self.bandwidth = copy_bandwidth()
+
+    def dense_us(self, n: int, k: int, dtype: str, m: int) -> float:
+        """Return cuBLAS's time for [m, k] x [k, n]."""
+        import torch
+
+        key = (n, k, dtype, m)
+        if key not in self.times:
+            kind = getattr(torch, dtype)
+            copies = max(2, math.ceil(2.4e8 / (2 * n * k)))
+            weights = [torch.randn(n, k, device="cuda").to(kind) for _ in range(copies)]
+            x = torch.randn(m, k, device="cuda").to(kind)
+            calls = [lambda w=w: torch.matmul(x, w.t()) for w in weights]
+            self.times[key] = graph_time_us(calls)
+        return self.times[key]
+
+    def dequantise_us(self, gemm: Gemm, m: int, packed_bytes: int) -> float:
+        """Return the floor of dequantise-then-cuBLAS: dense time plus both memory passes."""
+        dtype = gemm.activation if gemm.activation in ("float16", "bfloat16") else "float16"
+        passes = (packed_bytes + 2 * gemm.n * gemm.k) / self.bandwidth
+        return self.dense_us(gemm.n, gemm.k, dtype, m) + passes * 1e6
+
+
+def activations(case: Case, m: int, k: int) -> Any:
+    """Draw A [m, k] in the case's activation type."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(m)
+    if case.activation == "int8":
+        return torch.randint(-127, 128, (m, k), device="cuda", generator=generator, dtype=torch.int8)
+    values = torch.randn(m, k, device="cuda", generator=generator)
+    return values.to(getattr(torch, TORCH_NAMES.get(case.activation, case.activation)))
+
+
+def run_case(case: Case, shape: tuple[int, int], device: str, baseline: Baseline | None) -> Iterator[dict[str, Any]]:
+    """Check one case at every M of one shape, and time the small ones."""
+    import torch
+
+    from ladder.runtime.compile import Request, compiled
+    from ladder.runtime.packed import pack
+    from targets import get_device
+
+    gemm = problem(case, *shape)
+    weight = quantized(case, *shape, "cuda")
+    packed = pack(gemm, get_device(device), weight)
+    operator = compiled(Request(gemm, device).text)
+    dense = weight.dequantize("float64")
+    timed = baseline is not None and shape == SHAPES[0]
+    copies = max(2, math.ceil(2.4e8 / packed.nbytes)) if timed else 1
+    weights = [packed.tensors] + [[t.clone() for t in packed.tensors] for _ in range(copies - 1)]
+    for m in TOKENS:
+        x = activations(case, m, gemm.k)
+        poison(m * gemm.n, gemm.output)
+        y = operator.run(x, weights[0])
+        reference = x.double() @ dense.t()
+        error = float((y.double() - reference).norm() / reference.norm())
+        row = {**asdict(case), "n": gemm.n, "k": gemm.k, "m": m, "output": gemm.output}
+        row |= {"kernel": operator.entry_name(m), "relative_error": error, "bound": BOUNDS[case.activation]}
+        row["ok"] = bool(error <= BOUNDS[case.activation]) and bool(torch.isfinite(y).all())
+        if timed and baseline is not None and m in TIMED_TOKENS:
+            row["time_us"] = graph_time_us([lambda w=w: operator.run(x, w) for w in weights])
+            row["baseline_us"] = baseline.dequantise_us(gemm, m, packed.nbytes)
+            row["speedup"] = row["baseline_us"] / row["time_us"]
+        yield row
+
+
+def poison(count: int, dtype: str) -> None:
+    """Fill the allocator's next block of this size with NaN, so that unwritten outputs show."""
+    import torch
+
+    torch.full((count,), float("nan"), dtype=getattr(torch, dtype), device="cuda")
+
+
+# ---- command --------------------------------------------------------------------------
+def environment() -> dict[str, Any]:
+    """Describe the machine and the versions."""
+    import torch
+
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "command": "python -m benchmarks.gpu_gemm " + " ".join(sys.argv[1:]),
+    }
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Count outcomes and name the worst rows."""
+    ran = [row for row in rows if "relative_error" in row]
+    timed = [row for row in ran if "speedup" in row]
+    return {
+        "rows": len(rows),
+        "ran": len(ran),
+        "passed": sum(row["ok"] for row in ran),
+        "refused": sum("refused" in row for row in rows),
+        "failed_to_build_or_run": sum("failure" in row for row in rows),
+        "worst_error_over_bound": max((row["relative_error"] / row["bound"] for row in ran), default=None),
+        "smallest_speedup": min((row["speedup"] for row in timed), default=None),
+    }
+
+
+def measure(work: Sequence[Case], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Run all cases; a case that fails yields a row that says so."""
+    import torch
+
+    baseline = None if arguments.no_timing else Baseline()
+    for case in work:
+        for shape in SHAPES:
+            try:
+                yield from run_case(case, shape, arguments.target, baseline)
+            except (LadderError, RuntimeError) as error:
+                yield {**asdict(case), "n": shape[0], "k": shape[1], "failure": f"{type(error).__name__}: {error}"[:500]}
+                if "CUDA" in str(error):
+                    raise
+            torch.cuda.empty_cache()
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="cuda/sm_90a")
+    parser.add_argument("--weights", default="", help="comma-separated type names; all by default")
+    parser.add_argument("--activations", default=",".join(BOUNDS))
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--output", default="")
+    parser.add_argument("--no-timing", action="store_true")
+    parser.add_argument("--compile-only", action="store_true")
+    arguments = parser.parse_args()
+    every = cases([w for w in arguments.weights.split(",") if w], arguments.activations.split(","))
+    refused = {case: reason for case in every if (reason := refusal(case))}
+    work = [case for case in every if case not in refused]
+    start = time.perf_counter()
+    failures = compile_all(work, arguments.target, arguments.jobs, SHAPES)
+    print(f"compiled {len(work)} cases in {time.perf_counter() - start:.0f} s, {len(failures)} failed", flush=True)
+    if arguments.compile_only:
+        return 1 if failures else 0
+    rows: list[dict[str, Any]] = [{**asdict(case), "refused": reason} for case, reason in refused.items()]
+    for row in measure([case for case in work if case not in failures], arguments):
+        rows.append(row)
+        if not row.get("ok", False):
+            print("NOT OK", {k: v for k, v in row.items() if k != "bound"}, flush=True)
+    rows += [{**asdict(case), "failure": reason} for case, reason in failures.items()]
+    report = {"environment": environment(), "summary": summary(rows), "rows": rows}
+    if arguments.output:
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            json.dump(report, file, indent=1)
+    print(json.dumps(report["summary"], indent=1))
+    return 0 if report["summary"]["passed"] == report["summary"]["ran"] and not failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Sizes and index maps of the wgmma pipeline, in plain integers.
+
+The index functions work on Python integers and on TIR expressions alike, so that
+tests evaluate exactly the arithmetic that kernels use.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from schedules.layouts import TILE, lane_of, packed_group
+from schedules.schedule import GpuSchedule, check
+from tile_types import get_type
+
+Index = Any
+"""A Python integer or a TIR expression."""
+
+ROW_BYTES = 128
+"""Bytes of one row of the 128-byte swizzle (PTX ISA, "Shared memory matrix layout")."""
+
+SHARED_LIMIT = 227 * 1024
+"""Shared memory that one block may use on sm_90 (CUDA programming guide, compute capabilities)."""
+
+PROMOTION = 128
+"""Elements of K after which fp8 partial sums move to float32 registers.
+
+Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
+"""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What follows from a problem and a schedule.
+
+    A *slab* is 128 bytes of one row of A: 64 elements of 16 bits or 128 of 8 bits, always
+    four wgmma steps and sixteen operand registers. A *stage* holds ``tile_k`` of K. The
+    math loop's *body* covers at least two slabs so that operand registers alternate
+    between two sets whose numbers are known when the kernel is emitted.
+    """
+
+    gemm: Gemm
+    schedule: GpuSchedule
+
+    def __post_init__(self) -> None:
+        plan = self.schedule
+        check(plan.warps % 4 == 0, f"wgmma warps come in groups of four, got {plan.warps}")
+        check(
+            plan.tile_n % (TILE * self.warpgroups) == 0,
+            f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
+        )
+        check(
+            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
+        )
+        check(
+            plan.tile_k % self.slab == 0,
+            f"tile_k={plan.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
+        )
+        check(self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4")
+        check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
+        check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
+        check(
+            (TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64 or plan.split_k == 1,
+            "split_k needs at most 64 tokens per tile",
+        )
+        check(self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory exceed {SHARED_LIMIT}")
+        check(self.register_estimate <= self.register_limit, f"about {self.register_estimate} registers per thread")
+
+    # ---- operands -------------------------------------------------------------------
+    @property
+    def bits(self) -> int:
+        """Width of a weight code, in bits."""
+        return get_type(self.gemm.weight).elem_bits
+
+    @property
+    def lane(self) -> int:
+        """Width of an operand element, in bits."""
+        return lane_of(self.gemm.activation)
+
+    @property
+    def slab(self) -> int:
+        """Elements of K in 128 bytes of A."""
+        return ROW_BYTES * 8 // self.lane
+
+    @property
+    def slabs(self) -> int:
+        """Slabs per stage."""
+        return self.schedule.tile_k // self.slab
+
+    @property
+    def body(self) -> int:
+        """Slabs per turn of the math loop."""
+        return max(2, self.slabs)
+
+    @property
+    def tiles_per_slab(self) -> int:
+        """Packed 64-wide tiles along K in a slab."""
+        return self.slab // TILE
+
+    @property
+    def stage_tiles(self) -> int:
+        """Packed tiles along K in a stage."""
+        return self.schedule.tile_k // TILE
+
+    @property
+    def tile_words(self) -> int:
+        """32-bit words of a packed tile."""
+        return 128 * self.bits
+
+    # ---- division of labour ---------------------------------------------------------
+    @property
+    def warpgroups(self) -> int:
+        """Warpgroups that compute."""
+        return self.schedule.warps // 4
+
+    @property
+    def row_tiles(self) -> int:
+        """Packed tiles along N in a block's tile."""
+        return self.schedule.tile_n // TILE
+
+    @property
+    def m64(self) -> int:
+        """Row tiles of one warpgroup."""
+        return self.row_tiles // self.warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the math warpgroups and one producer warp."""
+        return self.schedule.warps * 32 + 32
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulator registers per thread and row tile."""
+        return self.schedule.tile_m // 2
+
+    # ---- scales ---------------------------------------------------------------------
+    @property
+    def group(self) -> int:
+        """Elements of K per packed scale; 0 when one scale or zero point serves the row."""
+        per_row = self.gemm.group_size >= self.gemm.k
+        return 0 if per_row else packed_group(self.gemm.group_size, self.gemm.k)
+
+    @property
+    def promotes(self) -> bool:
+        """Whether partial sums move to float32 totals at group ends."""
+        return self.lane == 8 and (self.gemm.scale or self.gemm.activation != "int8")
+
+    @property
+    def scale_step(self) -> int:
+        """Elements of K for which scale and zero point stay the same, within a stage."""
+        if self.group == 0 or self.group % self.schedule.tile_k == 0:
+            return self.schedule.tile_k
+        return math.gcd(self.group, self.slab)
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of scales (or zero points) per stage."""
+        return self.schedule.tile_k // self.scale_step
+
+    @property
+    def promotion_step(self) -> int:
+        """Elements of K between promotions; at most a slab."""
+        return min(self.scale_step, self.slab, PROMOTION)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one scale."""
+        return 2 if self.lane == 16 else 4
+
+    @property
+    def zero_bytes(self) -> int:
+        """Bytes of one zero point."""
+        return self.lane // 8
+
+    @property
+    def zero_parts(self) -> int:
+        """Arrays that hold zero points: none, one, or whole part and remainder."""
+        return {"none": 0, "integer": 1, "float": 2}[self.gemm.zero]
+
+    # ---- shared memory --------------------------------------------------------------
+    @property
+    def x_bytes(self) -> int:
+        """Bytes of A per stage."""
+        return self.schedule.tile_m * self.schedule.tile_k * self.lane // 8
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of packed codes per stage."""
+        return self.row_tiles * self.stage_tiles * self.tile_words * 4
+
+    @property
+    def scale_stage_bytes(self) -> int:
+        """Bytes of scales per stage."""
+        return self.scale_rows * self.schedule.tile_n * self.scale_bytes if self.gemm.scale else 0
+
+    @property
+    def zero_stage_bytes(self) -> int:
+        """Bytes of zero points per stage."""
+        return self.scale_rows * self.zero_parts * self.schedule.tile_n * self.zero_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes that one stage's full barrier waits for."""
+        return self.x_bytes + self.word_bytes + self.scale_stage_bytes + self.zero_stage_bytes
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that the epilogue stages through shared memory at a time."""
+        return self.schedule.tile_m if self.schedule.split_k > 1 else min(self.schedule.tile_m, 32)
+
+    @property
+    def pitch(self) -> int:
+        """Floats per staged token of one warpgroup; +4 keeps the transposing stores free of bank conflicts."""
+        return TILE * self.m64 + 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, alignment included."""
+        staging = self.warpgroups * self.chunk * self.pitch * 4
+        return self.schedule.stages * (self.stage_bytes + 16) + staging + 3 * 1024
+
+    @property
+    def register_estimate(self) -> int:
+        """Registers a math thread needs: sums, two operand sets, packed words, addresses."""
+        sums = self.m64 * self.accumulators * (2 if self.promotes else 1)
+        return sums + 2 * 16 * self.m64 + self.bits + 32
+
+    @property
+    def register_limit(self) -> int:
+        """Registers per thread when one block fills a multiprocessor (64 Ki registers, 255 each)."""
+        return min(255, 65536 // self.threads // 8 * 8)
+
+
+def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
+    """Return the row (of 64) of accumulator ``index``: D fragment of wgmma m64nN."""
+    return warp * 16 + lane // 4 + (index // 2 % 2) * 8
+
+
+def accumulator_token(lane: Index, index: int) -> Index:
+    """Return the token (column of D) of accumulator ``index``."""
+    return index // 4 * 8 + lane % 4 * 2 + index % 2

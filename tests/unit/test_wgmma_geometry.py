@@ -1,0 +1,86 @@
+"""Index maps and sizes of the wgmma pipeline, evaluated with plain integers."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.wgmma_geometry import Geometry, accumulator_row, accumulator_token
+from schedules.schedule import GpuSchedule
+from tile_types.errors import ScheduleError
+
+
+def schedule(**changes: object) -> GpuSchedule:
+    fields = {"tile_m": 64, "tile_n": 128, "tile_k": 128, "stages": 4, "warps": 8, **changes}
+    return GpuSchedule("wgmma", **fields)  # type: ignore[arg-type]
+
+
+def gemm(**changes: object) -> Gemm:
+    fields = {"n": 256, "k": 1024, "weight": "int4", "group_size": 128, **changes}
+    return Gemm(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tokens", [8, 64, 256])
+def test_accumulators_cover_the_tile_once(tokens: int) -> None:
+    seen = {
+        (accumulator_row(thread // 32, thread % 32, index), accumulator_token(thread % 32, index))
+        for thread in range(128)
+        for index in range(tokens // 2)
+    }
+    assert seen == {(row, token) for row in range(64) for token in range(tokens)}
+
+
+def test_staged_transpose_has_no_bank_conflicts() -> None:
+    geo = Geometry(gemm(), schedule())
+    for index in range(4):
+        banks = {
+            (accumulator_token(lane, index) * geo.pitch + accumulator_row(0, lane, index)) % 32
+            for lane in range(32)
+        }
+        assert len(banks) == 32
+
+
+@pytest.mark.parametrize(
+    ("activation", "group", "tile_k", "step", "rows", "promotion"),
+    [
+        ("float16", 128, 128, 128, 1, None),
+        ("float16", 64, 128, 64, 2, None),
+        ("float16", 192, 128, 64, 2, None),
+        ("float16", 32, 64, 32, 2, None),
+        ("float16", 16, 64, 16, 4, None),
+        ("float16", 1024, 128, 128, 1, None),
+        ("int8", 128, 128, 128, 1, 128),
+        ("int8", 64, 256, 64, 4, 64),
+        ("int8", 16, 128, 16, 8, 16),
+        ("fp8_e4m3", 192, 128, 64, 2, 64),
+        ("fp8_e4m3", 1024, 256, 256, 1, 128),
+    ],
+)
+def test_scale_steps_divide_group_and_stage(
+    activation: str, group: int, tile_k: int, step: int, rows: int, promotion: int | None
+) -> None:
+    problem = gemm(activation=activation, group_size=group, scale=group < 1024, output="float32")
+    geo = Geometry(problem, schedule(tile_k=tile_k, stages=2))
+    assert (geo.scale_step, geo.scale_rows) == (step, rows)
+    assert geo.promotes == (promotion is not None)
+    if promotion is not None:
+        assert geo.promotion_step == promotion
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"warps": 6}, "groups of four"),
+        ({"tile_m": 48}, "token tile"),
+        ({"tile_n": 64}, "64 rows per warpgroup"),
+        ({"tile_k": 192}, "1, 2 or 4"),
+        ({"split_k": 3}, "cluster size"),
+        ({"split_k": 2, "persistent": True}, "does not split"),
+        ({"split_k": 2, "tile_m": 128}, "at most 64 tokens"),
+        ({"tile_m": 256, "stages": 4}, "shared memory"),
+        ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 2}, "registers"),
+    ],
+)
+def test_illegal_schedules_say_why(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(ScheduleError, match=reason):
+        Geometry(gemm(), schedule(**changes))
