@@ -21,7 +21,7 @@ from schedules.layouts import packed_group, padded
 from schedules.legal import RULES, Rule, is_legal, operand_bytes, placement_for
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.tuning import TuningDatabase
-from targets import Core, TileDevice
+from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 GPU_BUCKETS = (8, 16, 32, 64, 128, 256, LARGEST_M)
@@ -87,15 +87,21 @@ def pipelines_for(device: TileDevice, m: int) -> tuple[str, ...]:
     return ("gemv", large) if gemv and large == "mma" and m <= 16 else (large,)
 
 
-def tile_layers(gemm: Gemm, core: Core, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
-    """Return the tiles of a schedule from core to DRAM."""
-    warps_n = min(schedule.warps, schedule.tile_n // 16)
-    warp_m = max(core.n if schedule.pipeline == "mma" else 8, schedule.tile_m * warps_n // schedule.warps)
+def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
+    """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
+    issuers = schedule.warps // 4 if schedule.pipeline == "wgmma" else schedule.warps
+    issuers = min(issuers, 4) if schedule.pipeline == "gemv" else issuers
+    along_n = min(issuers, schedule.tile_n // core.m)
+    along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
     return (
-        LayerTile("core", min(core.n, schedule.tile_m), min(core.m, schedule.tile_n), core.k),
-        LayerTile("register", min(warp_m, schedule.tile_m), schedule.tile_n // warps_n, core.k),
+        LayerTile("core", min(core.n, schedule.tile_m // along_m), core.m, core.k),
+        LayerTile("register", schedule.tile_m // along_m, schedule.tile_n // along_n, core.k),
         LayerTile("shared", schedule.tile_m, schedule.tile_n, schedule.tile_k),
-        LayerTile("dram", schedule.tile_m, schedule.tile_n, padded(gemm.k) // schedule.split_k),
+        LayerTile(
+            "dram", schedule.tile_m, schedule.tile_n, max(schedule.tile_k, padded(gemm.k) // schedule.split_k)
+        ),
     )
 
 

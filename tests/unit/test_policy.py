@@ -1,0 +1,259 @@
+"""Legality rules, the cost model against measured times, and plans."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from ladder.ir.gemm import Gemm
+from schedules.cost_model import convert_ops, minimum_bytes, predict
+from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule
+from schedules.legal import check_legal, is_legal, resources
+from schedules.policy import (
+    Candidate,
+    best_schedule,
+    buckets,
+    make_plan,
+    pipelines_for,
+    profile_and_select,
+    rank,
+    schedule_transform,
+    tile_layers,
+    tilings,
+)
+from schedules.schedule import CpuSchedule, GpuSchedule, parse_plan
+from targets import get_device, list_devices
+from tile_types.errors import ConversionError, ScheduleError
+
+H200 = get_device("cuda/sm_90a")
+INT4 = Gemm(8192, 8192, "int4", group_size=128)
+LARGE = GpuSchedule("wgmma", 256, 128, 64, stages=4, warps=8, persistent=True)
+
+# µs per call of the project's own int4 g128 prototypes on an H200 (2026-11-21, one run).
+MEASURED = [
+    (8192, 8192, {1: 11.7, 16: 15.1, 64: 19.5, 256: 48.2, 4096: 682.0}),
+    (4096, 4096, {1: 5.9, 16: 7.6, 64: 11.3, 256: 17.4, 4096: 175.0}),
+    (28672, 8192, {1: 40.7, 16: 45.7, 64: 63.9, 256: 208.8, 4096: 2740.0}),
+]
+
+
+def test_measured_best_schedule_is_legal() -> None:
+    needs = check_legal(INT4, H200, LARGE)
+    assert needs.threads == 288
+    assert needs.blocks_per_unit == 1
+    # one stage: 256 x 64 fp16 activations, 128 x 64 nibbles, 128 fp16 scales
+    assert needs.stage == 256 * 64 * 2 + 128 * 64 // 2 + 128 * 2
+
+
+ILLEGAL = [
+    ({"tile_m": 48}, "tile_m=48"),
+    ({"tile_k": 128, "stages": 8}, "shared memory"),
+    ({"warps": 16}, "64 rows"),
+    ({"split_k": 2}, "do not split K"),
+    ({"split_k": 2, "persistent": False}, "at most 64 tokens"),
+    ({"tile_n": 256}, "registers"),
+    ({"placement": "accumulator"}, "second set of accumulators"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), ILLEGAL)
+def test_illegal_schedules_say_why(change: dict[str, object], reason: str) -> None:
+    schedule = replace(LARGE, **change)
+    assert not is_legal(INT4, H200, schedule)
+    with pytest.raises(ScheduleError, match=reason):
+        check_legal(INT4, H200, schedule)
+
+
+def test_8_bit_operands_are_scaled_on_the_accumulator() -> None:
+    gemm = replace(INT4, activation="int8")
+    schedule = GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8)
+    with pytest.raises(ScheduleError, match="placement 'accumulator'"):
+        check_legal(gemm, H200, schedule)
+    assert is_legal(gemm, H200, replace(schedule, placement="accumulator"))
+
+
+def test_pipelines_need_their_device() -> None:
+    assert not is_legal(INT4, get_device("sm_80"), LARGE)
+    assert not is_legal(INT4, get_device("gfx942"), LARGE)
+    gemv = GpuSchedule("gemv", 8, warps=16, split_k=4)
+    assert is_legal(INT4, get_device("sm_75"), gemv)
+    assert not is_legal(INT4, get_device("sm_70"), gemv)
+    assert not is_legal(INT4, H200, replace(gemv, warps=8))
+
+
+@pytest.mark.parametrize(
+    ("device", "m", "expected"),
+    [
+        ("sm_90a", 8, ("gemv",)),
+        ("sm_90a", 9, ("wgmma",)),
+        ("sm_80", 16, ("gemv", "mma")),
+        ("sm_100a", 64, ("mma",)),
+        ("sm_70", 1, ("mma",)),
+        ("cpu", 1, ("cpu",)),
+    ],
+)
+def test_pipelines_by_m(device: str, m: int, expected: tuple[str, ...]) -> None:
+    assert pipelines_for(get_device(device), m) == expected
+
+
+def test_every_tiling_is_legal_and_spans_core_to_dram() -> None:
+    for m in (8, 64, 4096):
+        for schedule in tilings(INT4, H200, pipelines_for(H200, m)[0], m, full=True):
+            assert resources(INT4, H200, schedule).shared <= H200.shared_per_block
+            core, register, shared, dram = tile_layers(INT4, H200, schedule)
+            assert core.m <= register.m <= shared.m == dram.m
+            assert core.n <= register.n <= shared.n == dram.n
+            assert core.k <= shared.k <= dram.k
+
+
+def test_model_agrees_with_measured_times() -> None:
+    errors = []
+    for n, k, times in MEASURED:
+        gemm = Gemm(n, k, "int4", group_size=128)
+        for m, microseconds in times.items():
+            predicted = predict(gemm, H200, make_plan(gemm, H200).schedule_for(m), m).seconds * 1e6
+            errors.append(abs(predicted / microseconds - 1))
+    assert sorted(errors)[len(errors) // 2] <= 0.15
+    assert max(errors) <= 0.5
+
+
+def test_model_knows_what_binds() -> None:
+    assert predict(INT4, H200, best_schedule(INT4, H200, 4096), 4096).bound == "core"
+    small = best_schedule(INT4, H200, 1)
+    cost = predict(INT4, H200, small, 1)
+    assert cost.bound == "dram"
+    assert cost.bytes == minimum_bytes(INT4, 1) == 8192 * 8192 // 2 + 8192 * 64 * 2 + 4 * 8192
+    assert cost.flops == 2 * 8192 * 8192
+
+
+def test_model_orders_what_is_known() -> None:
+    def time_of(schedule: GpuSchedule, m: int, gemm: Gemm = INT4) -> float:
+        return predict(gemm, H200, schedule, m).seconds
+
+    assert time_of(LARGE, 4096) < time_of(replace(LARGE, tile_m=64), 4096)
+    narrow = GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8)
+    assert time_of(replace(narrow, split_k=2), 64) < time_of(narrow, 64)  # 64 tiles leave half the SMs idle
+    gemv = GpuSchedule("gemv", 8, warps=16, split_k=4)
+    assert time_of(gemv, 1, replace(INT4, weight="int2")) < time_of(gemv, 1)
+    assert time_of(gemv, 1) < time_of(gemv, 1, replace(INT4, weight="int8"))
+
+
+def test_codebooks_cost_more_to_decode() -> None:
+    assert convert_ops("int4") < convert_ops("fp4_e2m1") < convert_ops("nf4")
+    assert convert_ops("bfloat16") == 0
+
+
+GPU_CASES = [
+    ("sm_70", "float16"),
+    ("sm_75", "float16"),
+    ("sm_75", "int8"),
+    ("sm_80", "bfloat16"),
+    ("sm_86", "int8"),
+    ("sm_89", "fp8_e4m3"),
+    ("sm_90a", "fp8_e5m2"),
+    ("sm_90a", "int8"),
+    ("sm_100a", "float16"),
+]
+
+
+@pytest.mark.parametrize(("arch", "activation"), GPU_CASES)
+@pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8"])
+def test_plans_are_legal_everywhere(arch: str, activation: str, weight: str) -> None:
+    device = get_device(arch)
+    gemm = Gemm(67, 4099, weight, activation=activation, group_size=32)
+    plan = make_plan(gemm, device)
+    assert plan.entries[-1][0] == buckets(device)[-1]
+    for _, schedule in plan.entries:
+        assert isinstance(schedule, GpuSchedule)
+        check_legal(gemm, device, schedule)
+    assert parse_plan(str(plan)) == plan
+
+
+def test_wide_weights_and_float_zeros_have_schedules() -> None:
+    for gemm in (Gemm(4096, 4096, "float16", scale=False), replace(INT4, weight="uint8", zero="float")):
+        for _, schedule in make_plan(gemm, H200).entries:
+            assert isinstance(schedule, GpuSchedule)
+            check_legal(gemm, H200, schedule)
+
+
+def test_hopper_plan_uses_what_was_fastest() -> None:
+    plan = make_plan(INT4, H200)
+    assert plan.schedule_for(1).pipeline == "gemv"
+    assert plan.schedule_for(16).pipeline == "wgmma"
+    large = plan.schedule_for(4096)
+    assert isinstance(large, GpuSchedule)
+    assert (large.tile_m, large.tile_n, large.warps, large.persistent) == (256, 128, 8, True)
+
+
+def test_planning_is_quick() -> None:
+    gemms = [Gemm(n, 4096, "int4", group_size=128) for n in (1111, 2222, 3333)]
+    times = []
+    for gemm in gemms:
+        start = time.process_time()
+        make_plan(gemm, H200)
+        times.append(time.process_time() - start)
+    assert min(times) < 0.2
+
+
+def test_unsupported_activations_and_devices() -> None:
+    with pytest.raises(ConversionError, match="float16"):
+        make_plan(replace(INT4, activation="bfloat16"), get_device("sm_75"))
+    with pytest.raises(ConversionError, match="float32"):
+        make_plan(replace(INT4, activation="float32"), H200)
+    with pytest.raises(ScheduleError, match="gfx942"):
+        make_plan(INT4, get_device("gfx942"))
+    with pytest.raises(ScheduleError, match="does not run on"):
+        predict(INT4, H200, CpuSchedule("fma"), 1)
+    with pytest.raises(ScheduleError, match="amx_int8"):
+        predict(replace(INT4, activation="int8"), get_device("cpu/avx2"), CpuSchedule("amx_int8"), 1)
+
+
+def test_profile_and_select_takes_the_fastest_that_runs() -> None:
+    candidates = rank(INT4, H200, 64)
+    times = {candidate.schedule: 10.0 - index for index, candidate in enumerate(candidates[:4])}
+    chosen, seconds = profile_and_select(candidates, lambda s: times.get(s, float("inf")))
+    assert (chosen, seconds) == (candidates[3].schedule, 7.0)
+    with pytest.raises(ScheduleError, match="none of 8"):
+        profile_and_select(candidates, lambda s: float("inf"))
+
+
+def test_rank_is_sorted_and_full_is_a_superset() -> None:
+    few, many = rank(INT4, H200, 16), rank(INT4, H200, 16, full=True)
+    seconds = [candidate.cost.seconds for candidate in many]
+    assert all(b - a > -2e-8 for a, b in pairwise(seconds))
+    assert {c.schedule for c in few} <= {c.schedule for c in many}
+    assert all(isinstance(c, Candidate) for c in few)
+
+
+def test_where_to_convert() -> None:
+    steps = schedule_transform(INT4, H200, LARGE, 4096)
+    assert [step.kind for step in steps] == ["pad", "map", "slice", "convert"]
+    assert steps[-1].layer == "register"
+    gemm = replace(INT4, activation="bfloat16")
+    cpu = get_device("cpu/amx")
+    early = schedule_transform(gemm, cpu, cpu_schedule(gemm, cpu, 128), 128)
+    late = schedule_transform(gemm, cpu, cpu_schedule(gemm, cpu, 1), 1)
+    assert (early[-1].layer, late[-1].layer) == ("l1", "register")
+
+
+@pytest.mark.parametrize("device", [d.name for d in list_devices() if d.vendor == "cpu"])
+@pytest.mark.parametrize("activation", ["float32", "float16", "bfloat16", "int8"])
+def test_every_cpu_has_a_plan(device: str, activation: str) -> None:
+    cpu = get_device(device)
+    gemm = replace(INT4, activation=activation)
+    plan = make_plan(gemm, cpu)
+    names = {core.name for core in cpu.cores_for(activation, "cpu")}
+    for m in (1, 3, 16, 100000):
+        schedule = plan.schedule_for(m)
+        assert isinstance(schedule, CpuSchedule)
+        assert schedule.core in names
+        assert predict(gemm, cpu, schedule, m).seconds > 0
+    assert cpu_candidates(gemm, cpu, 1)[0] == plan.schedule_for(1)
+
+
+def test_cpu_table_names_real_cores() -> None:
+    known = {core.name for device in list_devices() if device.vendor == "cpu" for core in device.cores}
+    assert {row.schedule.core for row in TABLE} <= known
