@@ -20,7 +20,7 @@ from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
 from ladder.lower.cuda.scales import bytes4, pair16
-from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_geometry import MATH_REGISTERS, PRODUCER_REGISTERS, Geometry
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -180,6 +180,8 @@ class Kernel:
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
         """One thread keeps the ring full."""
+        if self.geo.reallocates:
+            b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
         with b.when(self.thread == self.schedule.warps * 32):
             ring = Ring(self.schedule.stages)
 
@@ -256,12 +258,15 @@ class Kernel:
     def _math(self) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""
         geo = self.geo
+        if geo.reallocates:
+            b.ptx("setmaxnreg.inc.sync.aligned.u32", MATH_REGISTERS)
         self.group_index = b.bind(self.thread // 128)
         self.member = b.bind(self.thread % 128)
         self.warp, self.lane = b.bind(self.member // 32), b.bind(self.member % 32)
-        sum_type = "int32" if self.gemm.activation == "int8" else "float32"
-        self.partial = b.local(geo.m64 * geo.accumulators, sum_type)
-        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else self.partial
+        # TIR types wgmma's integer sums as untyped 32-bit registers.
+        self.integer = self.gemm.activation == "int8"
+        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
         self.operands = b.local(2 * geo.m64 * 16, "uint32")
         self.tile_words = b.local(geo.bits, "uint32")
         self.pending = b.local(2 * geo.m64, "float32") if geo.promotes else None
@@ -277,22 +282,20 @@ class Kernel:
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         geo = self.geo
-        self._clear()
+        for index in range(geo.m64 * geo.accumulators if geo.promotes else 0):
+            b.store(self.total, T.float32(0), index)
         with b.loop(self.turns) as turn:
             for slab in range(geo.body):
                 self._slab(turn, slab)
-        self._wait_products(0)
-        if geo.promotes:
-            self._promote()
-        self._release()
+            if geo.promotes:
+                # ptxas serialises sums that are in flight across a loop's back edge and also
+                # read by ordinary instructions, so each turn finishes what it started.
+                self._finish_products()
+                self._release()
+        if not geo.promotes:
+            self._wait_products(0)
+            self._release()
         wgmma_epilogue.finish_tile(self, row_tile, token)
-
-    def _clear(self) -> None:
-        for buffer in (self.partial, self.total) if self.geo.promotes else (self.partial,):
-            for index in range(self.geo.m64 * self.geo.accumulators):
-                b.store(buffer, T.Cast(buffer.dtype, 0), index)
-        for index in range(2 * self.geo.m64 if self.geo.promotes else 0):
-            b.store(self.pending, T.float32(0), index)
 
     def _slab(self, turn: Expr, slab: int) -> None:
         """Decode one slab and start its products; the previous slab's finish meanwhile."""
@@ -303,20 +306,24 @@ class Kernel:
         for m in range(geo.m64):
             self._decode(m, within, bank)
         if geo.promotes:
-            self._promoting_products(within, bank)
+            self._promoting_products(slab, within, bank)
         else:
-            self._products(within, bank, range(4))
+            # The first product of a tile overwrites what the registers held before.
+            self._products(within, bank, range(4), turn > 0 if slab == 0 else True)
         self._wait_products(1)
         if within == 0:
-            # The previous slab was the last of its stage, and its products are done.
-            if slab == 0:
-                with b.when(turn > 0):
-                    self._release()
-            else:
-                self._release()
+            self._release_previous(turn, slab)
         if within == geo.slabs - 1:
             self.previous.set(self.ring.stage.value)
             self.ring.advance()
+
+    def _release_previous(self, turn: Expr, slab: int) -> None:
+        """Free the stage that ended with the previous slab: its products are done."""
+        if slab > 0:
+            self._release()
+        elif not self.geo.promotes:
+            with b.when(turn > 0):
+                self._release()
 
     def _release(self) -> None:
         """Tell the producer that this warp no longer reads the previous stage."""
@@ -382,16 +389,16 @@ class Kernel:
         return buffer[self.ring.stage.value, row * self.schedule.tile_n + n]
 
     # ---- products -------------------------------------------------------------------
-    def _products(self, within: int, bank: int, steps: range, fresh: bool = False) -> None:
-        """Start the wgmma steps of a slab as one group."""
+    def _products(self, within: int, bank: int, steps: range, accumulate: Expr) -> None:
+        """Start wgmma steps of a slab as one group; ``accumulate`` says whether the first one adds."""
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in steps:
             for m in range(self.geo.m64):
                 registers = [self.operands[(bank * self.geo.m64 + m) * 16 + step * 4 + i] for i in range(4)]
-                self._wgmma(m, registers, within, step, accumulate=not (fresh and step == steps[0]))
+                self._wgmma(m, registers, within, step, accumulate if step == steps[0] else True)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 
-    def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: bool) -> None:
+    def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: Expr) -> None:
         geo, plan = self.geo, self.schedule
         spelling = INSTRUCTIONS[self.gemm.activation].format(
             n=plan.tile_m, w=PTX_OPERANDS.get(self.decoder.operand, "")
@@ -401,22 +408,37 @@ class Kernel:
         descriptor = self.x_descriptor[0] + T.Cast("uint64", start >> 4)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
         modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(self.gemm.activation, (1, 1))
-        b.ptx(spelling, *sums, *registers, descriptor, T.bool(accumulate), *modifiers)
+        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
+        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 
-    def _promoting_products(self, within: int, bank: int) -> None:
+    def _promoting_products(self, slab: int, within: int, bank: int) -> None:
         """Start products group by group, moving finished partial sums to the totals."""
         geo = self.geo
         step_k = geo.promotion_step
         for part in range(geo.slab // step_k):
-            self._wait_products(0)
-            self._promote()
+            if slab + part > 0:
+                self._finish_products()
             row = (within * geo.slab + part * step_k) // geo.scale_step
             if step_k >= 32:
                 steps = range(part * step_k // 32, (part + 1) * step_k // 32)
-                self._products(within, bank, steps, fresh=True)
+                self._products(within, bank, steps, accumulate=False)
             else:
                 self._half_step(within, bank, part)
             self._remember_scales(row)
+
+    def _finish_products(self) -> None:
+        """Wait for the group in flight and add it to the totals."""
+        self._wait_products(0)
+        for m in range(self.geo.m64):
+            for index in range(self.geo.accumulators):
+                position = m * self.geo.accumulators + index
+                scale = self.pending[2 * m + index // 2 % 2]
+                b.store(self.total, self.total[position] + self.partial_sum(position) * scale, position)
+
+    def partial_sum(self, position: int) -> Expr:
+        """Return a register of the running sum as float32."""
+        value = self.partial[position]
+        return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
 
     def _half_step(self, within: int, bank: int, part: int) -> None:
         """Multiply 16 of a step's 32 elements: the registers of the other half are zero."""
@@ -437,14 +459,6 @@ class Kernel:
                 value = self._staged(self.scales, row, low + h * 8) if scaled else T.float32(1)
                 b.store(self.pending, value, 2 * m + h)
 
-    def _promote(self) -> None:
-        for m in range(self.geo.m64):
-            for index in range(self.geo.accumulators):
-                position = m * self.geo.accumulators + index
-                scale = self.pending[2 * m + index // 2 % 2]
-                value = T.Cast("float32", self.partial[position]) * scale
-                b.store(self.total, self.total[position] + value, position)
-
 
 class Ring:
     """Stage and phase of one role's walk around the ring."""
@@ -464,8 +478,8 @@ class Ring:
 
 def pin_registers(buffer: Any, count: int) -> None:
     """Keep reads of wgmma results behind the wait: the compiler sees each register rewritten here."""
-    integer = buffer.dtype == "int32"
-    kind, constraint = ("int", "r") if integer else ("float", "f")
+    integer = str(buffer.dtype) == "uint32"
+    kind, constraint = ("unsigned", "r") if integer else ("float", "f")
     name = f"ladder_pin_{kind}{count}"
     source = (
         f"__device__ __forceinline__ void {name}({kind}* p) {{\n#pragma unroll\n"

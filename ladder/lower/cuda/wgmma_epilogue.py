@@ -65,7 +65,8 @@ def _stage(kernel: Kernel, chunk: int) -> None:
         for index in range(first // 8 * 4, (first + geo.chunk) // 8 * 4):
             token = accumulator_token(kernel.lane, index) - first
             position = token * geo.pitch + row + index // 2 % 2 * 8
-            value = T.Cast("float32", kernel.total[m * geo.accumulators + index])
+            register = m * geo.accumulators + index
+            value = kernel.partial_sum(register) if kernel.total is None else kernel.total[register]
             b.store(kernel.staging, value, kernel.group_index, position)
 
 

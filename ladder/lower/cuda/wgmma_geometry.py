@@ -24,6 +24,9 @@ ROW_BYTES = 128
 SHARED_LIMIT = 227 * 1024
 """Shared memory that one block may use on sm_90 (CUDA programming guide, compute capabilities)."""
 
+PRODUCER_REGISTERS, MATH_REGISTERS = 40, 232
+"""Registers per thread after reallocation: 128 x 40 + 256 x 232 fit the 64 Ki of a multiprocessor."""
+
 PROMOTION = 128
 """Elements of K after which fp8 partial sums move to float32 registers.
 
@@ -127,8 +130,8 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the math warpgroups and one producer warp."""
-        return self.schedule.warps * 32 + 32
+        """Threads of a block: the math warpgroups and the producer (a warpgroup where registers move)."""
+        return self.schedule.warps * 32 + (128 if self.reallocates else 32)
 
     @property
     def accumulators(self) -> int:
@@ -228,9 +231,17 @@ class Geometry:
         return sums + 2 * 16 * self.m64 + self.bits + 32
 
     @property
+    def reallocates(self) -> bool:
+        """Whether the producer hands registers to two math warpgroups (setmaxnreg)."""
+        return self.warpgroups == 2 and self.register_estimate > 168
+
+    @property
     def register_limit(self) -> int:
-        """Registers per thread when one block fills a multiprocessor (64 Ki registers, 255 each)."""
-        return min(255, 65536 // self.threads // 8 * 8)
+        """Registers per math thread when one block fills a multiprocessor.
+
+        Each of the four schedulers has 16 Ki registers for its share of the warps.
+        """
+        return {1: 255, 2: MATH_REGISTERS}.get(self.warpgroups, 65536 // (128 * (self.warpgroups + 1)) // 8 * 8)
 
 
 def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
