@@ -1,0 +1,82 @@
+"""Arguments of every CUDA GEMM kernel: which tensors, in which order, with which extents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
+from schedules.layouts import lane_of
+from tile_types import get_type
+
+Expr = Any
+
+TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Element types that TIR spells otherwise."""
+
+
+def tir_name(name: str) -> str:
+    """Return TIR's name of an element type."""
+    return TIR_NAMES.get(name, name)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tensors and extents of one kernel; absent tensors are None.
+
+    Parameters
+    ----------
+    m, n
+        Rows and columns of the output.
+    k_x
+        Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K.
+    n_tiles, k_tiles
+        Packed 64 x 64 tiles of the weight.
+    groups
+        Rows of ``scales`` and ``zeros``.
+    x, words, scales, zeros, row_scale, token_scale, bias, y
+        See `schedules.layouts` and `ladder.ir.gemm.Gemm`.
+    """
+
+    m: Expr
+    n: Expr
+    k_x: Expr
+    n_tiles: Expr
+    k_tiles: Expr
+    groups: Expr
+    x: Any
+    words: Any
+    scales: Any
+    zeros: Any
+    row_scale: Any
+    token_scale: Any
+    bias: Any
+    y: Any
+
+
+def declare_arguments(gemm: Gemm) -> Arguments:
+    """Declare the arguments in calling order; every extent is symbolic."""
+    m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K")
+    n_tiles, k_tiles, n_pad = b.symbol("n_tiles"), b.symbol("k_tiles"), b.symbol("n_pad")
+    groups = b.symbol("groups")
+    narrow = lane_of(gemm.activation) == 8
+    zero_shape = (groups, 2, n_pad) if gemm.zero == "float" else (groups, n_pad)
+    optional = {
+        "scales": (gemm.scale, (groups, n_pad), "float32" if narrow else gemm.activation),
+        "zeros": (gemm.zero != "none", zero_shape, "int8" if narrow else gemm.activation),
+    }
+    x = b.tensor("x", (m, k_x), tir_name(gemm.activation))
+    words = b.tensor("words", (n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
+    packed = {
+        name: b.tensor(name, shape, dtype) if wanted else None
+        for name, (wanted, shape, dtype) in optional.items()
+    }
+    row_scale = b.tensor("row_scale", (n_pad,), "float32")
+    token_scale = b.tensor("token_scale", (m,), "float32", align=4) if gemm.token_scale else None
+    bias = b.tensor("bias", (n,), gemm.output, align=2) if gemm.bias else None
+    y = b.tensor("y", (m, n), gemm.output)
+    return Arguments(
+        m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
+        token_scale, bias, y,
+    )  # fmt: skip
