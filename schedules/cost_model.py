@@ -16,8 +16,8 @@ from functools import cache
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import LANES, padded, planes
-from schedules.legal import operand_bytes, resources, scale_bytes, weight_bits
+from schedules.layouts import LANES, packed_group, padded, planes
+from schedules.legal import block_rows, operand_bytes, resources, scale_bytes, weight_bits
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
 from targets import Core, TileDevice
 from tile_types import get_type
@@ -75,7 +75,8 @@ class Cost:
 def weight_bytes(gemm: Gemm) -> int:
     """Return the bytes of packed weights with their scales and zeros."""
     n, k = padded(gemm.n), padded(gemm.k)
-    scales = scale_bytes(gemm, n, k) if gemm.activation in LANES else 2 * n * gemm.groups
+    groups = -(-k // packed_group(gemm.group_size, gemm.k)) if gemm.activation in LANES else gemm.groups
+    scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
     return n * k * weight_bits(gemm) // 8 + scales
 
 
@@ -157,7 +158,7 @@ class Grid:
 
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // schedule.tile_n)
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
     blocks = along_m * along_n * (schedule.split_k if schedule.pipeline == "wgmma" else 1)
     needs = resources(gemm, device, schedule)
     rounds = -(-blocks // device.units)
@@ -217,7 +218,7 @@ def _compute_seconds(
 ) -> tuple[float, float]:
     """Time of the tensor cores and of decoding, with the idle part of the last wave."""
     tokens = schedule.tile_m if schedule.pipeline != "wgmma" else max(schedule.tile_m, HALF_RATE_TOKENS)
-    rows, columns = grid.along_n * schedule.tile_n, padded(gemm.k)
+    rows, columns = grid.along_n * block_rows(schedule), padded(gemm.k)
     flops = 2.0 * grid.along_m * tokens * rows * columns
     compute = flops / (device.peak(core) * core.sustained) / grid.fill
     # Warps beyond one per 16 rows of weights decode the same rows again.

@@ -264,28 +264,53 @@ class ElementLimits(Protocol):
     """The part of an element type that scale packing needs."""
 
     @property
-    def minimum(self) -> float: ...
+    def minimum(self) -> float:
+        """Smallest value."""
+        ...
+
     @property
-    def maximum(self) -> float: ...
+    def maximum(self) -> float:
+        """Largest value."""
+        ...
 
 
 class ScaledCodes(Protocol):
     """The part of a ``tile_types.QuantizedTensor`` that scale packing needs."""
 
     @property
-    def ttype(self) -> ElementLimits: ...
+    def ttype(self) -> ElementLimits:
+        """Element type."""
+        ...
+
     @property
-    def shape(self) -> tuple[int, int]: ...
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        ...
+
     @property
-    def block(self) -> tuple[int, int]: ...
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        ...
+
     @property
-    def scale(self) -> Any: ...
+    def scale(self) -> Any:
+        """``[ceil(N/bn), ceil(K/bk)]`` or None."""
+        ...
+
     @property
-    def zero(self) -> Any: ...
+    def zero(self) -> Any:
+        """Zero points, shaped as the scales, or None."""
+        ...
+
     @property
-    def zero_kind(self) -> str: ...
+    def zero_kind(self) -> str:
+        """``none``, ``integer`` or ``float``."""
+        ...
+
     @property
-    def tensor_scale(self) -> float | None: ...
+    def tensor_scale(self) -> float | None:
+        """Factor of all values, or None."""
+        ...
 
 
 @dataclass(frozen=True)

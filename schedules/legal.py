@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import gcd
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import lane_of, packed_group
@@ -113,32 +114,41 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return schedule.placement == "accumulator" and (gemm.scale or gemm.activation.startswith("fp8"))
 
 
+def block_rows(schedule: GpuSchedule) -> int:
+    """Return the rows of N that one block serves: ``tile_n``, or 16 per row warp of a gemv slice."""
+    return 16 * schedule.warps // schedule.split_k if schedule.pipeline == "gemv" else schedule.tile_n
+
+
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the bytes of one pipeline stage: packed weights, activations, scales and zeros."""
     weights = schedule.tile_n * schedule.tile_k * weight_bits(gemm) // 8
     if schedule.pipeline == "gemv":  # weights go straight to registers, split_k slices at once
-        return schedule.split_k * weights
+        return schedule.split_k * block_rows(schedule) * schedule.tile_k * weight_bits(gemm) // 8
     activations = schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
-    return weights + activations + scale_bytes(gemm, schedule.tile_n, schedule.tile_k)
+    return weights + activations + scale_bytes(gemm, schedule.tile_n, staged_groups(gemm, schedule))
 
 
-def scale_bytes(gemm: Gemm, rows: int, columns: int) -> int:
-    """Return the bytes of packed scales and zeros of a tile."""
-    groups = -(-columns // packed_group(gemm.group_size, gemm.k))
+def scale_bytes(gemm: Gemm, rows: int, groups: int) -> int:
+    """Return the bytes of packed scales and zeros of ``rows`` x ``groups``."""
     wide = lane_of(gemm.activation) == 16
     scale = (2 if wide else 4) if gemm.scale else 0
     zero = {"none": 0, "integer": 2 if wide else 1, "float": 4}[gemm.zero]
     return rows * groups * (scale + zero)
 
 
+def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the scale rows of a stage: one if a group covers it, else one per run that never straddles."""
+    group = packed_group(gemm.group_size, gemm.k)
+    if gemm.group_size >= gemm.k or group % schedule.tile_k == 0:
+        return 1
+    return schedule.tile_k // gcd(group, SWIZZLE_ROW // operand_bytes(gemm))
+
+
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
-        activations = (
-            schedule.split_k * schedule.stages * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
-        )
-        reduction = 4 * schedule.split_k * schedule.tile_n * schedule.tile_m
-        return max(activations, reduction)
+        tokens = 2 * schedule.split_k * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
+        return max(tokens, 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4))
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
@@ -151,7 +161,10 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of one computing thread: sums, operands, packed words, addresses."""
     bits = weight_bits(gemm)
     if schedule.pipeline == "gemv":
-        return 48 + schedule.tile_m // 2 + 16 + schedule.stages * bits
+        scales = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
+        in_flight = bits + scales * max(1, 64 // packed_group(gemm.group_size, gemm.k))
+        sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
+        return 44 + sums + (schedule.stages + 1) * in_flight
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40
@@ -214,8 +227,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.warps != 4 * schedule.split_k:
-        yield f"warps={schedule.warps} must be 4 * split_k"
+    if schedule.warps not in (schedule.split_k, 2 * schedule.split_k, 4 * schedule.split_k):
+        yield f"warps={schedule.warps} is not 1, 2 or 4 for each of {schedule.split_k} slices of K"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

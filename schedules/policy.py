@@ -18,7 +18,7 @@ from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.hint import Hint, device_hint
 from schedules.layouts import packed_group, padded
-from schedules.legal import RULES, Rule, is_legal, operand_bytes, placement_for
+from schedules.legal import RULES, Rule, block_rows, is_legal, operand_bytes, placement_for
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
@@ -91,17 +91,15 @@ def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[
     """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
     core = device.core_for(gemm.activation, schedule.pipeline)
     # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
-    issuers = schedule.warps // 4 if schedule.pipeline == "wgmma" else schedule.warps
-    issuers = min(issuers, 4) if schedule.pipeline == "gemv" else issuers
-    along_n = min(issuers, schedule.tile_n // core.m)
+    issuers = schedule.warps // {"wgmma": 4, "gemv": schedule.split_k}.get(schedule.pipeline, 1)
+    rows = block_rows(schedule)
+    along_n = min(issuers, rows // core.m)
     along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
     return (
         LayerTile("core", min(core.n, schedule.tile_m // along_m), core.m, core.k),
-        LayerTile("register", schedule.tile_m // along_m, schedule.tile_n // along_n, core.k),
-        LayerTile("shared", schedule.tile_m, schedule.tile_n, schedule.tile_k),
-        LayerTile(
-            "dram", schedule.tile_m, schedule.tile_n, max(schedule.tile_k, padded(gemm.k) // schedule.split_k)
-        ),
+        LayerTile("register", schedule.tile_m // along_m, rows // along_n, core.k),
+        LayerTile("shared", schedule.tile_m, rows, schedule.tile_k),
+        LayerTile("dram", schedule.tile_m, rows, max(schedule.tile_k, padded(gemm.k) // schedule.split_k)),
     )
 
 
@@ -142,7 +140,9 @@ def _tiles(gemm: Gemm, device: TileDevice, pipeline: str, m: int, full: bool) ->
     for split, persistent in product(rule.split_k, rule.persistent):
         if not _worthwhile(gemm, device, split, persistent, m):
             continue
-        warps = (4 * split,) if pipeline == "gemv" else rule.warps[: None if full else 2]
+        warps = rule.warps[: None if full else 2]
+        if pipeline == "gemv":
+            warps = tuple(row_warps * split for row_warps in (1, 2, 4))
         for tile_m, tile_n, tile_k, count in product(_useful_m(rule, m), rule.tile_n, rule.tile_k, warps):
             yield GpuSchedule(
                 pipeline,

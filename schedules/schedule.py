@@ -70,8 +70,14 @@ class GpuSchedule(Schedule):
         check(self.placement in ("operand", "accumulator"), f"unknown scale placement {self.placement!r}")
         for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        check(self.tile_n % 64 == 0, f"tile_n must be a multiple of the packed tile's 64 rows, got {self.tile_n}")
-        check(self.tile_k % 64 == 0, f"tile_k must be a multiple of the packed tile's 64 columns, got {self.tile_k}")
+        check(
+            self.tile_n % 64 == 0,
+            f"tile_n must be a multiple of the packed tile's 64 rows, got {self.tile_n}",
+        )
+        check(
+            self.tile_k % 64 == 0,
+            f"tile_k must be a multiple of the packed tile's 64 columns, got {self.tile_k}",
+        )
 
 
 @dataclass(frozen=True)

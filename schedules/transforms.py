@@ -205,7 +205,7 @@ def write_slice(value: TileValue, start: tuple[int, ...], part: TileValue) -> Ti
 def _box(value: TileValue, start: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
     extents = value.tile.known_shape
     inside = len(start) == len(shape) == len(extents) and all(
-        0 <= first and 0 <= size and first + size <= extent
+        min(first, size) >= 0 and first + size <= extent
         for first, size, extent in zip(start, shape, extents, strict=False)
     )
     if not inside:

@@ -105,7 +105,7 @@ class TuningDatabase:
 
     def entries(self) -> dict[str, Entry]:
         """Return all entries by key; the user's win over shipped ones."""
-        user = {key: entry for key, entry in self._user_entries()}
+        user = dict(self._user_entries())
         return {**self._read_shipped(), **user, **self._memory}
 
     def export(self, path: Path) -> int:
@@ -146,7 +146,7 @@ def _load(path: Path) -> Iterator[tuple[str, Entry]]:
     """Yield the entries of one file; what cannot be read is skipped with a warning."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = content["entries"] if "entries" in content else [content]
+        rows = content.get("entries", [content])
         decoded = [
             (
                 json.dumps(row["key"], sort_keys=True),
@@ -154,7 +154,7 @@ def _load(path: Path) -> Iterator[tuple[str, Entry]]:
             )
             for row in rows
         ]
-    except (OSError, ValueError, KeyError, TypeError, ParseError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
         warnings.warn(
             f"ignoring damaged tuning entry {path.name}: {error}; it will be tuned again", stacklevel=3
         )

@@ -81,7 +81,8 @@ def test_pipelines_need_their_device() -> None:
     gemv = GpuSchedule("gemv", 8, warps=16, split_k=4)
     assert is_legal(INT4, get_device("sm_75"), gemv)
     assert not is_legal(INT4, get_device("sm_70"), gemv)
-    assert not is_legal(INT4, H200, replace(gemv, warps=8))
+    assert is_legal(INT4, H200, replace(gemv, warps=4))  # one row warp per slice
+    assert not is_legal(INT4, H200, replace(gemv, warps=32))
 
 
 @pytest.mark.parametrize(
