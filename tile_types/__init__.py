@@ -9,6 +9,8 @@ from __future__ import annotations
 from tile_types.library import get_type, group_scaled, list_types, register_type, type_names
 from tile_types.ops import NumpyOps, TirOps, TorchOps
 from tile_types.packing import pack_codes, unpack_codes
+from tile_types.quantize import quantize
+from tile_types.quantized import QuantizedTensor
 from tile_types.representable import (
     CORES,
     core_values,
@@ -23,6 +25,7 @@ __all__ = [
     "CORES",
     "Metadata",
     "NumpyOps",
+    "QuantizedTensor",
     "TType",
     "Tile",
     "TirOps",
@@ -32,6 +35,7 @@ __all__ = [
     "group_scaled",
     "list_types",
     "pack_codes",
+    "quantize",
     "register_type",
     "representable",
     "representable_cores",

@@ -50,6 +50,7 @@ class Arrays(Protocol):
     def cast(self, x: Array, dtype: str) -> Array: ...
     def view(self, x: Array, dtype: str) -> Array: ...
     def pad_last(self, x: Array, count: int) -> Array: ...
+    def pad_edge(self, x: Array, count: int) -> Array: ...
     def searchsorted(self, sorted_values: Array, x: Array) -> Array: ...
     def take(self, table: Array, index: Array) -> Array: ...
     def where(self, condition: Array, then: Array, otherwise: Array) -> Array: ...
@@ -94,6 +95,10 @@ class NumpyArrays:
     def pad_last(self, x: Array, count: int) -> Array:
         """Append ``count`` zeros to the last axis."""
         return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)]) if count else x
+
+    def pad_edge(self, x: Array, count: int) -> Array:
+        """Repeat the last element of the last axis ``count`` times."""
+        return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, count)], mode="edge") if count else x
 
     def searchsorted(self, sorted_values: Array, x: Array) -> Array:
         """Count the entries of ``sorted_values`` that are <= x."""
@@ -188,6 +193,12 @@ class TorchArrays:
     def pad_last(self, x: Array, count: int) -> Array:
         """Append ``count`` zeros to the last axis."""
         return self.torch.nn.functional.pad(x, (0, count)) if count else x
+
+    def pad_edge(self, x: Array, count: int) -> Array:
+        """Repeat the last element of the last axis ``count`` times."""
+        if not count:
+            return x
+        return self.torch.cat([x, x[..., -1:].expand(*x.shape[:-1], count)], dim=-1)
 
     def searchsorted(self, sorted_values: Array, x: Array) -> Array:
         """Count the entries of ``sorted_values`` that are <= x."""

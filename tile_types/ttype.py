@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tile_types.arrays import Array, arrays_of
+from tile_types.arrays import Array, arrays_of, is_torch
 from tile_types.errors import ShapeError, ValueRangeError
-from tile_types.ops import Decode, NumpyOps
+from tile_types.ops import Decode, NumpyOps, TorchOps
 
 MAX_BITS = 32
 EXHAUSTIBLE_BITS = 16
@@ -211,6 +211,16 @@ class TType:
         with np.errstate(all="ignore"):
             value = self.evaluate(np.asarray(codes).astype(np.uint32), NumpyOps())
             return np.asarray(value).astype(np.float64)
+
+    def decode_array(self, codes: Array) -> Array:
+        """Return the float64 values of codes held by numpy or torch (any device)."""
+        xp = arrays_of(codes)
+        element = self.element_type
+        if element.elem_bits <= 8:
+            return xp.take(xp.array(element.values(), "float64", codes), xp.cast(codes, "int32"))
+        if not is_torch(codes):
+            return element.decode_codes(codes)
+        return xp.cast(element.evaluate(xp.cast(codes, "int64"), TorchOps()), "float64")
 
     @property
     def minimum(self) -> float:

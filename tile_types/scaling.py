@@ -1,0 +1,269 @@
+"""Choosing scales and zero points from the statistics of each block of weights.
+
+Everything is float64 until a scale or zero point is rounded to its storage type; codes are
+chosen afterwards, with the rounded ones, so that what is stored is what was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tile_types.arrays import Array, arrays_of
+from tile_types.errors import ValueRangeError
+from tile_types.library import get_type
+from tile_types.ttype import TType, code_dtype
+
+CHUNK_ELEMENTS = 1 << 22
+"""Elements handled at once in float64: bounds the temporaries to tens of MB."""
+
+ZERO_BLOCK_SCALE = 2.0**-14
+"""Scale of a block of zeros: any positive one is right, a moderate one overflows nowhere later."""
+
+SMALLEST_TENSOR_SCALE = 2.0**-126
+
+HQQ_ITERATIONS, HQQ_NORM, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
+"""Settings of the half-quadratic solver as its authors publish them (Badri and Shaji, 2023)."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Per block of weights, float64 [ceil(N/bn), ceil(K/bk)]: extremes and mean magnitude."""
+
+    low: Array
+    high: Array
+    mean_abs: Array
+
+    @property
+    def absmax(self) -> Array:
+        """Largest magnitude of each block."""
+        return arrays_of(self.low).where(self.high > -self.low, self.high, -self.low)
+
+
+def row_chunks(rows: int, columns: int) -> Iterator[slice]:
+    """Cut rows into slices of at most `CHUNK_ELEMENTS` elements (at least one row)."""
+    step = max(1, CHUNK_ELEMENTS // max(1, columns))
+    for start in range(0, rows, step):
+        yield slice(start, min(rows, start + step))
+
+
+def block_rows(array: Array, height: int, part: slice) -> Array:
+    """Return float64 rows of a per-block array [ceil(N/height), G], one for each matrix row in ``part``."""
+    xp = arrays_of(array)
+    if height == 1:
+        return xp.cast(array[part], "float64")
+    rows = xp.array([row // height for row in range(part.start, part.stop)], "int32", array)
+    return xp.take(xp.cast(array, "float64"), rows)
+
+
+def grouped(chunk: Array, group: int) -> Array:
+    """Return [r, K] as [r, ceil(K/group), group]; a partial last group repeats its last column."""
+    xp = arrays_of(chunk)
+    return xp.pad_edge(chunk, -chunk.shape[1] % group).reshape(chunk.shape[0], -1, group)
+
+
+def group_mask(columns: int, group: int, like: Array) -> Array:
+    """Return float64 [ceil(K/group), group]: 1 on real columns, 0 on those `grouped` repeated."""
+    xp = arrays_of(like)
+    ones = xp.array([[1.0] * columns], "float64", like)
+    return xp.pad_last(ones, -columns % group).reshape(-1, group)
+
+
+def statistics(values: Array, block: tuple[int, int]) -> Statistics:
+    """Reduce values [N, K] to the statistics of each block."""
+    xp = arrays_of(values)
+    rows, columns = values.shape
+    height, width = block[0], min(block[1], columns)
+    mask = group_mask(columns, width, values)
+    shape = (rows, mask.shape[0])
+    low, high, total = (xp.empty(shape, "float64", values) for _ in range(3))
+    for part in row_chunks(rows, columns):
+        chunk = grouped(xp.cast(values[part], "float64"), width)
+        low[part], high[part] = xp.amin(chunk, 2), xp.amax(chunk, 2)
+        total[part] = xp.sum(abs(chunk) * mask, 2)
+    count = _merge_rows(total * 0 + xp.sum(mask, 1), height, xp.pad_last, xp.sum)
+    return Statistics(
+        _merge_rows(low, height, xp.pad_edge, xp.amin),
+        _merge_rows(high, height, xp.pad_edge, xp.amax),
+        _merge_rows(total, height, xp.pad_last, xp.sum) / count,
+    )
+
+
+def _merge_rows(
+    x: Array, height: int, pad: Callable[[Array, int], Array], reduce: Callable[[Array, int], Array]
+) -> Array:
+    """Reduce each ``height`` rows of [N, G] to one."""
+    if height == 1:
+        return x
+    columns_first = pad(x.T, -x.shape[0] % height)
+    return reduce(columns_first.reshape(x.shape[1], -1, height), 2).T
+
+
+def reach(element: TType, zero: str) -> tuple[float, float]:
+    """Return (center, largest distance from it) that symmetric scaling maps absmax to.
+
+    Without a zero point the center is 0; two's complement then uses its positive side
+    (int4: 7). With one, the center is the upper middle of the codes (uint4: 8, reach 7).
+    """
+    low, high = element.minimum, element.maximum
+    center = 0.0 if zero == "none" else float(-(-(low + high) // 2))
+    sides = [side for side in (high - center, center - low) if side > 0]
+    return center, min(sides, default=1.0)
+
+
+def absmax_scale(stats: Statistics, element: TType, zero: str) -> Array:
+    """Map the largest magnitude of a block to the type's reach."""
+    return stats.absmax / reach(element, zero)[1]
+
+
+def absmean_scale(stats: Statistics, element: TType, zero: str) -> Array:
+    """Use the mean magnitude of a block (BitNet b1.58, arXiv 2402.17764, eq. 3)."""
+    return stats.mean_abs
+
+
+def minmax_scale(stats: Statistics, element: TType, zero: str) -> Array:
+    """Map [low, high] to the type's range; an integer zero point needs 0 within [low, high]."""
+    xp = arrays_of(stats.low)
+    low, high = stats.low, stats.high
+    if zero == "integer":
+        low, high = xp.clip(low, -_HUGE, 0.0), xp.clip(high, 0.0, _HUGE)
+    return (high - low) / (element.maximum - element.minimum)
+
+
+def mx_scale(stats: Statistics, element: TType, zero: str) -> Array:
+    """Return 2**(floor(log2 absmax) - emax of the element), OCP MX v1.0 §6.3."""
+    xp = arrays_of(stats.low)
+    top = int(xp.exponent(xp.array([reach(element, zero)[1]], "float64", stats.low))[0])
+    absmax = stats.absmax
+    exponent = xp.exponent(xp.where(absmax > 0, absmax, absmax + 1.0)) - top
+    scale = xp.pow2(xp.clip(exponent, -127, 127))
+    return xp.where(absmax > 0, scale, absmax)
+
+
+_HUGE = float("inf")
+
+SCALINGS: dict[str, Callable[[Statistics, TType, str], Array]] = {
+    "absmax": absmax_scale,
+    "absmean": absmean_scale,
+    "minmax": minmax_scale,
+    "hqq": minmax_scale,
+    "mx": mx_scale,
+}
+"""Rule -> unrounded scale of each block. ``hqq`` starts from min-max and then moves the zero points."""
+
+
+def round_scale(scale: Array, empty: Array, scale_type: str) -> Array:
+    """Round scales to their storage type; never to 0.
+
+    Parameters
+    ----------
+    scale
+        float64, >= 0.
+    empty
+        Where a block is all zero: it gets `ZERO_BLOCK_SCALE` (or the type's smallest above).
+    scale_type
+        Name of the storage type.
+
+    Returns
+    -------
+    Array of the native dtype of ``scale_type``.
+
+    Raises
+    ------
+    ValueRangeError
+        If a scale is beyond the type's largest value.
+    """
+    xp = arrays_of(scale)
+    ttype = get_type(scale_type)
+    largest = float(scale.max())
+    if largest > ttype.maximum * (1 + 2.0**-12):
+        raise ValueRangeError(
+            f"a scale of {largest:.6g} overflows {scale_type} (largest {ttype.maximum:.6g});"
+            " use scale_type='float32' or smaller weights"
+        )
+    scale = xp.where(empty, scale * 0 + ZERO_BLOCK_SCALE, scale)
+    return native(xp.clip(scale, ttype.smallest_positive, ttype.maximum), scale_type)
+
+
+def native(values: Array, name: str) -> Array:
+    """Round float64 values to a type that the array library holds itself."""
+    xp = arrays_of(values)
+    ttype = get_type(name)
+    return xp.view(xp.cast(ttype.encode_finite(values), code_dtype(ttype.elem_bits)), name)
+
+
+def wide_enough_for_zero(scale: Array, stats: Statistics, scale_type: str) -> Array:
+    """Raise scales so that a float zero point stays within its type's precision.
+
+    A block far from 0 compared with its spread (low = 1, high = 1.000001) would need a zero
+    point whose rounding error exceeds a step.
+    """
+    xp = arrays_of(scale)
+    floor = stats.absmax * zero_precision(scale_type)
+    return xp.where(scale > floor, scale, floor)
+
+
+def zero_precision(scale_type: str) -> float:
+    """Return the relative spacing of a float type: 2**-8 for bfloat16, 2**-11 for float16."""
+    values = get_type(scale_type).probe_values()
+    return float(values[values > 1].min() - 1) / 2
+
+
+def initial_zero(scale: Array, stats: Statistics, element: TType, zero: str, scaling: str) -> Array:
+    """Return unrounded float64 zero points for rounded float64 scales."""
+    if scaling in ("absmax", "absmean", "mx"):
+        return scale * 0 + reach(element, zero)[0]
+    xp = arrays_of(scale)
+    low = xp.clip(stats.low, -_HUGE, 0.0) if zero == "integer" else stats.low
+    return element.minimum - low / scale
+
+
+def round_zero(zero: Array, element: TType, kind: str, scale_type: str) -> Array:
+    """Round zero points: to integers in the element's range (int8 or uint8), or to the scale's type."""
+    xp = arrays_of(zero)
+    if kind == "float":
+        return native(zero, scale_type)
+    nearest = xp.clip(xp.rint(zero), element.minimum, element.maximum)
+    return xp.cast(nearest, "int8" if element.minimum < 0 else "uint8")
+
+
+def refine_zero(units: Array, mask: Array, zero: Array, element: TType, scale_type: str) -> Array:
+    """Move float zero points by the half-quadratic solver of HQQ.
+
+    Alternates between the soft-thresholded error (l_p norm, p < 1) and the zero point that
+    fits it (Badri and Shaji, "Half-Quadratic Quantization", 2023). Works in units of the
+    scale, so it does not depend on the weights' magnitude, and keeps the best zero point
+    seen, so it never ends worse than it began.
+
+    Parameters
+    ----------
+    units
+        float64 [r, G, g]: weights / scale.
+    mask
+        float64 [G, g]: 1 on real columns.
+    zero
+        float64 [r, G]: start, as rounded to storage.
+    element, scale_type
+        Types of the codes and of the zero points.
+
+    Returns
+    -------
+    float64 [r, G], representable in ``scale_type``.
+    """
+    xp = arrays_of(units)
+    count = xp.sum(mask, 1)
+    beta, best, best_error = HQQ_BETA, zero, None
+    for _ in range(HQQ_ITERATIONS):
+        level = element.decode_array(element.encode_finite(units + zero[:, :, None]))
+        error = units - (level - zero[:, :, None])
+        size = xp.clip(abs(error), 1e-12, _HUGE)
+        norm = xp.sum(size**HQQ_NORM * mask, 2)
+        if best_error is None:
+            best_error = norm
+        best = xp.where(norm < best_error, zero, best)
+        best_error = xp.where(norm < best_error, norm, best_error)
+        shrunk = xp.sign(error) * xp.clip(size - size ** (HQQ_NORM - 1) / beta, 0.0, _HUGE)
+        zero = xp.sum((level - units + shrunk) * mask, 2) / count
+        zero = xp.cast(native(zero, scale_type), "float64")
+        beta *= HQQ_GROWTH
+    return best
