@@ -1,0 +1,295 @@
+"""The commands and their options. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import TyperException
+
+from ladder.cli import console
+from tile_types.errors import (
+    ConversionError,
+    DTypeError,
+    LadderError,
+    ParseError,
+    ScheduleError,
+    ShapeError,
+    UnknownNameError,
+    ValueRangeError,
+)
+
+OK, FAILED, USAGE = 0, 1, 2
+
+BAD_INPUT = (
+    ConversionError,
+    DTypeError,
+    ParseError,
+    ScheduleError,
+    ShapeError,
+    UnknownNameError,
+    ValueRangeError,
+)
+"""What the user asked for cannot be; every other `LadderError` is a failure."""
+
+app = typer.Typer(
+    name="ladder",
+    help="Compile matrix products with weights of any low-bit type, and look inside.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Weight = Annotated[str, typer.Option(help="Weight type; see `ladder types`.")]
+Activation = Annotated[
+    str | None, typer.Option(help="Activation type. [default: bfloat16, float16 where the target lacks it]")
+]
+GroupSize = Annotated[
+    int | None,
+    typer.Option(help="Elements along K per scale; -1 for one per row. [default: the type's own, else 128]"),
+]
+Rows = Annotated[int, typer.Option("-m", help="Rows of the activations (tokens).", min=0)]
+Outputs = Annotated[int, typer.Option("-n", help="Rows of the weight (outputs).", min=1)]
+Inputs = Annotated[int, typer.Option("-k", help="Columns of the weight (inputs).", min=1)]
+Zero = Annotated[str, typer.Option(help="Zero points: none, integer or float.")]
+Bias = Annotated[bool, typer.Option("--bias/--no-bias", help="Add a bias vector.")]
+Epilogue = Annotated[str, typer.Option(help="Element-wise operators applied last, separated by commas.")]
+Output = Annotated[str | None, typer.Option(help="Result type. [default: the activation's, if 16 bits wide]")]
+Target = Annotated[str, typer.Option(help="Device to compile for; see `ladder devices`.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the README.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log each step, and errors in full.")
+    ] = False,
+) -> None:
+    """Set up logging; without a command, print the help."""
+    console.log_to_stderr(verbose)
+    if version:
+        from ladder.runtime.cache import ladder_version
+
+        print(ladder_version())
+        raise typer.Exit(OK)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command()
+def gemm(
+    weight: Weight = "int4",
+    activation: Activation = None,
+    group_size: GroupSize = None,
+    m: Rows = 1,
+    n: Outputs = 4096,
+    k: Inputs = 4096,
+    zero: Zero = "none",
+    bias: Bias = False,
+    epilogue: Epilogue = "",
+    output: Output = None,
+    target: Target = "cpu",
+    check: Annotated[bool, typer.Option(help="Compare the result with float64.")] = True,
+    as_json: Json = False,
+    seed: Seed = 0,
+) -> None:
+    """Compile C[M,N] = A[M,K] · B[N,K]ᵀ with low-bit B, run, check and time it beside torch."""
+    from ladder.cli.gemm import run_gemm
+    from ladder.cli.problem import Problem
+
+    problem = Problem(
+        weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target, seed
+    )
+    with console.progress() as step:
+        report = run_gemm(problem, check=check, step=step)
+    if as_json:
+        console.print_json(report.as_json())
+    else:
+        console.print_fields(report.as_text())
+    if report.passed is False:
+        console_error(f"relative error {report.relative_error:.2e} exceeds {report.tolerance:.0e}")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def explain(
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx or sass (llvm, asm on a CPU)."),
+    ] = None,
+    weight: Weight = "int4",
+    activation: Activation = None,
+    group_size: GroupSize = None,
+    m: Rows = 1,
+    n: Outputs = 4096,
+    k: Inputs = 4096,
+    zero: Zero = "none",
+    bias: Bias = False,
+    epilogue: Epilogue = "",
+    output: Output = None,
+    target: Target = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Show how a product is compiled: the plan for every M, or one stage of the kernel that serves M."""
+    from ladder.cli.explain import explain_stage, explain_summary
+    from ladder.cli.problem import Problem
+
+    problem = Problem(weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target)
+    with console.progress() as step:
+        step(f"compiling for {target}")
+        text = explain_summary(problem) if stage is None else explain_stage(problem, stage)
+    if as_json:
+        console.print_json({"target": target, "stage": stage, "text": text})
+    else:
+        print(text)
+
+
+@app.command()
+def types(as_json: Json = False, markdown: Markdown = False) -> None:
+    """List the types of the library and the activations that multiply them without loss."""
+    from ladder.cli import tables
+    from tile_types import list_types
+
+    if as_json:
+        console.print_json({"types": [tables.describe_type(ttype) for ttype in list_types()]})
+    elif markdown:
+        print(tables.type_markdown())
+    else:
+        console.print_table(tables.TYPE_COLUMNS, tables.type_rows())
+
+
+@app.command()
+def devices(as_json: Json = False, markdown: Markdown = False) -> None:
+    """List the devices that kernels can be compiled for, and what this machine has."""
+    from ladder.cli import tables
+    from targets import list_devices
+
+    machine = tables.here()
+    if as_json:
+        known = [tables.describe_device(device) for device in list_devices()]
+        console.print_json({"devices": known, "here": machine})
+        return
+    if markdown:
+        print(tables.device_markdown())
+        return
+    console.print_table(tables.DEVICE_COLUMNS, tables.device_rows())
+    shown = [f"#{gpu['ordinal']} {gpu['device'] or 'not supported'}" for gpu in machine["gpus"]]
+    cpu = machine["cpu"]
+    print(f"\nhere: cpu is {cpu['name']}, {cpu['units']} cores; GPUs: {', '.join(shown) or 'none'}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Say which tools are here, what each is for and how to get it; fail if `ladder gemm` cannot run."""
+    from ladder.cli import doctor as checks
+
+    with console.progress() as step:
+        step("looking for tools and trying a kernel")
+        findings = checks.diagnose()
+    if as_json:
+        console.print_json(checks.as_json(findings))
+    else:
+        checks.print_report(findings)
+    if not checks.healthy(findings):
+        console_error("the main job, `ladder gemm`, cannot run here; the lines above say what it needs")
+        raise typer.Exit(FAILED)
+
+
+cache = typer.Typer(help="Look at or empty the cache of compiled kernels.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
+
+
+@cache.command("path")
+def cache_path() -> None:
+    """Print the folder of the cache."""
+    from ladder.runtime.cache import cache_root
+
+    print(cache_root())
+
+
+@cache.command("list")
+def cache_list(as_json: Json = False) -> None:
+    """List the kernels in the cache."""
+    from ladder.cli import tables
+
+    entries = tables.cache_entries()
+    if as_json:
+        console.print_json({"entries": entries})
+    else:
+        console.print_table(tables.CACHE_COLUMNS, tables.cache_rows(entries))
+
+
+@cache.command("clear")
+def cache_clear(as_json: Json = False) -> None:
+    """Delete every kernel in the cache."""
+    from ladder.runtime.cache import KernelCache
+
+    removed = KernelCache().clear()
+    if as_json:
+        console.print_json({"removed": removed})
+    else:
+        print(f"removed {removed} kernel{'' if removed == 1 else 's'}")
+
+
+def console_error(message: str) -> None:
+    """Print one line on stderr."""
+    print(f"ladder: error: {message}", file=sys.stderr)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code.
+
+    Parameters
+    ----------
+    arguments
+        What follows ``ladder`` on the command line.
+
+    Returns
+    -------
+    0 done, 1 failed, 2 the request itself was wrong.
+    """
+    try:
+        return int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)
+    except TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "ladder")
+        console_error(f"{error.format_message()} (see `{command} --help`)")
+        return USAGE
+    except LadderError as error:
+        console_error(_one_line(error))
+        return USAGE if isinstance(error, BAD_INPUT) else FAILED
+    except BrokenPipeError:
+        # The reader of stdout left, as in `ladder types | head -1`: nothing is wrong. Python
+        # would complain when it flushes at exit, hence the exchange.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except (KeyboardInterrupt, typer.Abort):
+        console_error("interrupted")
+        return FAILED
+
+
+def _one_line(error: LadderError) -> str:
+    """Return an error's first line, or all of it if the user asked for detail."""
+    text = str(error).strip()
+    if logging.getLogger("ladder").isEnabledFor(logging.INFO):
+        return text
+    first, _, rest = text.partition("\n")
+    return f"{first} [ladder --verbose shows the rest]" if rest.strip() else first
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def command_names() -> tuple[str, ...]:
+    """Return the names of all commands, for tests and the README."""
+    group: Any = typer.main.get_command(app)
+    return tuple(sorted(group.commands))

@@ -1,0 +1,83 @@
+"""What commands print: tables and JSON on stdout, logs, errors and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+PIPE_WIDTH = 400
+"""Columns of a table that no terminal limits, so that no cell is cut or wrapped."""
+
+
+class Step(Protocol):
+    """Tells the progress display what is being done."""
+
+    def __call__(self, description: str, done: float | None = None) -> None:
+        """Show ``description``; ``done`` is the fraction finished, None if unknown."""
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """Print an aligned table on stdout, as wide as it needs to be in a pipe."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title or None, box=None, pad_edge=False, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False).print(table)
+
+
+def print_fields(fields: Mapping[str, str]) -> None:
+    """Print ``name  value`` lines on stdout."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        print(f"{name:<{width}}  {value}")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as GitHub-flavoured markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, *rows)]
+    lines.insert(1, "|" + "---|" * len(columns))
+    return "\n".join(lines)
+
+
+def log_to_stderr(verbose: bool) -> None:
+    """Send Ladder's log to stderr: warnings, or every step if ``verbose``."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("ladder").setLevel(level)
+
+
+def is_interactive() -> bool:
+    """Return whether a person watches stderr: a terminal, and not under CI."""
+    return sys.stderr.isatty() and not os.environ.get("CI")
+
+
+@contextmanager
+def progress() -> Iterator[Step]:
+    """Show what long work is doing, with a bar, on an interactive stderr; stay silent elsewhere."""
+    if not is_interactive():
+        yield lambda description, done=None: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task("", total=None)
+
+        def step(description: str, done: float | None = None) -> None:
+            total = None if done is None else 1.0
+            display.update(task, description=description, total=total, completed=done or 0.0)
+
+        yield step

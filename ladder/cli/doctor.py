@@ -1,0 +1,288 @@
+"""``ladder doctor``: which tools are here, what each is for, and how to get what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ladder.cli.console import print_table
+from tile_types.errors import LadderError
+
+PROBE_SECONDS = 20.0
+"""A tool that does not print its version within this time counts as broken."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a probe saw: a version, where, and whether it works."""
+
+    version: str
+    where: str = ""
+    works: bool = True
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name
+        What it is called.
+    purpose
+        What Ladder needs it for.
+    get
+        How to get it.
+    probe
+        Looks for it; None if it is absent.
+    required
+        Whether the CPU main job, ``ladder gemm``, needs it.
+    """
+
+    name: str
+    purpose: str
+    get: str
+    probe: Callable[[], Found | None]
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one row, as printed and as ``--json`` gives it."""
+
+    name: str
+    status: str
+    version: str
+    where: str
+    purpose: str
+    get: str
+    required: bool
+
+
+def package(name: str) -> Callable[[], Found | None]:
+    """Return a probe for a Python distribution."""
+
+    def probe() -> Found | None:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+        return Found(found.version, str(found.locate_file("")))
+
+    return probe
+
+
+def program(*names: str, variable: str = "", pattern: str = r"\d+(\.\d+)+") -> Callable[[], Found | None]:
+    """Return a probe for the first program of ``names``, or the one that an environment variable names."""
+
+    def probe() -> Found | None:
+        chosen = os.environ.get(variable, "") if variable else ""
+        path = next(filter(None, map(shutil.which, [chosen] if chosen else names)), None)
+        return None if path is None else _version_of(path, pattern)
+
+    return probe
+
+
+def _version_of(path: str, pattern: str) -> Found:
+    try:
+        command = [path, "--version"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Found(str(error), path, works=False)
+    version = re.search(pattern, ran.stdout + ran.stderr)
+    return Found(version[0] if version else "version unknown", path, works=ran.returncode == 0)
+
+
+def tvm_library() -> Found | None:
+    """Load TVM and report its version."""
+    try:
+        import tvm
+    except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == "tvm"
+        return None if absent else Found(str(error), works=False)
+    except OSError as error:
+        return Found(f"does not load: {error}", works=False)
+    return Found(tvm.__version__, os.path.dirname(tvm.__file__))
+
+
+def torch_library() -> Found | None:
+    """Load torch and report its version and threads."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
+    except (ImportError, OSError) as error:
+        return Found(f"does not load: {error}", works=False)
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
+    return Found(
+        f"{torch.__version__} ({built_for} build, {torch.get_num_threads()} threads)",
+        os.path.dirname(torch.__file__),
+    )
+
+
+def host_processor() -> Found:
+    """Report the CPU and the instructions that kernels may use."""
+    from targets import host_cpu
+
+    device = host_cpu()
+    cores = dict.fromkeys(core.name for core in device.cores)
+    return Found(f"{device.name}, {device.units} cores", ", ".join(cores) or "portable code only")
+
+
+def gpus() -> Found | None:
+    """Report the GPUs that the driver shows."""
+    from targets import visible_gpus
+
+    shown = visible_gpus()
+    if not shown:
+        return None
+    names = [f"#{gpu.ordinal} sm_{gpu.capability[0]}{gpu.capability[1]} as {gpu.device}" for gpu in shown]
+    return Found(f"{len(shown)} visible", "; ".join(names), works=any(gpu.device for gpu in shown))
+
+
+def cache_folder() -> Found:
+    """Report the kernel cache and whether it can be written."""
+    from ladder.runtime.cache import cache_root
+
+    root = cache_root()
+    parent = next(path for path in (root, *root.parents) if path.exists())
+    writable = os.access(parent, os.W_OK)
+    return Found("writable" if writable else "cannot be written", str(root), works=writable)
+
+
+def trial_kernel() -> Found:
+    """Compile a small kernel for this CPU, run it and compare it with float64."""
+    from ladder.cli.gemm import run_gemm
+    from ladder.cli.problem import Problem
+
+    try:
+        report = run_gemm(Problem(m=2, n=64, k=128, group_size=64, weight="int4"), check=True, timed=False)
+    except LadderError as error:
+        return Found(str(error), works=False)
+    return Found(
+        f"relative error {report.relative_error:.1e}", report.kernel, works=report.passed is not False
+    )
+
+
+REINSTALL = "install ladder-compiler again in a fresh virtual environment"
+CUDA_TOOLKIT = "install NVIDIA's CUDA toolkit 12.8 or newer and put its bin folder on PATH"
+TOOLS = (
+    Tool(
+        "Python",
+        "runs everything",
+        "install Python 3.11 or newer",
+        lambda: Found(platform.python_version(), sys.executable, sys.version_info >= (3, 11)),
+        required=True,
+    ),
+    Tool("CPU", "the default target", "", host_processor, required=True),
+    Tool("apache-tvm", "turns TIR into machine code", REINSTALL, tvm_library, required=True),
+    Tool("apache-tvm-ffi", "calls compiled kernels", REINSTALL, package("apache-tvm-ffi"), required=True),
+    Tool(
+        "torch",
+        "tensors in and out, baseline of timings",
+        "install torch 2.11 to 2.13; its CPU build serves everything but GPU runs",
+        torch_library,
+        required=True,
+    ),
+    Tool("numpy", "exact reference of types", REINSTALL, package("numpy"), required=True),
+    Tool("ml_dtypes", "values of standard low-bit types", REINSTALL, package("ml_dtypes"), required=True),
+    Tool("safetensors", "cached and exported weights", REINSTALL, package("safetensors")),
+    Tool("z3-solver", "proofs of fast decodes", REINSTALL, package("z3-solver")),
+    Tool("onnx", "importing models, not used yet", REINSTALL, package("onnx")),
+    Tool(
+        "C compiler",
+        "links kernels into libraries",
+        "install gcc or clang with your system's package manager, or set CC",
+        program("cc", "gcc", "clang", variable="CC"),
+        required=True,
+    ),
+    Tool(
+        "nvcc",
+        "compiles kernels for cuda/* targets (no GPU needed)",
+        f"{CUDA_TOOLKIT}, or set LADDER_NVCC",
+        program("nvcc", variable="LADDER_NVCC", pattern=r"(?<=release )\d+\.\d+"),
+    ),
+    Tool(
+        "ptxas",
+        "assembles for cuda/* targets",
+        CUDA_TOOLKIT,
+        program("ptxas", pattern=r"(?<=release )\d+\.\d+"),
+    ),
+    Tool(
+        "cuobjdump",
+        "ladder explain --stage sass",
+        CUDA_TOOLKIT,
+        program("cuobjdump", pattern=r"(?<=release )\d+\.\d+"),
+    ),
+    Tool(
+        "nvdisasm",
+        "ladder explain --stage sass",
+        CUDA_TOOLKIT,
+        program("nvdisasm", pattern=r"(?<=release )\d+\.\d+"),
+    ),
+    Tool(
+        "lld",
+        "links kernels for rocm/* targets, which are not built yet",
+        "install LLVM's lld with your system's package manager",
+        program("ld.lld", "ld.lld-22"),
+    ),
+    Tool(
+        "GPU",
+        "runs kernels of cuda/* targets; compiling needs none",
+        "install NVIDIA's driver on a machine with a GPU",
+        gpus,
+    ),
+    Tool("cache", "keeps compiled kernels", "set LADDER_CACHE_DIR to a folder you can write", cache_folder),
+    Tool(
+        "trial kernel",
+        "the main job, in small: compile, run, check",
+        "see the line above that is not ok",
+        trial_kernel,
+        required=True,
+    ),
+)
+"""Everything that `diagnose` looks at, in the order of the report."""
+
+
+def examine(tool: Tool) -> Finding:
+    """Probe one tool."""
+    found = tool.probe()
+    status = "missing" if found is None else "ok" if found.works else "broken"
+    seen = found or Found("-")
+    get = "" if status == "ok" else tool.get
+    return Finding(tool.name, status, seen.version, seen.where, tool.purpose, get, tool.required)
+
+
+def diagnose() -> tuple[Finding, ...]:
+    """Probe every tool of `TOOLS`."""
+    return tuple(map(examine, TOOLS))
+
+
+def healthy(findings: tuple[Finding, ...]) -> bool:
+    """Return whether the CPU main job can run."""
+    return all(finding.status == "ok" for finding in findings if finding.required)
+
+
+def as_json(findings: tuple[Finding, ...]) -> dict[str, Any]:
+    """Return the report as one JSON-able object."""
+    rows = {finding.name: asdict(finding) for finding in findings}
+    return {"main_job_runs": healthy(findings), "platform": sysconfig.get_platform(), "tools": rows}
+
+
+def print_report(findings: tuple[Finding, ...]) -> None:
+    """Print the report as a table, and what to do about each row that is not ok."""
+    rows = [(f.name, f.status, f.version, f.purpose, f.where) for f in findings]
+    print_table(("tool", "status", "version", "needed for", "where"), rows)
+    advice = [f for f in findings if f.status != "ok"]
+    for finding in advice:
+        need = "needed" if finding.required else "optional"
+        print(f"{finding.name} ({need}): {finding.get}")

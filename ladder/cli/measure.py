@@ -1,0 +1,142 @@
+"""Timing side by side, and what the machine could do at best."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from targets.device import TileDevice
+
+if TYPE_CHECKING:
+    import torch
+
+Call = Callable[[], object]
+
+MIN_SECONDS, MAX_SECONDS, ROUNDS = 0.4, 6.0, 7
+"""Each contender is timed for at least this long and this many rounds, but no longer than the limit."""
+
+MAX_COPIES = 64
+FALLBACK_CACHE = 64 << 20
+"""Bytes assumed for the last-level cache of a CPU that does not tell."""
+
+BANDWIDTH_BUFFER = 256 << 20
+
+
+def last_level_cache(device: TileDevice) -> int:
+    """Return the bytes of the cache next to DRAM."""
+    if device.is_gpu:
+        return device.layer("l2").capacity
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text.rstrip("KM")) << {"K": 10, "M": 20}.get(text[-1], 0))
+    return max(sizes, default=FALLBACK_CACHE)
+
+
+def copies_for(nbytes: int, device: TileDevice) -> int:
+    """Return how many copies of a weight to take in turn so that each comes from memory."""
+    return min(MAX_COPIES, 2 + 2 * last_level_cache(device) // max(nbytes, 1))
+
+
+def side_by_side(contenders: Mapping[str, Sequence[Call]], device: TileDevice) -> dict[str, float]:
+    """Time several ways of doing the same work in alternating rounds.
+
+    Parameters
+    ----------
+    contenders
+        Name -> calls that do the same work on different copies of the weight.
+    device
+        Where they run.
+
+    Returns
+    -------
+    Name -> median over the rounds of the mean time of one call, in µs.
+    """
+    clock = _gpu_clock if device.kind == "cuda" else _host_clock
+    rounds = {name: clock(calls) for name, calls in contenders.items()}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    start = time.perf_counter()
+    while (spent := time.perf_counter() - start) < MAX_SECONDS:
+        if spent > MIN_SECONDS * len(contenders) and len(next(iter(times.values()))) >= ROUNDS:
+            break
+        for name, timed in rounds.items():
+            times[name].append(timed() / len(contenders[name]))
+    return {name: statistics.median(values) * 1e6 for name, values in times.items()}
+
+
+def _host_clock(calls: Sequence[Call]) -> Callable[[], float]:
+    for call in calls[:2]:
+        call()
+
+    def timed() -> float:
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        return time.perf_counter() - start
+
+    return timed
+
+
+def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
+    """Capture the calls in one CUDA graph, so that the time has no host cost in it."""
+    import torch
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timed(kept: object = kept) -> float:
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    timed()
+    return timed
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What bounds any kernel: bytes per second, operations per second, and where they come from."""
+
+    bandwidth: float
+    peak: float
+    source: str
+
+    def seconds(self, nbytes: int, flops: int) -> float:
+        """Return the least time that moving and computing this much can take."""
+        return max(nbytes / self.bandwidth, flops / self.peak)
+
+
+def ceiling(device: TileDevice, activation: str) -> Ceiling:
+    """Return the roofline of a device: its data sheet, or for a CPU the bandwidth measured now."""
+    peak = device.peak(device.core_for(activation))
+    if device.is_gpu:
+        return Ceiling(device.layer("dram").bandwidth, peak, "data sheet")
+    return Ceiling(read_bandwidth(), peak, "bandwidth measured in this run")
+
+
+def read_bandwidth() -> float:
+    """Return the bytes per second at which torch's threads read memory: the best of five sums."""
+    import torch
+
+    buffer = torch.ones(BANDWIDTH_BUFFER // 4)
+    best = min(_seconds(buffer) for _ in range(5))
+    return BANDWIDTH_BUFFER / best
+
+
+def _seconds(buffer: torch.Tensor) -> float:
+    start = time.perf_counter()
+    buffer.sum()
+    return time.perf_counter() - start

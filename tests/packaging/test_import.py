@@ -1,0 +1,55 @@
+"""Importing is cheap, lazy, and says so when another package is in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "tvm", "tvm_ffi", "onnx", "z3", "typer", "rich")
+
+
+def python(code: str, *, folder: Path = ROOT, path: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_import_takes_less_than_a_third_of_a_second() -> None:
+    code = "import time; start = time.perf_counter(); import ladder; print(time.perf_counter() - start)"
+    seconds = min(float(python(code).stdout) for _ in range(3))
+    assert seconds < 0.3
+
+
+@pytest.mark.parametrize("package", ["ladder", "tile_types", "targets", "schedules", "ladder.cli"])
+def test_import_loads_nothing_heavy(package: str) -> None:
+    done = python(f"import sys, {package}; print([m for m in {HEAVY} if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_every_public_name_resolves() -> None:
+    done = python("import ladder; print(sorted(n for n in ladder.__all__ if getattr(ladder, n) is None))")
+    assert done.stdout.strip() == "[]", done.stderr
+    assert python("import ladder; set(ladder.__all__) <= set(dir(ladder)) or exit(3)").returncode == 0
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    done = python("import ladder; ladder.Matmull")
+    assert "AttributeError" in done.stderr
+    assert "Matmull" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["targets", "schedules", "tile_types"])
+def test_shadowed_package_is_named_with_a_remedy(tmp_path: Path, name: str) -> None:
+    """A user's own ``targets.py`` beside a script hides ours: the error says which file does."""
+    (tmp_path / f"{name}.py").write_text("answer = 42\n")
+    done = python("import ladder; ladder.quantize", folder=tmp_path, path=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert done.returncode != 0
+    message = done.stderr.strip().splitlines()[-1]
+    assert "ImportError" in message
+    assert str(tmp_path / f"{name}.py") in message
+    assert "rename" in message.lower()
