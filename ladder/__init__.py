@@ -1,0 +1,130 @@
+"""Ladder: compile matrix products with weights of any low-bit type to fast kernels.
+
+This module is all that users need. It is lazy: a name is imported when it is first used,
+and ``import ladder`` loads neither torch nor TVM.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ladder import knobs as knobs
+    from ladder.api.expression import compile_expression as compile_expression
+    from ladder.api.linear import Linear as Linear
+    from ladder.api.linear import quantize_ as quantize_
+    from ladder.api.matmul import Matmul as Matmul
+    from ladder.api.quantization import quantize as quantize
+    from ladder.ir.gemm import Gemm as Gemm
+    from ladder.runtime.artifact import Artifact as Artifact
+    from ladder.runtime.artifact import load as load
+    from ladder.runtime.cache import KernelCache as KernelCache
+    from ladder.runtime.packed import PackedWeight as PackedWeight
+    from targets import get_device as get_device
+    from targets import list_devices as list_devices
+    from tile_types import Metadata as Metadata
+    from tile_types import QuantizedTensor as QuantizedTensor
+    from tile_types import Tile as Tile
+    from tile_types import TType as TType
+    from tile_types import get_type as get_type
+    from tile_types import group_scaled as group_scaled
+    from tile_types import list_types as list_types
+    from tile_types import register_type as register_type
+    from tile_types.errors import ArtifactError as ArtifactError
+    from tile_types.errors import CacheError as CacheError
+    from tile_types.errors import CompilerError as CompilerError
+    from tile_types.errors import ConversionError as ConversionError
+    from tile_types.errors import DeviceError as DeviceError
+    from tile_types.errors import DTypeError as DTypeError
+    from tile_types.errors import LadderError as LadderError
+    from tile_types.errors import MissingToolError as MissingToolError
+    from tile_types.errors import ParseError as ParseError
+    from tile_types.errors import ScheduleError as ScheduleError
+    from tile_types.errors import ShapeError as ShapeError
+    from tile_types.errors import UnknownNameError as UnknownNameError
+    from tile_types.errors import ValueRangeError as ValueRangeError
+    from tile_types.errors import VerificationError as VerificationError
+
+_HOMES = {
+    "ladder.api.expression": ("compile_expression",),
+    "ladder.api.linear": ("Linear", "quantize_"),
+    "ladder.api.matmul": ("Matmul",),
+    "ladder.api.quantization": ("quantize",),
+    "ladder.ir.gemm": ("Gemm",),
+    "ladder.runtime.artifact": ("Artifact", "load"),
+    "ladder.runtime.cache": ("KernelCache",),
+    "ladder.runtime.packed": ("PackedWeight",),
+    "targets": ("get_device", "list_devices"),
+    "tile_types": (
+        *("Metadata", "QuantizedTensor", "TType", "Tile"),
+        *("get_type", "group_scaled", "list_types", "register_type"),
+    ),
+    "tile_types.errors": (
+        *("ArtifactError", "CacheError", "CompilerError", "ConversionError", "DTypeError", "DeviceError"),
+        *("LadderError", "MissingToolError", "ParseError", "ScheduleError", "ShapeError"),
+        *("UnknownNameError", "ValueRangeError", "VerificationError"),
+    ),
+}
+"""Module -> the public names that live there."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["knobs", *_HOME_OF]
+
+SIBLINGS = ("tile_types", "targets", "schedules")
+"""Top-level packages of this distribution whose names another package might take."""
+
+
+def _location(name: str) -> Path | None:
+    """Return the folder from which ``import name`` is or would be served."""
+    module = sys.modules.get(name)
+    spec = (
+        module.__spec__ if isinstance(module, ModuleType) else importlib.machinery.PathFinder.find_spec(name)
+    )
+    origin = getattr(module, "__file__", None) or (spec.origin if spec is not None else None)
+    return Path(origin).resolve().parent if origin else None
+
+
+def _check_siblings() -> None:
+    """Raise if another module shadows one of our packages.
+
+    Raises
+    ------
+    ImportError
+        Says which file shadows which package, and how to fix it.
+    """
+    home = Path(__file__).resolve().parents[1]
+    for name in SIBLINGS:
+        found = _location(name)
+        if found == home / name:
+            continue
+        shadow = f"{found} is imported in its place" if found else "it is not there"
+        raise ImportError(
+            f"ladder needs its own package {name!r} from {home}, but {shadow}."
+            f" Rename your {name!r} module, or move its folder behind {home} on sys.path;"
+            " if the package is missing, install ladder-compiler again."
+        )
+
+
+_check_siblings()
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use (PEP 562)."""
+    if name == "knobs":
+        return importlib.import_module("ladder.knobs")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ladder' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,256 @@
+"""Kernels as files: one archive that runs with no compiler present.
+
+The archive is an uncompressed zip of ``manifest.json``, one library per kernel and, if weights
+were exported too, ``packed.safetensors``. The manifest holds the digest of each member.
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.runtime import library
+from ladder.runtime.cache import MANIFEST, ladder_version
+from ladder.runtime.compile import Request, family_of, obtain, register
+from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack
+from schedules.schedule import parse_plan
+from tile_types.errors import ArtifactError, ParseError
+
+if TYPE_CHECKING:
+    import torch
+
+    from targets import TileDevice
+    from tile_types.quantized import QuantizedTensor
+
+FORMAT = 1
+WEIGHTS = "packed.safetensors"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A loaded artefact: call it like the operator that was exported.
+
+    Parameters
+    ----------
+    kernel
+        The operator.
+    packed
+        The exported weight, if there was one.
+    manifest
+        What the archive says about itself.
+    """
+
+    kernel: CompiledGemm
+    packed: PackedWeight | None
+    manifest: Mapping[str, Any]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight | None = None,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply ``x[..., K]`` by ``packed`` or by the exported weight; see `CompiledGemm`.
+
+        Raises
+        ------
+        ArtifactError
+            If no weight is given and none was exported.
+        """
+        weight = self.packed if packed is None else packed
+        if weight is None:
+            raise ArtifactError(
+                "this artefact was exported without weights; pass packed=artifact.pack(weight)"
+            )
+        return self.kernel(x, weight, bias, token_scale)
+
+    def pack(self, weight: QuantizedTensor) -> PackedWeight:
+        """Bring a quantized matrix into the kernel's layout."""
+        from targets import get_device
+
+        return pack(self.kernel.gemm, get_device(self.manifest["device"]), weight)
+
+
+def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight | None = None) -> Path:
+    """Write an operator, compiled for its target, to one file.
+
+    Parameters
+    ----------
+    request
+        The operator.
+    path
+        The file to write; replaced in one step if it exists.
+    packed
+        A weight to put beside the kernel.
+
+    Returns
+    -------
+    The path.
+
+    Raises
+    ------
+    ArtifactError
+        If the file cannot be written.
+    """
+    plan, kernels = obtain(request)
+    members = {f"{kernel.entry}.so": kernel.library.read_bytes() for kernel in kernels}
+    if packed is not None:
+        members[WEIGHTS] = packed.to_bytes()
+    manifest = {
+        "format": FORMAT,
+        "ladder": ladder_version(),
+        "tvm": library.tvm_version(),
+        "device": request.device,
+        "family": family_of(request.target),
+        "features": needed_features(request.target),
+        "gemm": asdict(request.gemm),
+        "request": request.text,
+        "plan": str(plan),
+        "entries": [kernel.entry for kernel in kernels],
+        "members": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
+    }
+    return _write(Path(path), {MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
+
+
+def needed_features(device: TileDevice) -> list[str]:
+    """Return the CPU features that code for a device may use; a GPU is identified by its name."""
+    return [] if device.is_gpu else sorted(device.features)
+
+
+def _write(path: Path, members: Mapping[str, bytes]) -> Path:
+    """Write the archive beside its final place, then rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
+        temporary.replace(path)
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Artifact:
+    """Load what `export` wrote. Needs TVM's runtime library, no compiler.
+
+    Parameters
+    ----------
+    path
+        The file.
+    device
+        Where to put the exported weight: by default the CPU or the current GPU.
+
+    Raises
+    ------
+    ArtifactError
+        If the file is truncated or changed, of another version, or for another device.
+    MissingToolError
+        If the runtime library is not installed.
+    """
+    source = Path(path)
+    manifest, members = _read(source)
+    _check_version(source, manifest)
+    check_device(source, manifest)
+    kernel = _operator(source, manifest, members)
+    packed = None
+    if WEIGHTS in members:
+        packed = PackedWeight.from_bytes(members[WEIGHTS], device or manifest["family"])
+    register(manifest["request"], kernel)
+    return Artifact(kernel, packed, manifest)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the manifest and the members, all of them verified."""
+    advice = "export it again or copy it again"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            manifest = json.loads(archive.read(MANIFEST))
+            if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+                found = manifest.get("format") if isinstance(manifest, dict) else None
+                raise ArtifactError(
+                    f"{path} has format {found}, this Ladder reads format {FORMAT}; export it again"
+                )
+            members = {name: archive.read(name) for name in manifest["members"]}
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist") from error
+    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
+        raise ArtifactError(f"{path} is truncated or no Ladder artefact ({error}); {advice}") from error
+    for name, data in members.items():
+        if hashlib.sha256(data).hexdigest() != manifest["members"][name]:
+            raise ArtifactError(f"{path}: {name} does not match its digest, the file was changed; {advice}")
+    return manifest, members
+
+
+def _check_version(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Kernels call the runtime they were built with: its minor version must be the same."""
+    for name, here in (("tvm", library.tvm_version()), ("ladder", ladder_version())):
+        there = str(manifest.get(name))
+        if there.split(".")[:2] != here.split(".")[:2]:
+            raise ArtifactError(
+                f"{path} was exported with {name} {there}, this process has {name} {here};"
+                f" export it again or install {name} {there}"
+            )
+
+
+def check_device(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise unless this machine runs code for the artefact's device.
+
+    Raises
+    ------
+    ArtifactError
+        Names both devices.
+    """
+    device = str(manifest["device"])
+    advice = "export it for this device"
+    if manifest["family"] == "cpu":
+        from targets import host_cpu
+
+        missing = sorted(set(manifest["features"]) - host_cpu().features)
+        if missing:
+            raise ArtifactError(f"{path} is for {device}; this CPU lacks {', '.join(missing)}; {advice}")
+        return
+    here = local_gpu()
+    if here != device:
+        raise ArtifactError(f"{path} is for {device}; this machine has {here or 'no usable GPU'}; {advice}")
+
+
+def local_gpu() -> str | None:
+    """Return the device name of torch's current GPU, None without one."""
+    import torch
+
+    from targets.detect import device_for_capability
+
+    if not torch.cuda.is_available():
+        return None
+    return device_for_capability(torch.cuda.get_device_capability())
+
+
+def _operator(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> CompiledGemm:
+    """Load the kernel libraries; their files are not needed after that."""
+    family, names = str(manifest["family"]), list(manifest["entries"])
+    functions: dict[str, Any] = {}
+    try:
+        gemm = gemm_from_dict(manifest["gemm"])
+        limits = [limit for limit, _ in parse_plan(manifest["plan"]).entries]
+        with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
+            for name in dict.fromkeys(names):
+                shared = Path(folder) / f"{name}.so"
+                shared.write_bytes(members[shared.name])
+                functions[name] = library.load_module(shared, family)[name]
+    except (KeyError, TypeError, AttributeError, ParseError) as error:
+        raise ArtifactError(
+            f"{path} does not fit this version of Ladder: {error}; export it again"
+        ) from error
+    return CompiledGemm(gemm, family, limits, [functions[name] for name in names], names)

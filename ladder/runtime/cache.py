@@ -1,0 +1,309 @@
+"""The disk cache of compiled kernels.
+
+An entry is a folder ``kernels/<key>`` with the kernel library and ``manifest.json``. It is
+written in a temporary folder beside it and renamed, so a reader sees a whole entry or
+none; two processes that fill one entry at once both succeed, and the first one's stays.
+An entry whose content does not match its manifest counts as a miss and is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder import knobs
+from ladder.runtime import library
+from tile_types.errors import CacheError
+
+if TYPE_CHECKING:
+    from ladder.ir.gemm import Gemm
+    from targets import TileDevice
+
+log = logging.getLogger("ladder.cache")
+
+FORMAT = 1
+"""Version of the entry layout; other versions are misses."""
+
+LIBRARY = "kernel.so"
+MANIFEST = "manifest.json"
+
+STALE_SECONDS = 3600.0
+"""A temporary folder older than this belongs to a process that was killed."""
+
+SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/lower")
+"""Packages whose source text decides what a kernel is."""
+
+
+def cache_root() -> Path:
+    """Return the cache folder: LADDER_CACHE_DIR, else ``ladder`` in the user's cache folder."""
+    configured = knobs.settings.cache_dir
+    if configured is not None:
+        return configured
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "ladder"
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("ladder", appauthor=False))
+
+
+@cache
+def ladder_version() -> str:
+    """Return the version of the installed distribution, ``"0+source"`` in a bare source tree."""
+    try:
+        return importlib.metadata.version("ladder-compiler")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+source"
+
+
+@cache
+def source_digest() -> str:
+    """Return a digest of every source file that takes part in making a kernel."""
+    root = Path(__file__).resolve().parents[2]
+    digest = hashlib.sha256()
+    for package in SOURCES:
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What, besides the problem and the schedule, decides what a kernel is.
+
+    Parameters
+    ----------
+    device
+        What of the target reaches the code generator.
+    weight
+        Width and values of the weight's type: a user can define any under a name.
+    compiler
+        The compiler behind TVM (TVM brings its own for CPUs).
+    """
+
+    device: str
+    weight: str
+    compiler: str
+
+    @staticmethod
+    def of(gemm: Gemm, device: TileDevice) -> Identity:
+        """Collect the identity for a problem on a device."""
+        parts = (device.name, device.target, device.compile_options, sorted(device.features), device.cores)
+        return Identity(repr(parts), _type_text(gemm.weight), _compiler(device))
+
+
+def _type_text(name: str) -> str:
+    from tile_types import get_type
+
+    element = get_type(name).element_type
+    digest = hashlib.sha256(element.probe_codes().tobytes())
+    digest.update(element.probe_values().tobytes())
+    return f"{element.name}:{element.elem_bits}:{digest.hexdigest()}"
+
+
+def _compiler(device: TileDevice) -> str:
+    if device.kind != "cuda":
+        return ""
+    from ladder.lower.cuda.toolchain import compiler_identity
+
+    return compiler_identity()
+
+
+def cache_key(gemm: Gemm, schedule: str, identity: Identity) -> str:
+    """Return the key of a kernel: a digest of everything that can change it.
+
+    N and K do not count: kernels take them from the tensors.
+    """
+    parts = {
+        "format": FORMAT,
+        "gemm": gemm.shape_free(),
+        "schedule": schedule,
+        "identity": astuple(identity),
+        "ladder": ladder_version(),
+        "sources": source_digest(),
+        "tvm": library.tvm_version(),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One kernel in the cache.
+
+    Parameters
+    ----------
+    key
+        The digest that names it.
+    folder
+        Where its files are.
+    manifest
+        What was stored beside the library.
+    """
+
+    key: str
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def library(self) -> Path:
+        """Path of the kernel library."""
+        return self.folder / LIBRARY
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+
+
+class KernelCache:
+    """Kernels on disk, shared by processes.
+
+    Parameters
+    ----------
+    root
+        Folder of the cache; `cache_root` by default.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = cache_root() if root is None else root
+        self.kernels = self.root / "kernels"
+        self.temporary = self.root / "tmp"
+
+    def lookup(self, key: str) -> CacheEntry | None:
+        """Return the entry of ``key``, or None if it is absent or not intact."""
+        folder = self.kernels / key
+        if not folder.is_dir():
+            return None
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            reason = self._fault(folder, key, manifest)
+        except (OSError, ValueError) as error:
+            manifest, reason = {}, str(error)
+        if reason:
+            log.warning("cache entry %s is not intact (%s); it will be built again", folder, reason)
+            return None
+        return CacheEntry(key, folder, manifest)
+
+    def _fault(self, folder: Path, key: str, manifest: Any) -> str:
+        """Say why an entry cannot be used; empty if it can."""
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            return "another format version"
+        if manifest.get("key") != key:
+            return "it was stored under another key"
+        if file_digest(folder / LIBRARY) != manifest.get("sha256"):
+            return "the library was truncated or changed"
+        return ""
+
+    def store(self, key: str, built: Path, manifest: Mapping[str, Any]) -> CacheEntry:
+        """Put a kernel library into the cache and return the entry to use.
+
+        Parameters
+        ----------
+        key
+            What `cache_key` returned.
+        built
+            The library; it is copied.
+        manifest
+            JSON-able facts to keep beside it.
+
+        Raises
+        ------
+        CacheError
+            If the folder cannot be written.
+        """
+        full = {**manifest, "format": FORMAT, "key": key, "sha256": file_digest(built)}
+        try:
+            self.kernels.mkdir(parents=True, exist_ok=True)
+            self.temporary.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.temporary))
+            try:
+                shutil.copyfile(built, folder / LIBRARY)
+                (folder / MANIFEST).write_text(json.dumps(full, indent=1, sort_keys=True))
+                self._publish(folder, self.kernels / key)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError as error:
+            raise CacheError(
+                f"cannot write the kernel cache {self.root}: {error}; set LADDER_CACHE_DIR to a folder"
+                " that you can write, or LADDER_CACHE=0"
+            ) from error
+        entry = self.lookup(key)
+        if entry is None:
+            raise CacheError(f"the kernel cache {self.root} does not keep what is written to it")
+        return entry
+
+    def _publish(self, folder: Path, final: Path) -> None:
+        """Rename a complete folder into place unless an intact entry is already there."""
+        for _ in range(8):
+            try:
+                folder.rename(final)
+                return
+            except OSError:
+                if self.lookup(final.name) is not None:
+                    return
+            # Something broken is in the way: move it aside, then try again.
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(Path(tempfile.mkdtemp(prefix="broken-", dir=self.temporary)) / "entry")
+        folder.rename(final)
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left in the temporary folder."""
+        now = time.time()
+        for path in self.temporary.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.name.startswith("broken-") or now - path.stat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def entries(self) -> Iterator[CacheEntry]:
+        """Yield every intact entry, by key."""
+        if not self.kernels.is_dir():
+            return
+        for folder in sorted(self.kernels.iterdir()):
+            entry = self.lookup(folder.name)
+            if entry is not None:
+                yield entry
+
+    def size(self) -> int:
+        """Return the bytes of all files, broken ones included."""
+        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
+    def clear(self) -> int:
+        """Remove all kernels; tuning results stay. Returns how many entries were removed.
+
+        Raises
+        ------
+        CacheError
+            If a file cannot be removed.
+        """
+        removed = 0
+        try:
+            for folder in list(self.kernels.iterdir()) if self.kernels.is_dir() else ():
+                self.temporary.mkdir(parents=True, exist_ok=True)
+                doomed = Path(tempfile.mkdtemp(prefix="broken-", dir=self.temporary))
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rename(doomed / "entry")
+                    removed += 1
+            if self.temporary.is_dir():
+                self._sweep()
+        except OSError as error:
+            raise CacheError(f"cannot clear the kernel cache {self.root}: {error}") from error
+        return removed

@@ -1,0 +1,248 @@
+"""From a problem and a target to a loaded kernel: memory, then disk, then the compiler.
+
+Only a miss of both caches imports the compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder import knobs
+from ladder.ir.gemm import Gemm
+from ladder.runtime import library
+from ladder.runtime.cache import Identity, KernelCache, cache_key, cache_root
+from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.packed import gemm_from_dict
+from schedules.schedule import Plan, Schedule, parse_plan
+from tile_types.errors import CacheError
+
+if TYPE_CHECKING:
+    from schedules.tuning import TuningDatabase
+    from targets import TileDevice
+
+ANY_M = 1 << 30
+"""Limit of a plan that is one schedule for every M."""
+
+log = logging.getLogger("ladder.compile")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A problem and a target. Its `text` names one operator in every process.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    device
+        Name of the target.
+    plan
+        Schedules to use instead of the policy's.
+    """
+
+    gemm: Gemm
+    device: str
+    plan: Plan | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """The request as text; `parse` reads it back."""
+        fields = {"device": self.device, "gemm": asdict(self.gemm), "plan": self.plan and str(self.plan)}
+        return json.dumps(fields, sort_keys=True)
+
+    @staticmethod
+    @cache
+    def parse(text: str) -> Request:
+        """Read back what `text` printed."""
+        fields = json.loads(text)
+        plan = parse_plan(fields["plan"]) if fields["plan"] else None
+        return Request(gemm_from_dict(fields["gemm"]), fields["device"], plan)
+
+    @property
+    def target(self) -> TileDevice:
+        """The device's data."""
+        from targets import get_device
+
+        return get_device(self.device)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled schedule on disk and what was recorded when it was built.
+
+    Parameters
+    ----------
+    library
+        The ``.so``.
+    manifest
+        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``sources``
+        (stage -> text), ``log`` and ``seconds`` of the build.
+    from_cache
+        Whether it was found on disk.
+    """
+
+    library: Path
+    manifest: Mapping[str, Any]
+    from_cache: bool
+
+    @property
+    def entry(self) -> str:
+        """Name of the function in the library."""
+        return str(self.manifest["entry"])
+
+
+_compiled: dict[str, CompiledGemm] = {}
+_kernels: dict[str, Kernel] = {}
+_functions: dict[str, Any] = {}
+_lock = threading.RLock()
+
+
+def compiled(text: str) -> CompiledGemm:
+    """Return the loaded operator that a `Request.text` names, building it on first use."""
+    found = _compiled.get(text)
+    if found is None:
+        with _lock:
+            found = _compiled.get(text) or _load(Request.parse(text))
+            _compiled[text] = found
+    return found
+
+
+def register(text: str, operator: CompiledGemm) -> None:
+    """Let `compiled` return an operator that came from elsewhere (an artefact)."""
+    _compiled.setdefault(text, operator)
+
+
+def forget() -> None:
+    """Drop every loaded operator, so that the next use looks on disk again."""
+    with _lock:
+        for memory in (_compiled, _kernels, _functions):
+            memory.clear()
+
+
+def _load(request: Request) -> CompiledGemm:
+    family = family_of(request.target)
+    plan, kernels = obtain(request)
+    entries = [_function(kernel, family) for kernel in kernels]
+    return CompiledGemm(
+        request.gemm,
+        family,
+        [limit for limit, _ in plan.entries],
+        entries,
+        [kernel.entry for kernel in kernels],
+    )
+
+
+def _function(kernel: Kernel, family: str) -> Any:
+    """Return the entry of a library, loading each library once."""
+    path = str(kernel.library)
+    if path not in _functions:
+        _functions[path] = library.load_module(kernel.library, family)[kernel.entry]
+    return _functions[path]
+
+
+def family_of(device: TileDevice) -> str:
+    """Return torch's device type for a target: ``"cuda"`` or ``"cpu"``."""
+    return "cuda" if device.is_gpu else "cpu"
+
+
+def plan_for(request: Request) -> Plan:
+    """Return the schedules of a request: its own, else the policy's."""
+    if request.plan is not None:
+        return request.plan
+    from schedules.policy import make_plan
+
+    return make_plan(request.gemm, request.target, tuning_database())
+
+
+def tuning_database() -> TuningDatabase:
+    """Return the measured schedules: those shipped and those under the cache folder."""
+    from schedules.tuning import TuningDatabase
+
+    return TuningDatabase(cache_root() / "tuning")
+
+
+def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
+    """Return the plan of a request and the kernel of each of its entries, cached or freshly built.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        If one must be built and cannot.
+    """
+    plan, device = plan_for(request), request.target
+    identity = Identity.of(request.gemm, device)
+    with _lock:
+        return plan, [_kernel(request.gemm, device, schedule, identity) for _, schedule in plan.entries]
+
+
+def _kernel(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Kernel:
+    """Return the kernel of one schedule from memory, from disk, or by building it."""
+    key = cache_key(gemm, str(schedule), identity)
+    if key not in _kernels:
+        _kernels[key] = _from_disk(key) or _build(gemm, device, schedule, key)
+    return _kernels[key]
+
+
+def _from_disk(key: str) -> Kernel | None:
+    if not knobs.settings.cache:
+        return None
+    entry = KernelCache().lookup(key)
+    trace("cache %s %s", "hit" if entry else "miss", key[:12])
+    return Kernel(entry.library, entry.manifest, True) if entry else None
+
+
+def _build(gemm: Gemm, device: TileDevice, schedule: Schedule, key: str) -> Kernel:
+    from ladder.lower.build import build
+
+    start = time.perf_counter()
+    built = build(gemm, device, Plan(((ANY_M, schedule),)))
+    seconds = time.perf_counter() - start
+    trace("built %s for %s in %.2f s", built.entries[0], device.name, seconds)
+    manifest = {
+        "device": device.name,
+        "family": family_of(device),
+        "schedule": str(schedule),
+        "gemm": gemm.shape_free(),
+        "entry": built.entries[0],
+        "sources": dict(built.sources),
+        "log": built.log,
+        "seconds": round(seconds, 3),
+    }
+    _dump(manifest)
+    if knobs.settings.cache:
+        try:
+            entry = KernelCache().store(key, Path(built.path), manifest)
+            return Kernel(entry.library, entry.manifest, False)
+        except CacheError as error:
+            log.warning("%s; the kernel is used without being kept", error)
+    return Kernel(Path(built.path), manifest, False)
+
+
+def _dump(manifest: Mapping[str, Any]) -> None:
+    """Write every stage of a fresh kernel under LADDER_DUMP."""
+    folder = knobs.settings.dump
+    if folder is None:
+        return
+    target = folder / str(manifest["entry"])
+    target.mkdir(parents=True, exist_ok=True)
+    (target / "schedule.txt").write_text(
+        f"{manifest['device']}\n{manifest['gemm']}\n{manifest['schedule']}\n"
+    )
+    for stage, text in manifest["sources"].items():
+        (target / f"{stage.replace('/', '_')}.txt").write_text(text)
+
+
+def trace(message: str, *values: object) -> None:
+    """Log a step; LADDER_TRACE also shows it on stderr."""
+    log.info(message, *values)
+    if knobs.settings.trace:
+        print(f"ladder: {message % values}", file=sys.stderr)

@@ -1,0 +1,190 @@
+"""A compiled operator: loaded entries, which of them serves which M, and the call."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.packed import PackedWeight, layout_of
+from tile_types.errors import DeviceError, DTypeError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+ALIGNMENT = 16
+"""Bytes: kernels read rows of x in vectors of this size."""
+
+TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Element types that torch spells otherwise."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return torch's dtype of an activation or output type."""
+    import torch
+
+    dtype = getattr(torch, TORCH_NAMES.get(name, name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise DTypeError(f"torch has no dtype for {name!r}")
+    return dtype
+
+
+class CompiledGemm:
+    """``y = epilogue(x · decode(weight)ᵀ + bias)`` for any M, on one kind of device.
+
+    A call launches one kernel on the current stream and never synchronises.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    family
+        ``"cuda"`` or ``"cpu"``: torch's device type as well.
+    limits
+        Largest M of each entry, ascending; the last serves every larger M too.
+    entries
+        Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
+    names
+        Names of the entries, for reports.
+    """
+
+    def __init__(
+        self, gemm: Gemm, family: str, limits: Sequence[int], entries: Sequence[Any], names: Sequence[str]
+    ) -> None:
+        import torch
+
+        self.gemm = gemm
+        self.family = family
+        self.layout = layout_of(gemm, family)
+        self.limits = list(limits)
+        self.entries = list(entries)
+        self.names = list(names)
+        self.dtype = torch_dtype(gemm.activation)
+        self.output = torch_dtype(gemm.output)
+        self.pad = -gemm.k % (ALIGNMENT // self.dtype.itemsize)
+        self._last = len(self.entries) - 1
+        self._empty = torch.empty
+        self._extras = gemm.token_scale or gemm.bias
+
+    def entry_name(self, m: int) -> str:
+        """Return the name of the kernel that serves M = ``m``."""
+        return self.names[min(bisect_left(self.limits, m), self._last)]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Parameters
+        ----------
+        x
+            ``[..., K]`` of the activation type, on the device of ``packed``.
+        packed
+            What `ladder.runtime.packed.pack` made for the same problem.
+        bias
+            ``[N]`` of the output type, if the operator has a bias.
+        token_scale
+            float32 ``[...]``, one per row of x, if the operator has token scales.
+
+        Returns
+        -------
+        ``[..., N]`` of the output type.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            If an argument does not fit; the message says which and what fits.
+        """
+        if packed.layout != self.layout:
+            raise ShapeError(
+                f"the weight was packed for [{packed.layout}], this operator needs [{self.layout}]"
+            )
+        return self.run(x, packed.tensors, bias, token_scale)
+
+    def run(
+        self,
+        x: torch.Tensor,
+        weight: Sequence[torch.Tensor],
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply by the bare tensors of a packed weight; see `__call__`."""
+        shape = x.shape
+        if x.dtype != self.dtype or not shape or shape[-1] != self.gemm.k or x.device != weight[0].device:
+            self._reject(x, weight[0])
+        matrix = x if len(shape) == 2 else x.reshape(-1, self.gemm.k)
+        m = matrix.shape[0]
+        y = self._empty((m, self.gemm.n), dtype=self.output, device=x.device)
+        if m:
+            matrix = self._aligned(matrix)
+            extras = (
+                self._extra_arguments(m, x, bias, token_scale) if self._has_extras(bias, token_scale) else ()
+            )
+            self.entries[min(bisect_left(self.limits, m), self._last)](matrix, *weight, *extras, y)
+        return y if len(shape) == 2 else y.view(*shape[:-1], self.gemm.n)
+
+    def _has_extras(self, bias: torch.Tensor | None, token_scale: torch.Tensor | None) -> bool:
+        return self._extras or bias is not None or token_scale is not None
+
+    def _aligned(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Return rows that start at multiples of 16 bytes, zero beyond K."""
+        if self.pad:
+            import torch
+
+            # One-byte floats have no pad of their own: the bits are padded instead.
+            bits = matrix.view(torch.int8) if matrix.dtype.itemsize == 1 else matrix
+            return torch.nn.functional.pad(bits, (0, self.pad)).view(matrix.dtype)
+        if not matrix.is_contiguous():
+            matrix = matrix.contiguous()
+        return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
+
+    def _extra_arguments(
+        self, m: int, x: torch.Tensor, bias: torch.Tensor | None, token_scale: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """Check the per-row and per-column vectors and return those that the kernel takes."""
+        import torch
+
+        extras = []
+        for name, wanted, vector, length, dtype in (
+            ("token_scale", self.gemm.token_scale, token_scale, m, torch.float32),
+            ("bias", self.gemm.bias, bias, self.gemm.n, self.output),
+        ):
+            if wanted != (vector is not None):
+                verb = "needs" if wanted else "was built without"
+                raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+            if vector is None:
+                continue
+            if vector.numel() != length:
+                raise ShapeError(f"{name} must have {length} elements, got shape {tuple(vector.shape)}")
+            if vector.dtype != dtype:
+                raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
+            if vector.device != x.device:
+                raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
+            extras.append(vector.reshape(length).contiguous())
+        return extras
+
+    def _reject(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Raise the error that says what is wrong with x."""
+        if x.dtype != self.dtype:
+            raise DTypeError(
+                f"x is {x.dtype}, the operator was built for {self.dtype}; convert x with .to({self.dtype})"
+                " or build the operator with another activation type"
+            )
+        if not x.shape:
+            raise ShapeError(f"x must have at least one axis [..., K={self.gemm.k}], got a scalar")
+        if x.shape[-1] != self.gemm.k:
+            raise ShapeError(
+                f"the last axis of x has {x.shape[-1]} elements, the weight has K={self.gemm.k}"
+                f" (x is {tuple(x.shape)})"
+            )
+        if x.device.type != self.family:
+            raise DeviceError(
+                f"x is on {x.device}, the operator was built for {self.family!r} devices;"
+                " move x, or build the operator for that target"
+            )
+        raise DeviceError(f"x is on {x.device}, the packed weight on {weight.device}; move one with .to()")

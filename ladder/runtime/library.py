@@ -1,0 +1,179 @@
+"""Load kernels with TVM's runtime alone: no compiler, and no ``import tvm``.
+
+A built kernel needs ``tvm_ffi``, ``libtvm_runtime.so`` and, on NVIDIA GPUs,
+``libtvm_runtime_cuda.so``. The two libraries are taken from `LADDER_RUNTIME_DIR` or
+from the installed TVM distribution, whose Python package stays unimported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ladder import knobs
+from tile_types.errors import MissingToolError
+
+DISTRIBUTION = "apache-tvm"
+RUNTIME = "libtvm_runtime.so"
+RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
+"""Additional library by device family."""
+
+_lock = threading.Lock()
+_loaded: dict[str, ctypes.CDLL] = {}
+
+
+@cache
+def tvm_version() -> str:
+    """Return the version of the TVM runtime in use, without importing it.
+
+    ``LADDER_RUNTIME_DIR`` may point at a bare copy; then its ``VERSION`` file counts.
+    """
+    directory = knobs.settings.runtime_dir
+    if directory is not None and (directory / "VERSION").is_file():
+        return (directory / "VERSION").read_text().strip()
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _candidates() -> list[Path]:
+    """Return folders that may hold the runtime libraries, best first."""
+    if knobs.settings.runtime_dir is not None:
+        return [knobs.settings.runtime_dir]
+    folders = []
+    # A source build has no distribution; then its package tells the folder.
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        folders.append(Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file("tvm/lib"))))
+    try:
+        spec = importlib.util.find_spec("tvm")
+    except (ImportError, ValueError):
+        spec = None
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folders += [Path(location) / "lib", Path(location).parents[1] / "build" / "lib"]
+    return folders
+
+
+def find_library(name: str) -> Path:
+    """Return the path of one of the runtime's shared libraries.
+
+    Raises
+    ------
+    MissingToolError
+        If it is in none of the known places.
+    """
+    folders = _candidates()
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    places = ", ".join(map(str, folders)) or f"no {DISTRIBUTION} distribution is installed"
+    raise MissingToolError(
+        f"{name} not found (looked in: {places}); install {DISTRIBUTION}, or set LADDER_RUNTIME_DIR"
+        " to a folder that holds it"
+    )
+
+
+def _open(path: Path) -> None:
+    """Load a library so that its symbols are visible to kernels; once per process."""
+    if path.name in _loaded:
+        return
+    try:
+        _loaded[path.name] = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise MissingToolError(
+            f"cannot load {path.name}: {error}; `ladder doctor` lists what this machine lacks"
+        ) from error
+
+
+def load_runtime(family: str = "cpu") -> None:
+    """Load what kernels of a device family need; later calls return at once.
+
+    Parameters
+    ----------
+    family
+        ``"cpu"`` or ``"cuda"``.
+
+    Raises
+    ------
+    MissingToolError
+        If ``tvm_ffi`` or a library is not there, or cannot be loaded (no GPU driver).
+    """
+    needed = RUNTIME_FOR.get(family, RUNTIME)
+    if needed in _loaded:
+        return
+    with _lock:
+        try:
+            import torch  # noqa: F401  torch brings the CUDA runtime library
+            import tvm_ffi  # noqa: F401
+        except ImportError as error:
+            raise MissingToolError(
+                f"running kernels needs {error.name or 'tvm_ffi'}: install apache-tvm-ffi and torch"
+            ) from error
+        if RUNTIME not in _loaded:
+            _prepare_threads()
+            _open(find_library(RUNTIME))
+            knobs.on_override(apply_threads)
+        if needed != RUNTIME:
+            _open(find_library(needed))
+
+
+def load_module(path: Path, family: str = "cpu") -> Any:
+    """Load a kernel library.
+
+    Parameters
+    ----------
+    path
+        The ``.so`` that the compiler exported.
+    family
+        Device family it was built for.
+
+    Returns
+    -------
+    ``tvm_ffi.Module``; ``module[name]`` is an entry.
+    """
+    load_runtime(family)
+    import tvm_ffi
+
+    return tvm_ffi.load_module(str(path))
+
+
+def thread_count() -> int:
+    """Return how many threads a CPU kernel uses: LADDER_NUM_THREADS, else torch's number."""
+    import torch
+
+    return knobs.settings.num_threads or int(torch.get_num_threads())
+
+
+def _prepare_threads() -> None:
+    """Tell the runtime's thread pool its size before a thread of ours first uses it.
+
+    Each calling thread owns a pool that reads the environment when it starts. Pinning is
+    switched off: it would pin the caller, and with it all of torch's threads, to one core.
+    """
+    os.environ.setdefault("TVM_BIND_THREADS", "0")
+    os.environ["TVM_NUM_THREADS"] = str(thread_count())
+
+
+def apply_threads() -> None:
+    """Resize the calling thread's pool to `thread_count`; does nothing before `load_runtime`."""
+    if RUNTIME not in _loaded:
+        return
+    import tvm_ffi
+
+    count = thread_count()
+    os.environ["TVM_NUM_THREADS"] = str(count)
+    if tvm_ffi.get_global_func("runtime.NumThreads")() != count:
+        tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+
+
+def compiler_loaded() -> bool:
+    """Tell whether TVM's compiler was imported into this process."""
+    return "tvm" in sys.modules

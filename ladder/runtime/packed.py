@@ -1,0 +1,190 @@
+"""Weights in the form that kernels stream, as named tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.gemm import Gemm
+from tile_types.errors import ArtifactError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from targets import TileDevice
+    from tile_types.quantized import QuantizedTensor
+
+METADATA = "ladder.packed_weight"
+"""Key of the JSON description in a safetensors header."""
+
+LAYOUT_FIELDS = ("n", "k", "weight", "activation", "group_size", "scale", "zero")
+"""Fields of a `Gemm` that decide what its packed weight looks like."""
+
+
+def layout_of(gemm: Gemm, family: str) -> str:
+    """Return the text that two operators must share to use one packed weight.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    family
+        ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
+    """
+    fields = asdict(gemm)
+    return " ".join([family, *(f"{name}={fields[name]}" for name in LAYOUT_FIELDS)])
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """One weight matrix in a kernel's layout.
+
+    Parameters
+    ----------
+    gemm
+        The problem it was packed for.
+    family
+        ``"cuda"`` or ``"cpu"``.
+    arrays
+        Tensors by name, in the order in which the kernel takes them.
+    """
+
+    gemm: Gemm
+    family: str
+    arrays: Mapping[str, torch.Tensor]
+
+    @cached_property
+    def layout(self) -> str:
+        """What operators compare before they use this weight; see `layout_of`."""
+        return layout_of(self.gemm, self.family)
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """The arrays as the kernel takes them."""
+        return list(self.arrays.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the arrays live."""
+        return self.tensors[0].device
+
+    def to(self, device: torch.device | str) -> PackedWeight:
+        """Return a copy on another device of the same family."""
+        arrays = {name: array.to(device) for name, array in self.arrays.items()}
+        return PackedWeight(self.gemm, self.family, arrays)
+
+    def describe(self) -> str:
+        """Return the JSON text that, with the arrays, restores this value."""
+        return json.dumps({"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)})
+
+    def to_bytes(self) -> bytes:
+        """Serialise as safetensors."""
+        from safetensors.torch import save
+
+        arrays = {name: array.detach().cpu().contiguous() for name, array in self.arrays.items()}
+        return bytes(save(arrays, metadata={METADATA: self.describe()}))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, device: torch.device | str = "cpu") -> PackedWeight:
+        """Read what `to_bytes` wrote.
+
+        Raises
+        ------
+        ArtifactError
+            If the data is truncated or holds something else.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            length = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + length])["__metadata__"][METADATA]
+            arrays = load(data)
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"these bytes hold no packed weight: {error!r}; export it again") from error
+        return cls.from_arrays(header, arrays).to(device)
+
+    @classmethod
+    def from_arrays(cls, description: str, arrays: Mapping[str, torch.Tensor]) -> PackedWeight:
+        """Restore from `describe` and the named arrays."""
+        fields = json.loads(description)
+        ordered = {name: arrays[name] for name in fields["order"]}
+        return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered)
+
+
+def gemm_from_dict(fields: Mapping[str, Any]) -> Gemm:
+    """Restore a `Gemm` from ``dataclasses.asdict`` that went through JSON."""
+    return Gemm(**{**fields, "epilogue": tuple(fields.get("epilogue", ()))})
+
+
+def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeight:
+    """Bring a quantized matrix into the layout of a device, where the matrix's arrays live.
+
+    Parameters
+    ----------
+    gemm
+        The problem; its N, K, types and group size must be the matrix's.
+    device
+        Any device of the family.
+    weight
+        Codes ``[N, K]`` with scales and zero points.
+
+    Raises
+    ------
+    ShapeError
+        If the matrix is not the one the problem speaks of.
+    """
+    _check_weight(gemm, weight)
+    if device.is_gpu:
+        return PackedWeight(gemm, device.kind, _fragments(gemm, weight))
+    from ladder.lower import cpu
+
+    return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight))
+
+
+def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
+    """Compare the matrix with the problem."""
+    zero = weight.zero_kind
+    found = {"N": weight.shape[0], "K": weight.shape[1], "type": weight.ttype.element_type.name, "zero": zero}
+    wanted = {"N": gemm.n, "K": gemm.k, "type": gemm.weight, "zero": gemm.zero}
+    wrong = [
+        f"{name} is {found[name]}, expected {wanted[name]}" for name in wanted if found[name] != wanted[name]
+    ]
+    group = min(weight.block[1], gemm.k)
+    if group != gemm.group_size:
+        wrong.append(f"group size is {group}, expected {gemm.group_size}")
+    if wrong:
+        raise ShapeError(f"this quantized weight does not fit the operator: {'; '.join(wrong)}")
+
+
+def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """Return the GPU arrays (`schedules.layouts`)."""
+    from schedules import layouts
+
+    element = weight.ttype.element_type
+    layout = layouts.FragmentLayout(element.elem_bits, layouts.lane_of(gemm.activation))
+    scales = layouts.normalise_scales(weight, gemm.activation, grouped=gemm.scale)
+    codes = weight.codes()
+    words = layout.pack(codes, pad_code=zero_code(element))
+    arrays = {
+        "words": words.reshape(layout.packed_shape(gemm.n, gemm.k)),
+        "scales": scales.scales,
+        "zeros": scales.zeros,
+        "row_scale": scales.row_scale,
+    }
+    where = words.device
+    return {name: array.to(where) for name, array in arrays.items() if array is not None}
+
+
+def zero_code(element: Any) -> int:
+    """Return the code whose value is nearest 0: what padding holds."""
+    codes, values = element.valid_codes(), element.probe_values()
+    return int(codes[abs(values).argmin()])

@@ -1,0 +1,210 @@
+"""The kernel cache: hits, misses, damage, concurrency, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ladder import knobs
+from ladder.ir.gemm import Gemm
+from ladder.runtime import cache
+from ladder.runtime.cache import Identity, KernelCache, cache_key
+from schedules.schedule import GpuSchedule
+from targets.cpu import cpu_device
+from tile_types.errors import CacheError
+
+GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
+SCHEDULE = str(GpuSchedule("gemv", 16))
+IDENTITY = Identity("cuda/sm_80", "int4", "nvcc 13")
+
+
+def key_of(gemm: Gemm = GEMM, schedule: str = SCHEDULE, **identity: str) -> str:
+    return cache_key(gemm, schedule, replace(IDENTITY, **identity))
+
+
+@pytest.fixture
+def kernels(tmp_path: Path) -> KernelCache:
+    return KernelCache(tmp_path / "cache")
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "built.so"
+    path.write_bytes(os.urandom(5000))
+    return path
+
+
+def test_key_ignores_shape_and_feels_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = key_of()
+    assert key_of(replace(GEMM, n=1000, k=4096)) == key
+    others = [
+        key_of(replace(GEMM, group_size=64)),
+        key_of(replace(GEMM, group_size=128)),
+        key_of(replace(GEMM, weight="int3")),
+        key_of(replace(GEMM, bias=True)),
+        key_of(replace(GEMM, epilogue=("relu",))),
+        key_of(schedule=str(GpuSchedule("gemv", 8))),
+        key_of(device="cuda/sm_86"),
+        key_of(weight="v"),
+        key_of(compiler="d"),
+    ]
+    for name in ("source_digest", "ladder_version"):
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, name, lambda: "another")
+            others.append(key_of())
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.library, "tvm_version", lambda: "another")
+        others.append(key_of())
+    assert len({key, *others}) == 1 + len(others)
+
+
+def test_identity_follows_device_and_values_of_the_type() -> None:
+    cpus = [cpu_device("cpu/x", "x", frozenset(features), 2) for features in ({"avx2"}, {"avx2", "fma"})]
+    texts = [Identity.of(replace(GEMM, weight=weight), cpu) for cpu in cpus for weight in ("int4", "uint4")]
+    assert len(set(texts)) == 4
+    assert Identity.of(GEMM, cpus[0]) == texts[0]
+
+
+def test_root_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("LADDER_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache.cache_root() == tmp_path / "ladder"
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "mine"))
+    assert KernelCache().root == tmp_path / "mine"
+    with knobs.override(cache_dir=tmp_path / "block"):
+        assert KernelCache().root == tmp_path / "block"
+
+
+def test_store_then_lookup(kernels: KernelCache, library: Path) -> None:
+    assert kernels.lookup("k1") is None
+    stored = kernels.store("k1", library, {"entries": ["f"]})
+    found = kernels.lookup("k1")
+    assert found == stored
+    assert found.library.read_bytes() == library.read_bytes()
+    assert found.manifest["entries"] == ["f"]
+    assert [entry.key for entry in kernels.entries()] == ["k1"]
+    assert kernels.size() == found.nbytes > 5000
+    assert not any(kernels.temporary.iterdir())
+
+
+def test_clear_removes_kernels_only(kernels: KernelCache, library: Path) -> None:
+    for key in ("k1", "k2"):
+        kernels.store(key, library, {})
+    (kernels.root / "tuning.json").write_text("{}")
+    assert kernels.clear() == 2
+    assert list(kernels.entries()) == []
+    assert (kernels.root / "tuning.json").exists()
+    assert kernels.clear() == 0
+
+
+def _truncate(folder: Path) -> None:
+    data = (folder / cache.LIBRARY).read_bytes()
+    (folder / cache.LIBRARY).write_bytes(data[: len(data) // 2])
+
+
+def _edit(folder: Path, **changes: object) -> None:
+    manifest = json.loads((folder / cache.MANIFEST).read_text())
+    (folder / cache.MANIFEST).write_text(json.dumps({**manifest, **changes}))
+
+
+DAMAGE = {
+    "truncated library": _truncate,
+    "missing library": lambda folder: (folder / cache.LIBRARY).unlink(),
+    "truncated manifest": lambda folder: (folder / cache.MANIFEST).write_text('{"format": 1, "k'),
+    "missing manifest": lambda folder: (folder / cache.MANIFEST).unlink(),
+    "manifest of another shape": lambda folder: (folder / cache.MANIFEST).write_text("[1]"),
+    "other version": lambda folder: _edit(folder, format=cache.FORMAT + 1),
+    "other key": lambda folder: _edit(folder, key="k2"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_entry_is_a_logged_miss_and_is_replaced(
+    kernels: KernelCache, library: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    DAMAGE[damage](kernels.store("k1", library, {}).folder)
+    assert kernels.lookup("k1") is None
+    assert "k1" in caplog.text
+    assert list(kernels.entries()) == []
+    repaired = kernels.store("k1", library, {"second": True})
+    assert repaired.manifest["second"] is True
+    assert kernels.lookup("k1") == repaired
+
+
+def test_unwritable_folder_is_a_readable_error(tmp_path: Path, library: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="LADDER_CACHE_DIR"):
+        KernelCache(tmp_path / "file").store("k1", library, {})
+
+
+def _child(code: str, *arguments: str) -> subprocess.Popen[str]:
+    root = str(Path(cache.__file__).parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *arguments],
+        env={**os.environ, "PYTHONPATH": root},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+FILL = """
+    import sys
+    from pathlib import Path
+    from ladder.runtime.cache import KernelCache
+    kernels = KernelCache(Path(sys.argv[1]))
+    print("ready", flush=True)
+    for number in range(60):
+        kernels.store(f"k{number % 6}", Path(sys.argv[2]), {"writer": sys.argv[3]})
+        assert kernels.lookup(f"k{number % 6}") is not None
+        if number % 20 == 19:
+            (kernels.kernels / "k0" / "kernel.so").write_bytes(b"damage")
+            kernels.store("k0", Path(sys.argv[2]), {"writer": sys.argv[3]})
+"""
+
+
+def test_two_processes_fill_one_cache(kernels: KernelCache, library: Path) -> None:
+    children = [_child(FILL, str(kernels.root), str(library), writer) for writer in "ab"]
+    assert [child.wait(60) for child in children] == [0, 0]
+    for child in children:
+        child.stdout.close()
+    entries = list(kernels.entries())
+    assert {entry.key for entry in entries} == {f"k{number}" for number in range(6)}
+    assert all(entry.library.read_bytes() == library.read_bytes() for entry in entries)
+
+
+HANG = """
+    import shutil, sys, time
+    from pathlib import Path
+    from ladder.runtime import cache
+    def half(source, target):
+        Path(target).write_bytes(Path(source).read_bytes()[:100])
+        print("writing", flush=True)
+        time.sleep(60)
+    shutil.copyfile = half
+    cache.KernelCache(Path(sys.argv[1])).store("k1", Path(sys.argv[2]), {})
+"""
+
+
+def test_kill_in_the_middle_of_a_write_leaves_nothing_visible(kernels: KernelCache, library: Path) -> None:
+    child = _child(HANG, str(kernels.root), str(library))
+    assert child.stdout.readline() == "writing\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait(10)
+    child.stdout.close()
+    assert kernels.lookup("k1") is None
+    assert list(kernels.entries()) == []
+    leftovers = list(kernels.temporary.iterdir())
+    assert len(leftovers) == 1
+    old = time.time() - cache.STALE_SECONDS - 10
+    os.utime(leftovers[0], (old, old))
+    assert kernels.store("k1", library, {}).library.read_bytes() == library.read_bytes()
+    assert not any(kernels.temporary.iterdir())
