@@ -1,0 +1,181 @@
+"""Symbolic extents: integers, or polynomials in named sizes kept as canonical text.
+
+An extent is an ``int`` or a string such as ``"M"``, ``"4*M + 2"`` or ``"ceildiv(M, 128)"``.
+Equal polynomials have equal text, so shapes compare with ``==``.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from tile_types.errors import ShapeError
+from tile_types.tile import Extent
+
+Shape = tuple[Extent, ...]
+_Monomial = tuple[str, ...]
+_Polynomial = dict[_Monomial, int]
+_DIVISIONS = {"ceildiv": lambda a, b: -(-a // b), "floordiv": lambda a, b: a // b}
+
+
+def canonical(extent: Extent) -> Extent:
+    """Return the canonical form of an extent; raises ShapeError if it is no extent."""
+    return extent if isinstance(extent, int) else _text(_polynomial(extent))
+
+
+def product(extents: Iterable[Extent]) -> Extent:
+    """Multiply extents."""
+    factors = list(extents)
+    if all(isinstance(factor, int) for factor in factors):
+        return math.prod(int(factor) for factor in factors)
+    result: _Polynomial = {(): 1}
+    for factor in factors:
+        result = _multiplied(result, _polynomial(factor))
+    return _text(result)
+
+
+def total(extents: Iterable[Extent]) -> Extent:
+    """Add extents."""
+    result: _Polynomial = {}
+    for term in extents:
+        result = _added(result, _polynomial(term))
+    return _text(result)
+
+
+def ceildiv(extent: Extent, divisor: Extent) -> Extent:
+    """Divide, rounding up."""
+    return _divided("ceildiv", extent, divisor)
+
+
+def floordiv(extent: Extent, divisor: Extent) -> Extent:
+    """Divide, rounding down."""
+    return _divided("floordiv", extent, divisor)
+
+
+def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
+    """Put numbers for the named sizes; names that ``sizes`` lacks stay symbolic."""
+    if isinstance(extent, int):
+        return extent
+    result: _Polynomial = {}
+    for monomial, factor in _polynomial(extent).items():
+        result = _added(
+            result, _polynomial(product([factor, *(_bind_atom(atom, sizes) for atom in monomial)]))
+        )
+    return _text(result)
+
+
+def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, int]) -> Shape:
+    """Apply `bind` to each extent."""
+    return tuple(bind(extent, sizes) for extent in shape)
+
+
+def match_shape(pattern: Sequence[Extent], shape: Sequence[int], what: str, sizes: dict[str, int]) -> None:
+    """Read named sizes off a shape and record them in ``sizes``.
+
+    Raises
+    ------
+    ShapeError
+        If the rank differs, a number differs, or a name already has another size.
+    """
+    if len(pattern) != len(shape):
+        raise ShapeError(f"{what} must have shape {show_shape(pattern)}, got {show_shape(shape)}")
+    for expected, actual in zip(pattern, shape, strict=True):
+        if isinstance(expected, str) and expected.isidentifier():
+            sizes.setdefault(expected, actual)
+    for expected, actual in zip(pattern, shape, strict=True):
+        bound = bind(expected, sizes)
+        if isinstance(bound, int) and bound != actual:
+            known = ", ".join(f"{name}={size}" for name, size in sizes.items())
+            raise ShapeError(
+                f"{what} must have shape {show_shape(pattern)}{f' with {known}' if known else ''},"
+                f" got {show_shape(shape)}"
+            )
+
+
+def show_shape(shape: Sequence[Extent]) -> str:
+    """Return ``[M, 4096]``."""
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _divided(name: str, extent: Extent, divisor: Extent) -> Extent:
+    extent, divisor = canonical(extent), canonical(divisor)
+    if isinstance(extent, int) and isinstance(divisor, int):
+        if divisor < 1:
+            raise ShapeError(f"cannot divide extent {extent} into parts of {divisor}")
+        return _DIVISIONS[name](extent, divisor)
+    return extent if divisor == 1 else f"{name}({extent}, {divisor})"
+
+
+def _bind_atom(atom: str, sizes: Mapping[str, int]) -> Extent:
+    if atom.isidentifier():
+        return sizes.get(atom, atom)
+    call = ast.parse(atom, mode="eval").body
+    assert isinstance(call, ast.Call)  # `_read` makes no other atoms
+    assert isinstance(call.func, ast.Name)
+    left, right = (bind(ast.unparse(argument), sizes) for argument in call.args)
+    return _divided(call.func.id, left, right)
+
+
+def _polynomial(extent: Extent) -> _Polynomial:
+    if isinstance(extent, int):
+        return {(): int(extent)} if extent else {}
+    return dict(_parsed(extent))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> tuple[tuple[_Monomial, int], ...]:
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ShapeError(f"extent {text!r} is not an expression of sizes") from error
+    return tuple(_read(tree, text).items())
+
+
+def _read(tree: ast.expr, text: str) -> _Polynomial:
+    match tree:
+        case ast.Constant(value=int(value)):
+            return _polynomial(value)
+        case ast.Name(id=name):
+            return {(name,): 1}
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _multiplied({(): -1}, _read(operand, text))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _added(_read(left, text), _read(right, text))
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _added(_read(left, text), _multiplied({(): -1}, _read(right, text)))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _multiplied(_read(left, text), _read(right, text))
+        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _DIVISIONS:
+            quotient = _divided(name, _text(_read(left, text)), _text(_read(right, text)))
+            return _polynomial(quotient) if isinstance(quotient, int) else {(quotient,): 1}
+    raise ShapeError(f"extent {text!r} may use names, integers, + - *, ceildiv(a, b) and floordiv(a, b)")
+
+
+def _added(left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    result = dict(left)
+    for monomial, factor in right.items():
+        result[monomial] = result.get(monomial, 0) + factor
+    return {monomial: factor for monomial, factor in result.items() if factor}
+
+
+def _multiplied(left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    result: _Polynomial = {}
+    for a, x in left.items():
+        for b, y in right.items():
+            result = _added(result, {tuple(sorted(a + b)): x * y})
+    return result
+
+
+def _text(polynomial: _Polynomial) -> Extent:
+    if set(polynomial) <= {()}:
+        return polynomial.get((), 0)
+    ordered = sorted(polynomial.items(), key=lambda item: (-len(item[0]), item[0]))
+    text = ""
+    for monomial, factor in ordered:
+        size = abs(factor)
+        term = "*".join(([str(size)] if size != 1 or not monomial else []) + list(monomial))
+        sign = "-" if factor < 0 else "+"
+        text += f" {sign} {term}" if text else (f"-{term}" if factor < 0 else term)
+    return text

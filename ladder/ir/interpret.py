@@ -1,0 +1,226 @@
+"""Walking a graph with any column of the operator table.
+
+`interpret` executes a graph over a number domain (float64, finite fields); `abstract_expressions`
+computes what Mirage's pruning compares.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ladder.ir.build import node_attributes
+from ladder.ir.finite import Field, Residues
+from ladder.ir.graph import Axis, Graph, Node
+from ladder.ir.operator import AbstractExpression, Operator
+from ladder.ir.ops import get_operator
+from tile_types.errors import ShapeError, VerificationError
+
+
+@dataclass(frozen=True)
+class Domain:
+    """How a number domain applies operators and holds arrays.
+
+    Parameters
+    ----------
+    apply
+        ``(operator, values, attributes) -> value``.
+    stack
+        Joins equal-shaped values along a new first axis.
+    blank
+        ``(value, shape)``: an array to store tiles like ``value`` into.
+    """
+
+    apply: Callable[[Operator, Sequence[Any], Mapping[str, Any]], Any]
+    stack: Callable[[Sequence[Any]], Any]
+    blank: Callable[[Any, tuple[int, ...]], Any]
+
+
+NUMERIC = Domain(
+    lambda operator, values, attributes: operator.reference(values, attributes),
+    np.stack,
+    lambda value, shape: np.zeros(shape),
+)
+
+
+def finite_domain(field: Field) -> Domain:
+    """Return the domain of residues over a field; operators outside LAX are refused by name."""
+
+    def apply(operator: Operator, values: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
+        if operator.finite is None:
+            raise VerificationError(
+                f"{operator.name} has no finite-field semantics: the program is outside LAX"
+            )
+        return operator.finite(field, values, attributes)
+
+    def stack(values: Sequence[Residues]) -> Residues:
+        exponents = [value.q for value in values]
+        known = all(part is not None for part in exponents)
+        return Residues(np.stack([value.p for value in values]), np.stack(exponents) if known else None)
+
+    def blank(value: Residues, shape: tuple[int, ...]) -> Residues:
+        zeros = np.zeros(shape, np.int64)
+        return Residues(field.array(zeros), None if value.q is None else field.array(zeros))
+
+    return Domain(apply, stack, blank)
+
+
+def interpret(graph: Graph, operands: Sequence[Any], domain: Domain) -> tuple[Any, ...]:
+    """Execute a graph whose extents are numbers.
+
+    Parameters
+    ----------
+    operands
+        One value of the domain per input, in order.
+
+    Returns
+    -------
+    tuple
+        One value per output.
+
+    Raises
+    ------
+    ShapeError
+        If an extent is still symbolic.
+    """
+    values: dict[str, Any] = dict(zip((node.name for node in graph.inputs), operands, strict=True))
+    if graph.level == "block":
+        for block in itertools.product(*map(range, _sizes(graph.grid))):
+            _run_block(graph, values, block, domain)
+    else:
+        _run_nodes(graph, graph.nodes, values, domain)
+    return tuple(values[output] for output in graph.outputs)
+
+
+def _run_nodes(graph: Graph, nodes: Sequence[Node], values: dict[str, Any], domain: Domain) -> None:
+    for node in nodes:
+        if node.name in values:
+            continue
+        operands = [values[value] for value in node.inputs]
+        values.update(zip(node.values, _results(graph, node, operands, domain, {}), strict=True))
+
+
+def _results(
+    graph: Graph, node: Node, operands: Sequence[Any], domain: Domain, context: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    if node.body is not None:
+        return interpret(node.body, operands, domain)
+    attributes = node_attributes(node, graph) | context
+    return (domain.apply(get_operator(node.operator), operands, attributes),)
+
+
+def _run_block(graph: Graph, values: dict[str, Any], block: tuple[int, ...], domain: Domain) -> None:
+    """Run one block: the loop, then the accumulators and what follows; keep what is stored."""
+    looped, after = _split_at_accumulators(graph)
+    collected: dict[str, list[list[Any]]] = {node.name: [] for node in after}
+    local: dict[str, Any] = {}
+    for step in itertools.product(*map(range, _sizes(graph.loops))):
+        local = dict(values)
+        for node in looped:
+            operands = [local[value] for value in node.inputs]
+            local.update(_run_block_node(graph, node, operands, (*block, *step), local, domain))
+        for node in after:
+            if _role(node) == "accumulate":
+                collected[node.name].append([local[value] for value in node.inputs])
+    for node in after:
+        iterations = zip(*collected[node.name], strict=True)
+        operands = [domain.stack(column) for column in iterations] or [local[value] for value in node.inputs]
+        local.update(_run_block_node(graph, node, operands, block, local, domain))
+    values.update({node.name: local[node.name] for node in graph.nodes if _role(node) == "store"})
+
+
+def _run_block_node(
+    graph: Graph,
+    node: Node,
+    operands: list[Any],
+    index: tuple[int, ...],
+    local: Mapping[str, Any],
+    domain: Domain,
+) -> dict[str, Any]:
+    """Run one node at a grid (and loop) index, with the context its role asks for."""
+    role = _role(node)
+    context: dict[str, Any] = {}
+    if role in ("load", "store"):
+        attributes = node_attributes(node)
+        tile = operands[0].shape if role == "store" else attributes["shape"]
+        context["begin"] = _begin(graph, (*attributes["grid"], *attributes.get("loop", ())), tile, index)
+        if role == "store":
+            whole = local.get(node.name)
+            operands = [
+                domain.blank(operands[0], attributes["shape"]) if whole is None else whole,
+                operands[0],
+            ]
+    return dict(zip(node.values, _results(graph, node, operands, domain, context), strict=True))
+
+
+def _begin(graph: Graph, axes: Sequence[int], tile: Sequence[int], index: Sequence[int]) -> tuple[int, ...]:
+    """Return the offset of a tile: dimensions that split one axis count like digits, loops last."""
+    extents = _sizes((*graph.grid, *graph.loops))
+    position = [0] * len(tile)
+    for axis, extent, at in zip(axes, extents, index, strict=False):
+        if axis >= 0:
+            position[axis] = position[axis] * extent + at
+    return tuple(digit * extent for digit, extent in zip(position, tile, strict=True))
+
+
+def _role(node: Node) -> str:
+    return get_operator(node.operator).role
+
+
+def _split_at_accumulators(graph: Graph) -> tuple[list[Node], list[Node]]:
+    """Return the nodes of an iteration, and the accumulators with what follows them."""
+    late: set[str] = set()
+    looped, after = [], []
+    for node in graph.nodes:
+        if _role(node) == "accumulate" or late & set(node.inputs):
+            after.append(node)
+            late |= set(node.values)
+        elif _role(node) != "input":
+            looped.append(node)
+    return looped, after
+
+
+def _sizes(axes: Sequence[Axis]) -> list[int]:
+    for axis in axes:
+        if not isinstance(axis.extent, int):
+            raise ShapeError(f"dimension {axis.name}={axis.extent} is symbolic; bind its sizes first")
+    return [int(axis.extent) for axis in axes]
+
+
+def abstract_expressions(
+    graph: Graph, operands: Sequence[AbstractExpression] | None = None
+) -> tuple[AbstractExpression, ...]:
+    """Return the abstract expression of every output (Mirage, §4.3).
+
+    Parameters
+    ----------
+    operands
+        Expressions of the inputs; by default their names.
+    """
+    names = [node.name for node in graph.inputs]
+    values: dict[str, AbstractExpression] = dict(zip(names, operands or names, strict=True))
+    for node in graph.nodes:
+        if node.name not in values:
+            arguments = [values[value] for value in node.inputs]
+            values.update(zip(node.values, _abstract(graph, node, arguments), strict=True))
+    return tuple(values[output] for output in graph.outputs)
+
+
+def _abstract(
+    graph: Graph, node: Node, arguments: list[AbstractExpression]
+) -> tuple[AbstractExpression, ...]:
+    if node.body is not None:
+        return abstract_expressions(node.body, arguments)
+    tiles = [graph.tile(value) for value in node.inputs]
+    return (get_operator(node.operator).abstract(arguments, tiles, node_attributes(node, graph)),)
+
+
+def lax_classes(graph: Graph) -> frozenset[str]:
+    """Return the LAX classes of all operators in a graph, nested graphs included."""
+    return frozenset(
+        get_operator(node.operator).lax_class(node_attributes(node, owner)) for owner, node in graph.walk()
+    )

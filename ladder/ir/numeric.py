@@ -1,0 +1,161 @@
+"""Float64 semantics: the ``reference`` column of the operator table.
+
+Real-number semantics: ``convert`` changes the type and keeps the value, so a graph's
+reference is its exact mathematical meaning on the decoded weights; only ``encode`` rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ladder.ir.indexing import Affine, Indexing, gather, parse_indexing, solve_extents
+from ladder.ir.operator import Attributes
+from ladder.ir.quantized_values import Components, assemble, require_components, spread
+from tile_types.library import get_type
+
+Array = npt.NDArray[np.float64]
+Values = Sequence[Any]
+Reference = Callable[[Values, Attributes], Any]
+
+
+def pointwise(function: Callable[..., Any]) -> Reference:
+    """Make a reference of a function of arrays."""
+
+    def reference(values: Values, attributes: Attributes) -> Any:
+        return function(*values)
+
+    return reference
+
+
+def constant(values: Values, attributes: Attributes) -> Array:
+    """Fill ``shape`` with ``value``."""
+    return np.full(attributes["shape"], attributes["value"], np.float64)
+
+
+def convert(values: Values, attributes: Attributes) -> Any:
+    """Decode a quantized operand; keep the values of any other."""
+    if isinstance(values[0], Components):
+        return assemble(values[0], np.subtract, np.multiply, spread)
+    return values[0]
+
+
+def encode(values: Values, attributes: Attributes) -> Array:
+    """Round to the nearest value of ``type``, saturating."""
+    ttype = get_type(attributes["type"])
+    return ttype.decode_codes(ttype.encode(values[0]))
+
+
+def elements(values: Values, attributes: Attributes) -> Any:
+    """Return what the codes mean before zero point and scale."""
+    return require_components(values[0], "elements").elements
+
+
+def metadata(values: Values, attributes: Attributes) -> Any:
+    """Return a metadata array."""
+    return require_components(values[0], "metadata").metadata[attributes["field"]]
+
+
+def index_sizes(values: Values, attributes: Attributes) -> tuple[Indexing, dict[str, int]]:
+    """Return the indexing of ``contract`` or ``map`` and all extents as numbers."""
+    indexing = parse_indexing(attributes["spec"])
+    extents = solve_extents(indexing, [np.shape(value) for value in values], dict(attributes["sizes"]))
+    return indexing, {name: int(extent) for name, extent in extents.items()}
+
+
+def distinct_names(axes: Sequence[Affine]) -> list[str]:
+    """Names of all indices of one operand, by first appearance."""
+    return list(dict.fromkeys(name for axis in axes for name in axis.names))
+
+
+def contract(values: Values, attributes: Attributes) -> Any:
+    """Sum the product of the operands over the indices that the result lacks."""
+    indexing, extents = index_sizes(values, attributes)
+    letters = {name: number for number, name in enumerate(indexing.names)}
+    arguments: list[Any] = []
+    for value, axes in zip(values, indexing.operands, strict=True):
+        names = distinct_names(axes)
+        direct = [axis.index for axis in axes] == names and [extents[n] for n in names] == list(
+            np.shape(value)
+        )
+        array = value if direct else gather(value, axes, names, extents)
+        arguments += [array, [letters[name] for name in names]]
+    missing = [name for name in indexing.names if not any(letters[name] in used for used in arguments[1::2])]
+    for name in missing:
+        arguments += [np.ones(extents[name]), [letters[name]]]
+    return np.einsum(*arguments, [letters[name] for name in indexing.result], optimize=True)
+
+
+def view(values: Values, attributes: Attributes) -> Any:
+    """Read one operand through an affine map."""
+    indexing, extents = index_sizes(values, attributes)
+    gathered = gather(values[0], indexing.operands[0], indexing.result, extents)
+    return np.broadcast_to(gathered, [extents[name] for name in indexing.result])
+
+
+def matmul(values: Values, attributes: Attributes) -> Any:
+    """Multiply matrices."""
+    b = np.swapaxes(values[1], -1, -2) if attributes["transpose_b"] else values[1]
+    return values[0] @ b
+
+
+def silu(x: Array) -> Array:
+    """Return ``x * sigmoid(x)``."""
+    return x * sigmoid(x)
+
+
+def sigmoid(x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))`` without overflow."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def gelu(x: Array) -> Array:
+    """Return ``x * (1 + erf(x / sqrt 2)) / 2``."""
+    return x * 0.5 * (1 + _erf(x / math.sqrt(2))) if np.size(x) else np.asarray(x)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """Return the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def reduction(function: Callable[..., Any]) -> Reference:
+    """Make a reference of a numpy reduction."""
+
+    def reference(values: Values, attributes: Attributes) -> Any:
+        return function(values[0], axis=attributes["axis"], keepdims=attributes["keep"])
+
+    return reference
+
+
+def rescale(values: Values, attributes: Attributes) -> Any:
+    """Sum over iterations of ``x * exp(m - max m)``: the online softmax accumulator."""
+    x, local = values
+    return (x * np.exp(local - local.max(axis=0))).sum(axis=0)
+
+
+def _join(values: Values, attributes: Attributes) -> Any:
+    return np.concatenate(list(values[0]), axis=attributes["axis"])
+
+
+ACCUMULATORS: dict[str, Reference] = {
+    "sum": lambda values, attributes: values[0].sum(axis=0),
+    "max": lambda values, attributes: values[0].max(axis=0),
+    "last": lambda values, attributes: values[0][-1],
+    "concat": _join,
+    "rescale": rescale,
+}
+"""Kind -> result from the values of all iterations stacked on a new first axis."""
+
+
+def accumulate(values: Values, attributes: Attributes) -> Any:
+    """Combine the stacked values of all loop iterations."""
+    return ACCUMULATORS[attributes["kind"]](values, attributes)

@@ -1,0 +1,133 @@
+"""Rewrite rules that hold for every program, as tables."""
+
+from __future__ import annotations
+
+from ladder.ir.extents import canonical
+from ladder.ir.indexing import Affine, Indexing, parse_indexing
+from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from tile_types.library import get_type
+
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Whether every value of ``narrow`` is one of ``wide`` (converting there loses nothing)."""
+    inner, outer = get_type(narrow), get_type(wide)
+    if inner == outer:
+        return True
+    if inner.is_block or inner.elem_bits > 16:
+        return False
+    values = inner.probe_values()
+    return bool((outer.decode_codes(outer.encode(values)) == values).all())
+
+
+def _drop_same(match: Match) -> str | None:
+    """``convert(x: t, type=t)`` -> ``x``."""
+    return match["x"] if match.tile("x").ttype.name == match.root.tile.ttype.name else None
+
+
+def _fold_converts(match: Match) -> str | None:
+    """``convert(convert(x, a), b)`` -> ``convert(x, b)`` if type a holds all values of x."""
+    middle, source = match.tile("inner").ttype.name, match.tile("x").ttype.name
+    if not _holds(middle, source):
+        return None
+    return match.builder.add("convert", match["x"], level=match.root.tile.level, type=match.root.tile.ttype.name)
+
+
+CONVERT_FOLDING: Rules = (
+    Rule("drop convert to the same type", pattern("convert", "x"), _drop_same),
+    Rule("fold convert of convert", pattern("convert", pattern("convert", "x", name="inner")), _fold_converts),
+)
+
+
+def _drop_same_shape(match: Match) -> str | None:
+    """``reshape(x)`` or ``broadcast(x)`` to the shape of x -> ``x``."""
+    return match["x"] if match.tile("x").shape == match.root.tile.shape else None
+
+
+def _fold_reshapes(match: Match) -> str | None:
+    """``reshape(reshape(x))`` -> ``reshape(x)``."""
+    return match.builder.add("reshape", match["x"], level=match.root.tile.level, shape=match.root.tile.shape)
+
+
+def _fold_transposes(match: Match) -> str | None:
+    """``transpose(transpose(x, p), q)`` -> ``transpose(x, p[q])``, or ``x``."""
+    inner = match.attributes("inner")["permutation"]
+    outer = dict(match.root.attributes)["permutation"]
+    permutation = tuple(inner[axis] for axis in outer)  # type: ignore[index, union-attr]
+    if permutation == tuple(range(len(permutation))):
+        return match["x"]
+    return match.builder.add("transpose", match["x"], level=match.root.tile.level, permutation=permutation)
+
+
+LAYOUT_FOLDING: Rules = (
+    Rule("drop reshape to the same shape", pattern("reshape|broadcast", "x"), _drop_same_shape),
+    Rule("fold reshape of reshape", pattern("reshape", pattern("reshape", "x")), _fold_reshapes),
+    Rule("fold transposes", pattern("transpose", pattern("transpose", "x", name="inner")), _fold_transposes),
+)
+
+
+def _expand_decode(match: Match) -> str | None:
+    """``convert(x: block type)`` -> ``(convert(elements) - repeat(zero)) * repeat(scale) * tensor_scale``."""
+    source = match.tile("x")
+    if not source.ttype.is_block:
+        return None
+    level, target = match.root.tile.level, match.root.tile.ttype.name
+    value = match.builder.add("elements", match["x"], level=level)
+    value = match.builder.add("convert", value, level=level, type=target)
+    for field, operator in (("zero", "sub"), ("scale", "mul"), ("tensor_scale", "mul")):
+        if source.ttype.metadata_named(field) is not None:
+            value = match.builder.add(operator, value, _spread_metadata(match, field, target), level=level)
+    return value
+
+
+def _spread_metadata(match: Match, field: str, target: str) -> str:
+    """Bring metadata to one entry per element."""
+    source, level = match.tile("x"), match.root.tile.level
+    value = match.builder.add("metadata", match["x"], level=level, field=field)
+    if match.builder.tile(value).shape:
+        size, last = source.ttype.block_size, len(source.shape) - 1
+        extent = canonical(source.shape[-1])
+        value = match.builder.add("repeat", value, level=level, axis=last, times=size, extent=extent)
+    return match.builder.add("convert", value, level=level, type=target)
+
+
+DECODE_EXPANSION: Rules = (Rule("expand decode", pattern("convert", "x"), _expand_decode),)
+"""Takes quantized operands apart, so that scales can move like any other tensor."""
+
+_MATMULS = {False: parse_indexing("m k, k n -> m n"), True: parse_indexing("m k, n k -> m n")}
+
+
+def renamed(indexing: Indexing) -> Indexing:
+    """Name the indices i0, i1 ... in order of appearance, so that equal indexings compare equal."""
+    names = {name: f"i{number}" for number, name in enumerate(indexing.names)}
+    operands = tuple(
+        tuple(Affine.of({names[n]: f for n, f in axis.terms}, axis.offset) for axis in axes)
+        for axes in indexing.operands
+    )
+    return Indexing(operands, tuple(names[name] for name in indexing.result))
+
+
+def _contract_to_matmul(match: Match) -> str | None:
+    """``contract('m k, n k -> m n')`` -> ``matmul(transpose_b)``; operands swap if need be."""
+    attributes = dict(match.root.attributes)
+    indexing = parse_indexing(str(attributes["spec"]))
+    known = {name for name, _ in attributes.get("sizes", ())}  # type: ignore[union-attr, misc]
+    if known or attributes.get("pad"):
+        return None
+    swapped = Indexing(indexing.operands[::-1], indexing.result)
+    orders = ((indexing, (match["a"], match["b"])), (swapped, (match["b"], match["a"])))
+    for candidate, operands in orders:
+        for transpose_b, form in _MATMULS.items():
+            if renamed(candidate) == renamed(form):
+                return match.builder.add(
+                    "matmul",
+                    *operands,
+                    level=match.root.tile.level,
+                    transpose_b=transpose_b,
+                    type=match.root.tile.ttype.name,
+                )
+    return None
+
+
+MATMUL_RECOGNITION: Rules = (
+    Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),
+)

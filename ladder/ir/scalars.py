@@ -1,0 +1,130 @@
+"""Scalar lowerings: the ``lower`` column of the operator table.
+
+Each function takes TIR scalars of one floating-point type and returns a TIR scalar. TVM is
+imported on the first call.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def _tirx() -> Any:
+    from tvm import tirx  # type: ignore[import-untyped, unused-ignore]
+
+    return tirx
+
+
+def _like(x: Any, value: float) -> Any:
+    """Return a constant of the type of ``x``."""
+    return _tirx().const(value, str(x.ty.dtype))
+
+
+def add(a: Any, b: Any) -> Any:
+    """Return ``a + b``."""
+    return a + b
+
+
+def subtract(a: Any, b: Any) -> Any:
+    """Return ``a - b``."""
+    return a - b
+
+
+def multiply(a: Any, b: Any) -> Any:
+    """Return ``a * b``."""
+    return a * b
+
+
+def divide(a: Any, b: Any) -> Any:
+    """Return ``a / b``."""
+    return _tirx().div(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:
+    """Return the greater of two."""
+    return _tirx().max(a, b)
+
+
+def minimum(a: Any, b: Any) -> Any:
+    """Return the lesser of two."""
+    return _tirx().min(a, b)
+
+
+def negate(x: Any) -> Any:
+    """Return ``-x``."""
+    return _like(x, 0.0) - x
+
+
+def square(x: Any) -> Any:
+    """Return ``x * x``."""
+    return x * x
+
+
+def relu(x: Any) -> Any:
+    """Return ``max(x, 0)``."""
+    return _tirx().max(x, _like(x, 0.0))
+
+
+def exp(x: Any) -> Any:
+    """Return the exponential."""
+    return _tirx().exp(x)
+
+
+def sqrt(x: Any) -> Any:
+    """Return the square root."""
+    return _tirx().sqrt(x)
+
+
+def rsqrt(x: Any) -> Any:
+    """Return ``1 / sqrt(x)``."""
+    return divide(_like(x, 1.0), _tirx().sqrt(x))
+
+
+def sigmoid(x: Any) -> Any:
+    """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
+    return divide(_like(x, 1.0), _like(x, 1.0) + exp(negate(x)))
+
+
+def silu(x: Any) -> Any:
+    """Return ``x / (1 + exp(-x))``."""
+    return divide(x, _like(x, 1.0) + exp(negate(x)))
+
+
+def tanh(x: Any) -> Any:
+    """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; x itself near 0."""
+    tirx = _tirx()
+    zero, one = _like(x, 0.0), _like(x, 1.0)
+    magnitude = tirx.max(x, negate(x))
+    small = exp(magnitude * _like(x, -2.0))
+    far = divide(one - small, one + small)
+    cubic = x * (one - x * x * _like(x, 1 / 3) + x * x * x * x * _like(x, 2 / 15))
+    return tirx.Select(magnitude < _like(x, 0.05), cubic, tirx.Select(x < zero, negate(far), far))
+
+
+ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+"""Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7."""
+
+
+def erf(x: Any) -> Any:
+    """Return the error function to 1.5e-7 absolute (Abramowitz & Stegun 7.1.26): no device library."""
+    tirx = _tirx()
+    zero, one = _like(x, 0.0), _like(x, 1.0)
+    magnitude = tirx.max(x, negate(x))
+    t = divide(one, one + magnitude * _like(x, 0.3275911))
+    polynomial = zero
+    for coefficient in reversed(ERF_COEFFICIENTS):
+        polynomial = (polynomial + _like(x, coefficient)) * t
+    value = one - polynomial * exp(negate(magnitude * magnitude))
+    return tirx.Select(x < zero, negate(value), value)
+
+
+def gelu(x: Any) -> Any:
+    """Return ``x * (1 + erf(x / sqrt 2)) / 2``."""
+    return x * _like(x, 0.5) * (_like(x, 1.0) + erf(x * _like(x, math.sqrt(0.5))))
+
+
+def gelu_tanh(x: Any) -> Any:
+    """Return the tanh approximation of GELU, as ``x * sigmoid(2u)``, since (1 + tanh u) / 2 = sigmoid(2u)."""
+    u = x * _like(x, math.sqrt(2 / math.pi)) * (_like(x, 1.0) + x * x * _like(x, 0.044715))
+    return x * sigmoid(u * _like(x, 2.0))
