@@ -70,13 +70,13 @@ def _open_until_scope_ends(frame: Any) -> None:
 def block_index(extents: Sequence[Expr]) -> list[Expr]:
     """Return the block's coordinates in a grid of ``extents`` (up to three)."""
     ids = I.cta_id(list(extents))
-    return list(ids) if isinstance(ids, (list, tuple)) else [ids]
+    return list(ids) if len(extents) > 1 or isinstance(ids, (list, tuple)) else [ids]
 
 
 def cluster_rank(extents: Sequence[int]) -> list[Expr]:
     """Return the block's coordinates within its cluster."""
     ids = I.cta_id_in_cluster(list(extents))
-    return list(ids) if isinstance(ids, (list, tuple)) else [ids]
+    return list(ids) if len(extents) > 1 or isinstance(ids, (list, tuple)) else [ids]
 
 
 def thread_index(threads: int) -> Expr:

@@ -1,0 +1,153 @@
+"""Tiles of x in shared memory: copies, the XOR swizzle, and B-operand fragments.
+
+Rows are tokens; a row is a run of 16-byte chunks along K. The swizzle spreads the eight
+chunks that one ldmatrix phase reads over all 32 banks. Index functions work on Python
+integers and on TIR expressions alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.instructions import STEP_BYTES, LaneMap
+from targets import TileDevice
+
+Index = Any
+"""A Python integer or a TIR expression."""
+
+CHUNK_BYTES = 16
+CHUNK_WORDS = 4
+
+SPAN_STEPS = 2
+"""Steps that one ``ldmatrix.x4`` feeds: 64 bytes of K for eight tokens."""
+
+SPAN_CHUNKS = SPAN_STEPS * STEP_BYTES // CHUNK_BYTES
+
+
+@dataclass(frozen=True)
+class TokenTile:
+    """Where the chunks of a tile ``[tokens, chunks]`` lie in shared memory.
+
+    Parameters
+    ----------
+    chunks
+        16-byte chunks per row: 4, or a multiple of 8.
+    """
+
+    chunks: int
+
+    def __post_init__(self) -> None:
+        if self.chunks != 4 and self.chunks % 8:
+            raise ValueError(f"the swizzle permutes 4 chunks or multiples of 8, got rows of {self.chunks}")
+
+    def word(self, row: Index, chunk: Index) -> Index:
+        """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
+        mix = row // 2 % 4 if self.chunks == 4 else row % 8
+        return (row * self.chunks + (chunk ^ mix)) * CHUNK_WORDS
+
+    def words(self, rows: int) -> int:
+        """Return the words of a tile of ``rows`` tokens."""
+        return rows * self.chunks * CHUNK_WORDS
+
+
+def matrix_source(lane: Index) -> tuple[Index, Index]:
+    """Return ``(token, chunk)`` whose address lane ``lane`` gives to the ``ldmatrix.x4`` of a span.
+
+    Matrix i holds eight tokens of chunk i, so the four results are b0, b1 of the first step
+    and b0, b1 of the second (PTX ISA, ldmatrix).
+    """
+    return lane % 8, lane // 8
+
+
+def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, Index]:
+    """Return ``(token, chunk, word)`` of register ``index`` of a span, for lanes without ldmatrix."""
+    token, word = lanes.operand(lane)
+    return token, index, word
+
+
+class SpanLoader:
+    """Emits loads of the B operands of a span: four registers per eight tokens.
+
+    Parameters
+    ----------
+    lanes
+        Fragment maps of the step.
+    lane
+        Lane of the warp.
+    tile
+        Layout of the tile.
+    last
+        Row that stands for every row after it (rows beyond M repeat a real one), or None.
+    """
+
+    def __init__(self, lanes: LaneMap, lane: Index, tile: TokenTile, last: Index | None = None) -> None:
+        self.lanes, self.lane, self.tile, self.last = lanes, lane, tile, last
+
+    def _row(self, token: Index) -> Index:
+        return token if self.last is None else T.min(token, self.last)
+
+    def load(self, shared: Any, base: list[Index], first_token: Index, chunk: Index, out: Any) -> None:
+        """Emit the loads of tokens ``first_token..+8`` and chunks ``chunk..+4`` into ``out[0:4]``.
+
+        ``shared`` is a uint32 buffer; ``base`` holds its leading indices.
+        """
+        if self.lanes.partial_lanes:
+            for i in range(4):
+                token, piece, word = word_source(self.lanes, self.lane, i)
+                at = self.tile.word(self._row(first_token + token), chunk + piece) + word
+                b.store(out, shared[(*base, at)], i)
+            return
+        token, piece = matrix_source(self.lane)
+        at = self.tile.word(self._row(first_token + token), chunk + piece)
+        b.ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16", *(out[i] for i in range(4)), shared.ptr_to([*base, at])
+        )
+
+
+class Copier:
+    """Emits 16-byte copies from global to shared memory, asynchronous where the device can."""
+
+    def __init__(self, device: TileDevice) -> None:
+        self.asynchronous = "cp.async" in device.features
+
+    def chunk(self, destination: Index, source: Index, valid: Index | None = None) -> None:
+        """Emit one copy; where ``valid`` is false, zeros are written and ``source`` is not read."""
+        if self.asynchronous:
+            size = [] if valid is None else [T.Cast("uint32", valid) * T.uint32(CHUNK_BYTES)]
+            b.ptx("cp.async.cg.shared.global", destination, source, CHUNK_BYTES, *size)
+            return
+        words = b.local(CHUNK_WORDS, "uint32")
+        registers = [words[i] for i in range(CHUNK_WORDS)]
+        if valid is None:
+            b.ptx("ld.global.nc.v4.u32", *registers, source)
+        else:
+            for i in range(CHUNK_WORDS):
+                b.store(words, T.uint32(0), i)
+            with b.when(valid):
+                b.ptx("ld.global.nc.v4.u32", *registers, source)
+        b.ptx("st.shared.v4.u32", destination, *registers)
+
+    def commit(self) -> None:
+        """Close the group of copies emitted since the last commit."""
+        if self.asynchronous:
+            b.ptx("cp.async.commit_group")
+
+    def wait(self, pending: int) -> None:
+        """Emit a wait until at most ``pending`` groups of this thread are in flight."""
+        if self.asynchronous:
+            b.ptx("cp.async.wait_group", pending)
+
+
+def each_piece(count: int, threads: int, thread: Index, body: Any) -> None:
+    """Emit ``body(piece)`` so that ``threads`` threads cover pieces 0..count-1 once."""
+    for turn in range(-(-count // threads)):
+        piece = b.bind(thread + turn * threads)
+        if (turn + 1) * threads <= count:
+            body(piece)
+        else:
+            with b.when(piece < count):
+                body(piece)
