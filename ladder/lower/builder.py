@@ -131,6 +131,11 @@ class Variable:
         store(self.cell, value, 0)
 
 
+def keep(value: Expr) -> Expr:
+    """Compute an int32 once into a register of its own (TVM inlines again what `bind` names)."""
+    return value if isinstance(value, int) else Variable("int32", value).value
+
+
 @contextmanager
 def loop(stop: Expr, start: Expr = 0) -> Iterator[Expr]:
     """Emit a loop that stays a loop."""

@@ -18,7 +18,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier
+from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile
 from schedules.layouts import TILE
@@ -248,7 +248,7 @@ class Gemv:
         self.ring = b.local(plan.stages * self.groups.bits, "uint32")
         self.words = b.local(self.groups.bits, "uint32")
         # One more slot holds the tile being multiplied while its own slot is refilled.
-        types = (_dtype(self.args.scales), _dtype(self.args.zeros))
+        types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         self.group_ring = GroupRegisters(self.groups, self.step, self.lane, types, plan.stages)
         self.group_now = GroupRegisters(self.groups, self.step, self.lane, types)
 
@@ -328,7 +328,7 @@ class Gemv:
         b.block_sync()
         lanes = self.step.lanes
         for block in range(self.schedule.tile_m // STEP_TOKENS):
-            with b.when(_is_first(self.lane, lanes.partial_lanes)):
+            with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
                     at = (self.slice, block * STEP_TOKENS + token, self.row_warp * 16 + row)
@@ -351,16 +351,3 @@ class Gemv:
         m, n = self.first_token + token, self.first_row + row
         b.store(self.args.y, finish(self.gemm, value, m, n, self.args), m, n)
 
-
-def _dtype(array: Any) -> str | None:
-    """Return the element type of an argument, or None where it is absent."""
-    return None if array is None else str(array.dtype)
-
-
-def _is_first(lane: Expr, distances: tuple[int, ...]) -> Expr:
-    """Return whether a lane is the first of those that hold the same sums."""
-    first = True
-    for distance in distances:
-        here = lane // distance % 2 == 0
-        first = here if first is True else T.And(first, here)
-    return first

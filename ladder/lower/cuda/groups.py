@@ -82,7 +82,7 @@ class Groups:
         """Whether scales multiply accumulators."""
         return self.gemm.scale and not self.on_operand
 
-    def row(self, tile: Expr, granule: int) -> Expr:
+    def row(self, tile: Expr, granule: Expr) -> Expr:
         """Return the row of the scale array that serves a granule of K tile ``tile``."""
         if self.size == 0:
             return 0
@@ -100,12 +100,10 @@ class GroupRegisters:
     ----------
     groups, step
         What is loaded, and for which rows.
-    row
-        The lane's fragment row g of 0..7.
     lane
         The lane of the warp.
-    scale_type, zero_type
-        Element types of the arrays, or None where absent.
+    types
+        Element types of scales and zero points, or None where absent.
     slots
         Tiles in flight.
     """
@@ -195,6 +193,11 @@ class GroupRegisters:
         return T.Cast("float32", self.scales[granule * self.rows + row_slot])
 
 
+def array_dtype(array: Any) -> str | None:
+    """Return the element type of an argument, or None where it is absent."""
+    return None if array is None else str(array.dtype)
+
+
 class Accumulators:
     """The accumulator fragments of one thread: running sums, and totals where sums are flushed.
 
@@ -230,15 +233,14 @@ class Accumulators:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.
 
         A Python bool where that is known when the kernel is emitted: groups end there, or the
-        instruction's own sum has become too long.
+        instruction's own sum has become too long. The last tile always flushes.
         """
         periods = {self.groups.tiles} if self.groups.on_accumulator else set()
         periods |= {self.step.promote // TILE} if self.step.promote else set()
-        periods.discard(0)
         if not self.flushes or 1 in periods:
             return self.flushes
         due = tile == tiles - 1
-        for period in sorted(periods):
+        for period in sorted(periods - {0}):
             due = T.Or(due, (tile + 1) % period == 0)
         return due
 

@@ -79,6 +79,10 @@ class LaneMap:
         """Return ``(row, token)`` of accumulator ``index``."""
         return self.slot_row(lane, self.row_slot(index)), self.token(lane, index)
 
+    def is_first(self, lane: Index) -> Index:
+        """Return whether a lane is the first of those that share sums (always, where none do)."""
+        return True
+
 
 class QuadPairMap(LaneMap):
     """Volta: four quad-pairs each multiply 8x8x4, on a quarter of the step's K each.
@@ -96,6 +100,9 @@ class QuadPairMap(LaneMap):
 
     def slot_row(self, lane: Index, slot: int) -> Index:
         return slot // 2 * 8 + slot % 2 * 2 + lane % 2 + lane // 16 * 4
+
+    def is_first(self, lane: Index) -> Index:
+        return lane // 4 % 4 == 0
 
     def token(self, lane: Index, index: int) -> Index:
         return index // 4 % 2 * 4 + lane // 2 % 2 * 2 + index % 2
