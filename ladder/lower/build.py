@@ -1,0 +1,114 @@
+"""From a problem and its schedules to a shared library with one entry per schedule."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from schedules.schedule import Plan, Schedule
+from targets import TileDevice
+from tile_types.errors import ScheduleError, unknown_name
+
+EMITTERS = {
+    "gemv": "ladder.lower.cuda.gemv:emit",
+    "mma": "ladder.lower.cuda.mma:emit",
+    "wgmma": "ladder.lower.cuda.wgmma:emit",
+    "cpu": "ladder.lower.cpu:emit",
+}
+"""Pipeline -> ``module:function`` that emits ``(gemm, device, schedule, name) -> PrimFunc``."""
+
+COMPILERS = {
+    "cuda": "ladder.lower.cuda.toolchain:compile_functions",
+    "llvm": "ladder.lower.cpu.toolchain:compile_functions",
+}
+"""TVM target kind -> ``module:function`` that compiles PrimFuncs into a library."""
+
+
+@dataclass(frozen=True)
+class BuiltModule:
+    """A shared library on disk and what is known about it.
+
+    Parameters
+    ----------
+    path
+        The ``.so``.
+    entries
+        Name of the entry that serves each entry of the plan.
+    sources
+        Stage (``"tir"``, ``"cuda"``, ...) -> text.
+    log
+        What the device compiler printed.
+    resources
+        Kernel -> registers, stack, spills, shared memory, as the device compiler reports them.
+    """
+
+    path: Path
+    entries: tuple[str, ...]
+    sources: Mapping[str, str]
+    log: str = ""
+    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def resolve(table: Mapping[str, str], kind: str, name: str) -> Callable[..., Any]:
+    """Import what a table names for ``name``."""
+    if name not in table:
+        raise unknown_name(kind, name, table)
+    module, _, function = table[name].partition(":")
+    result: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return result
+
+
+def entry_name(gemm: Gemm, device: TileDevice, schedule: Schedule) -> str:
+    """Return a kernel's name: its pipeline and a digest of all that shapes its code."""
+    pipeline = str(schedule.pipeline)  # type: ignore[attr-defined]
+    text = json.dumps([gemm.shape_free(), device.name, str(schedule)], sort_keys=True)
+    return f"ladder_{pipeline}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
+    """Emit one schedule's PrimFunc."""
+    pipeline = getattr(schedule, "pipeline", None)
+    if pipeline is None:
+        raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
+    return resolve(EMITTERS, "pipeline", pipeline)(gemm, device, schedule, name)
+
+
+def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None) -> BuiltModule:
+    """Compile every schedule of a plan into one library; equal schedules compile once.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    device
+        What to compile for; it need not be present.
+    plan
+        Schedules by M.
+    folder
+        Where to write the library; a new temporary folder by default.
+
+    Raises
+    ------
+    MissingToolError
+        If a compiler is not installed.
+    CompilerError
+        If the device compiler rejects a kernel.
+    ScheduleError
+        If a schedule does not fit the problem or the device.
+    """
+    schedules = {entry_name(gemm, device, schedule): schedule for _, schedule in plan.entries}
+    functions = {name: emit(gemm, device, schedule, name) for name, schedule in schedules.items()}
+    folder = Path(tempfile.mkdtemp(prefix="ladder-build-")) if folder is None else folder
+    library = folder / "kernel.so"
+    result = resolve(COMPILERS, "target kind", device.kind)(functions, device, library)
+    sources = {"tir": "\n".join(function.script() for function in functions.values())}
+    sources[result.language] = result.source
+    entries = tuple(entry_name(gemm, device, schedule) for _, schedule in plan.entries)
+    return BuiltModule(library, entries, sources, result.log, result.resources)

@@ -1,0 +1,305 @@
+"""From TIR to a CUDA binary: TVM's code generator, nvcc, and their reports.
+
+TVM's own callback forces fast-math and hides ptxas; ours calls nvcc for exactly one
+architecture and keeps the source, the binary and the resource report.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder import knobs
+from targets import TileDevice
+from tile_types.errors import CompilerError, MissingToolError
+
+NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress=174,177")
+
+DRIVER_SYMBOLS = (
+    "cuDeviceGetName", "cuFuncGetAttribute", "cuFuncSetAttribute", "cuGetErrorName", "cuGetErrorString",
+    "cuLaunchKernel", "cuLaunchKernelEx", "cuModuleGetFunction", "cuModuleGetGlobal_v2", "cuModuleLoadData",
+    "cuModuleUnload", "cuTensorMapEncodeIm2col", "cuTensorMapEncodeTiled",
+)  # fmt: skip
+"""Driver functions that TVM's CUDA runtime may name; a stub answers them with an error."""
+
+CUDA_RUNTIME = "libcudart.so.13"
+"""What the TVM wheel's CUDA runtime links against."""
+
+NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE: what every function of the stub returns."""
+
+
+@dataclass
+class Compilation:
+    """What one run of nvcc left behind.
+
+    Parameters
+    ----------
+    source
+        CUDA source.
+    binary
+        Machine code for one architecture (cubin).
+    log
+        What nvcc and ptxas printed.
+    resources
+        Kernel -> what ptxas reported; see `parse_resources`.
+    language
+        Name of the stage that ``source`` is.
+    """
+
+    source: str = ""
+    binary: bytes = b""
+    log: str = ""
+    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    language: str = "cuda"
+
+
+def nvcc() -> Path:
+    """Return the CUDA compiler.
+
+    Raises
+    ------
+    MissingToolError
+        If there is none.
+    """
+    chosen = knobs.settings.nvcc
+    found = str(chosen) if chosen is not None else shutil.which("nvcc")
+    if found is None or not Path(found).is_file():
+        where = f"LADDER_NVCC={chosen} does not exist" if chosen is not None else "nvcc is not on PATH"
+        raise MissingToolError(
+            f"cannot compile for CUDA: {where}; install the CUDA toolkit (12.8 or newer) or set LADDER_NVCC"
+        )
+    return Path(found)
+
+
+@functools.cache
+def _version(compiler: Path) -> str:
+    output = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"V(\d+\.\d+\.\d+)", output)
+    return match[1] if match else output.strip()
+
+
+def compiler_identity() -> str:
+    """Return what tells two CUDA compilers apart in cache keys."""
+    return f"nvcc {_version(nvcc())} {' '.join(NVCC_FLAGS)}"
+
+
+# ---- nvcc -----------------------------------------------------------------------------
+def run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
+    """Compile CUDA source.
+
+    Parameters
+    ----------
+    source
+        CUDA C++.
+    device
+        Architecture to compile for; its ``compile_options`` are passed on.
+    output
+        ``"cubin"`` or ``"ptx"``.
+
+    Returns
+    -------
+    The output file's content, and what nvcc printed.
+
+    Raises
+    ------
+    MissingToolError
+        If there is no nvcc.
+    CompilerError
+        If nvcc rejects the source; the source is kept and named.
+    """
+    compiler = nvcc()
+    with tempfile.TemporaryDirectory(prefix="ladder-nvcc-") as folder:
+        path, result = Path(folder) / "kernel.cu", Path(folder) / f"kernel.{output}"
+        path.write_text(source)
+        options = list(device.compile_options)
+        if output == "ptx":
+            options = [f"-arch={option.split(',')[0][5:]}" for option in options if option.startswith("arch=")]
+        command = [compiler, f"-{output}", *NVCC_FLAGS, *options, "-Xptxas=-v", "-o", result, path]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return result.read_bytes(), done.stderr
+    raise CompilerError(_rejection(source, device, done.stderr or done.stdout))
+
+
+def _rejection(source: str, device: TileDevice, log: str) -> str:
+    """Keep the rejected source and say where it is and what nvcc said."""
+    kept = Path(tempfile.mkdtemp(prefix="ladder-rejected-")) / "kernel.cu"
+    kept.write_text(source)
+    tail = "\n".join(log.strip().splitlines()[-12:])
+    return f"nvcc rejected the kernel for {device.name} (source kept in {kept}):\n{tail}"
+
+
+def parse_resources(log: str) -> dict[str, dict[str, int]]:
+    """Read ptxas's report: kernel -> registers, stack, spill_stores, spill_loads, shared (bytes)."""
+    patterns = {
+        "registers": r"Used (\d+) registers",
+        "stack": r"(\d+) bytes stack frame",
+        "spill_stores": r"(\d+) bytes spill stores",
+        "spill_loads": r"(\d+) bytes spill loads",
+        "shared": r"(\d+) bytes smem",
+    }
+    report: dict[str, dict[str, int]] = {}
+    current: dict[str, int] = {}
+    for line in log.splitlines():
+        if entry := re.search(r"Compiling entry function '(\w+)'", line):
+            current = report.setdefault(entry[1], dict.fromkeys(patterns, 0))
+        for name, pattern in patterns.items():
+            if match := re.search(pattern, line):
+                current[name] = int(match[1])
+    return report
+
+
+def disassemble(binary: bytes) -> str:
+    """Return the SASS of a cubin.
+
+    Raises
+    ------
+    MissingToolError
+        If no disassembler is installed.
+    """
+    tool = shutil.which("cuobjdump") or shutil.which("nvdisasm")
+    if tool is None:
+        raise MissingToolError("cannot show SASS: neither cuobjdump nor nvdisasm is on PATH; they come with CUDA")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        arguments = ["--dump-sass"] if tool.endswith("cuobjdump") else []
+        done = subprocess.run([tool, *arguments, file.name], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CompilerError(f"{Path(tool).name} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+# ---- TVM ------------------------------------------------------------------------------
+def load_compiler() -> None:
+    """Make TVM's CUDA code generator work, also where no GPU driver is installed.
+
+    TVM's CUDA runtime links against the driver. Without one it would silently keep source
+    text instead of machine code, so a stub of the driver is loaded first; the stub answers
+    every call with "no device".
+    """
+    from ladder.runtime.library import find_library
+
+    _load_driver()
+    import torch  # noqa: F401  a CUDA build of torch brings the CUDA runtime library
+    import tvm  # noqa: F401
+
+    _load_cuda_runtime()
+    ctypes.CDLL(str(find_library("libtvm_runtime_cuda.so")), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _load_driver() -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        ctypes.CDLL(str(_driver_stub()), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _load_cuda_runtime() -> None:
+    """Load libcudart from the system or from beside nvcc."""
+    try:
+        ctypes.CDLL(CUDA_RUNTIME, mode=ctypes.RTLD_GLOBAL)
+        return
+    except OSError as error:
+        missing = error
+    for folder in ("lib64", "targets/x86_64-linux/lib"):
+        candidate = nvcc().resolve().parents[1] / folder / CUDA_RUNTIME
+        if candidate.is_file():
+            ctypes.CDLL(str(candidate), mode=ctypes.RTLD_GLOBAL)
+            return
+    raise MissingToolError(f"{CUDA_RUNTIME} not found ({missing}); install the CUDA 13 runtime") from missing
+
+
+def _driver_stub() -> Path:
+    """Build, once, a library that stands for the missing driver."""
+    from ladder.runtime.cache import cache_root
+
+    folder = cache_root() / "stub"
+    library = folder / "libcuda.so.1"
+    if library.is_file():
+        return library
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise MissingToolError("compiling for CUDA without a GPU driver needs a C compiler (cc); install gcc")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        source, built = Path(scratch) / "driver.c", Path(scratch) / "libcuda.so.1"
+        source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in DRIVER_SYMBOLS))
+        command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", built, source]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CompilerError(f"{compiler} cannot build the driver stub: {done.stderr.strip()}")
+        built.replace(library)  # atomic: another process may build it too
+    return library
+
+
+@contextmanager
+def _callback(device: TileDevice) -> Iterator[Compilation]:
+    """Route TVM's request for device code to nvcc."""
+    import tvm_ffi
+
+    result = Compilation()
+    failures: list[Exception] = []
+
+    def compile_source(code: str, *_: Any) -> bytes:
+        try:
+            result.source = code
+            result.binary, result.log = run_nvcc(code, device, "cubin")
+            result.resources = parse_resources(result.log)
+        except (CompilerError, MissingToolError) as error:
+            failures.append(error)
+            raise
+        return result.binary
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+    try:
+        yield result
+    except Exception as error:
+        # An error that crossed TVM has lost its type: raise the one that started it.
+        if failures:
+            raise failures[0] from error
+        raise
+
+
+def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
+    """Compile PrimFuncs and export one shared library with an entry for each.
+
+    Parameters
+    ----------
+    functions
+        TIRx PrimFuncs by name.
+    device
+        A CUDA device.
+    library
+        Path of the ``.so`` to write.
+
+    Raises
+    ------
+    MissingToolError, CompilerError
+        If a compiler is missing or rejects the kernel.
+    """
+    load_compiler()
+    import tvm
+    from tvm.target import Target
+
+    target = Target(device.tvm_target)
+    with _callback(device) as result, target:
+        module = tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
+    if not result.binary:
+        raise CompilerError(f"TVM produced no machine code for {device.name}; is its CUDA runtime installed?")
+    if shutil.which("cc") is None and shutil.which("gcc") is None:
+        raise MissingToolError("exporting a kernel needs a C compiler to link it; install gcc")
+    module.export_library(str(library))
+    return result
