@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from tile_types.errors import ShapeError
@@ -17,7 +17,10 @@ from tile_types.tile import Extent
 Shape = tuple[Extent, ...]
 _Monomial = tuple[str, ...]
 _Polynomial = dict[_Monomial, int]
-_DIVISIONS = {"ceildiv": lambda a, b: -(-a // b), "floordiv": lambda a, b: a // b}
+_DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
+    "ceildiv": lambda a, b: -(-a // b),
+    "floordiv": lambda a, b: a // b,
+}
 
 
 def canonical(extent: Extent) -> Extent:

@@ -272,15 +272,15 @@ def load(field: Field, values: Sequence[Any], attributes: Attributes) -> Any:
 
 def pad(field: Field, values: Sequence[Any], attributes: Attributes) -> Residues:
     """Surround with the residue of ``value``."""
-    fill = field.number(attributes["value"])
+    fill = Fraction(attributes["value"])
     width = list(zip(attributes["low"], attributes["high"], strict=True))
-    p = np.pad(values[0].p, width, constant_values=fill.p)
-    return Residues(p, None if values[0].q is None else np.pad(values[0].q, width, constant_values=fill.q))
+    return apply(field, lambda m, array: np.pad(array, width, constant_values=_residue(fill, m)), values[0])
 
 
 def sum_along(modulus: int, array: Array, axis: int, keep: bool) -> Array:
     """Sum residues; the sum of residues below 2**31 cannot overflow int64."""
-    return np.sum(array, axis=axis, keepdims=keep) % modulus
+    total: Array = np.sum(array, axis=axis, keepdims=keep)
+    return np.asarray(total % modulus)
 
 
 def reduce_sum(field: Field, values: Sequence[Any], attributes: Attributes) -> Residues:
@@ -312,7 +312,9 @@ def view(field: Field, values: Sequence[Any], attributes: Attributes) -> Residue
     indexing, extents = index_sizes(values, attributes)
     shape = [extents[name] for name in indexing.result]
     axes = indexing.operands[0]
-    return values[0].map(lambda part: np.broadcast_to(gather(part, axes, indexing.result, extents), shape))
+    return apply(
+        field, lambda m, part: np.broadcast_to(gather(part, axes, indexing.result, extents), shape), values[0]
+    )
 
 
 def matmul(field: Field, values: Sequence[Any], attributes: Attributes) -> Residues:

@@ -199,7 +199,8 @@ def _check_ranks(indexing: Indexing, shapes: Sequence[Shape]) -> None:
     for number, (axes, shape) in enumerate(zip(indexing.operands, shapes, strict=True)):
         if len(axes) != len(shape):
             raise ShapeError(
-                f"{str(indexing)!r} gives operand {number} {len(axes)} indices, its shape is {show_shape(shape)}"
+                f"{str(indexing)!r} gives operand {number} {len(axes)} indices,"
+                f" its shape is {show_shape(shape)}"
             )
 
 

@@ -58,8 +58,8 @@ def finite_domain(field: Field) -> Domain:
         return operator.finite(field, values, attributes)
 
     def stack(values: Sequence[Residues]) -> Residues:
-        exponents = [value.q for value in values]
-        known = all(part is not None for part in exponents)
+        exponents = [value.q for value in values if value.q is not None]
+        known = len(exponents) == len(values)
         return Residues(np.stack([value.p for value in values]), np.stack(exponents) if known else None)
 
     def blank(value: Residues, shape: tuple[int, ...]) -> Residues:
@@ -109,7 +109,7 @@ def _results(
 ) -> tuple[Any, ...]:
     if node.body is not None:
         return interpret(node.body, operands, domain)
-    attributes = node_attributes(node, graph) | context
+    attributes = {**node_attributes(node, graph), **context}
     return (domain.apply(get_operator(node.operator), operands, attributes),)
 
 

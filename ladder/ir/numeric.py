@@ -124,7 +124,8 @@ def gelu(x: Array) -> Array:
 
 def gelu_tanh(x: Array) -> Array:
     """Return the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    inner: Array = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + np.tanh(inner))
 
 
 def reduction(function: Callable[..., Any]) -> Reference:

@@ -65,7 +65,7 @@ def _matmul_expression(arguments: Any, tiles: Tiles, attributes: Attributes) -> 
 def _reduced(name: str) -> Callable[[Any, Tiles, Attributes], AbstractExpression]:
     def build(arguments: Any, tiles: Tiles, attributes: Attributes) -> AbstractExpression:
         extent = tiles[0].shape[attributes["axis"]]
-        return arguments[0] if extent == 1 else (name, extent, arguments[0])  # type: ignore[no-any-return]
+        return arguments[0] if extent == 1 else (name, extent, arguments[0])
 
     return build
 
@@ -91,7 +91,7 @@ def _accumulated(arguments: Any, tiles: Tiles, attributes: Attributes) -> Abstra
     if kind == "sum":
         return _summed(extent, arguments[0])
     transparent = kind in ("last", "concat")
-    return arguments[0] if transparent else (kind, extent, *arguments)  # type: ignore[no-any-return]
+    return arguments[0] if transparent else (kind, extent, *arguments)
 
 
 def _accumulate_lax(attributes: Attributes) -> str:
@@ -179,7 +179,9 @@ _SOURCES = (
     ),
     Operator(
         "constant", (0, 0), shapes.given, numeric.constant, finite.constant, _literal, bytes=no_bytes,
-        attributes={"value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type")},
+        attributes={
+            "value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type"),
+        },
         result_type=shapes.target_type, doc="one number in every element",
     ),
 )  # fmt: skip
@@ -221,13 +223,19 @@ _CONTRACTIONS = (
 
 _ELEMENTWISE = (
     _binary("add", np.add, finite.both(finite.add), scalars.add, "multilinear"),
-    _binary("sub", np.subtract, finite.both(finite.subtract), scalars.subtract, "multilinear", abstract=_difference),
+    _binary(
+        "sub", np.subtract, finite.both(finite.subtract), scalars.subtract, "multilinear", abstract=_difference,
+    ),
     _binary("mul", np.multiply, finite.both(finite.multiply), scalars.multiply, "multilinear"),
     _binary("div", np.divide, finite.both(finite.divide), scalars.divide, "division"),
     _binary("maximum", np.maximum, None, scalars.maximum, "other"),
     _binary("minimum", np.minimum, None, scalars.minimum, "other"),
-    _unary("neg", np.negative, finite.both(finite.negate), scalars.negate, "multilinear", 1, abstract=_negated),
-    _unary("square", np.square, finite.both(finite.square), scalars.square, "multilinear", 1, abstract=_squared),
+    _unary(
+        "neg", np.negative, finite.both(finite.negate), scalars.negate, "multilinear", 1, abstract=_negated,
+    ),
+    _unary(
+        "square", np.square, finite.both(finite.square), scalars.square, "multilinear", 1, abstract=_squared,
+    ),
     _unary("exp", np.exp, finite.exp, scalars.exp, "exp", 4),
     _unary("sqrt", np.sqrt, finite.both(finite.root), scalars.sqrt, "root", 4),
     _unary(
@@ -288,12 +296,14 @@ _BLOCK_GRAPH = (
         _accumulate_lax, attributes={
             "kind": Attribute("name", "sum", ACCUMULATOR_KINDS), "axis": Attribute("int", 0),
         },
-        flops=flops_per_element(1), result_type=shapes.accumulated_type, role="accumulate", levels=_BLOCK_ONLY,
+        flops=flops_per_element(1), result_type=shapes.accumulated_type, role="accumulate",
+        levels=_BLOCK_ONLY,
         doc="loop accumulator; rescale takes (x, local maximum m) and sums x * exp(m - max m)",
     ),
     _move(
         "store", shapes.stored, arrange.store, {"shape": Attribute("extents"), "grid": _AXES},
-        role="store", levels=_BLOCK_ONLY, doc="output saver: grid (omap) gives the axis each dimension splits",
+        role="store", levels=_BLOCK_ONLY,
+        doc="output saver: grid (omap) gives the axis each dimension splits",
     ),
     Operator(
         "block", (1, None), shapes.given, arrange.identity, None, _first, role="graph", levels=("kernel",),

@@ -45,7 +45,7 @@ def spread(array: npt.NDArray[Any], group: int, extent: int) -> npt.NDArray[Any]
 def components_of(tensor: QuantizedTensor) -> Components:
     """Take a `QuantizedTensor` (numpy or torch) apart in float64; 2-D blocks become rows."""
     rows, columns = tensor.shape
-    metadata = {}
+    metadata: dict[str, Any] = {}
     for name in ("scale", "zero"):
         array = getattr(tensor, name)
         if array is not None:

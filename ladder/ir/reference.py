@@ -84,6 +84,7 @@ def _operand(node: Node, value: Operand) -> Any:
         raise DTypeError(f"input {node.name!r} is {ttype.name}, the QuantizedTensor holds {value.type_name}")
     if ttype.is_block and min(ttype.block_size, value.shape[1]) != min(value.group_size, value.shape[1]):
         raise DTypeError(
-            f"input {node.name!r} is {ttype.name}, the QuantizedTensor has a scale per {value.group_size} elements"
+            f"input {node.name!r} is {ttype.name}, the QuantizedTensor has a scale per"
+            f" {value.group_size} elements"
         )
     return components_of(value)

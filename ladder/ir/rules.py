@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ladder.ir.build import node_attributes
 from ladder.ir.extents import canonical
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.rewrite import Match, Rule, Rules, pattern
@@ -29,12 +30,16 @@ def _fold_converts(match: Match) -> str | None:
     middle, source = match.tile("inner").ttype.name, match.tile("x").ttype.name
     if not _holds(middle, source):
         return None
-    return match.builder.add("convert", match["x"], level=match.root.tile.level, type=match.root.tile.ttype.name)
+    return match.builder.add(
+        "convert", match["x"], level=match.root.tile.level, type=match.root.tile.ttype.name
+    )
 
 
 CONVERT_FOLDING: Rules = (
     Rule("drop convert to the same type", pattern("convert", "x"), _drop_same),
-    Rule("fold convert of convert", pattern("convert", pattern("convert", "x", name="inner")), _fold_converts),
+    Rule(
+        "fold convert of convert", pattern("convert", pattern("convert", "x", name="inner")), _fold_converts
+    ),
 )
 
 
@@ -51,8 +56,7 @@ def _fold_reshapes(match: Match) -> str | None:
 def _fold_transposes(match: Match) -> str | None:
     """``transpose(transpose(x, p), q)`` -> ``transpose(x, p[q])``, or ``x``."""
     inner = match.attributes("inner")["permutation"]
-    outer = dict(match.root.attributes)["permutation"]
-    permutation = tuple(inner[axis] for axis in outer)  # type: ignore[index, union-attr]
+    permutation = tuple(inner[axis] for axis in node_attributes(match.root)["permutation"])
     if permutation == tuple(range(len(permutation))):
         return match["x"]
     return match.builder.add("transpose", match["x"], level=match.root.tile.level, permutation=permutation)
@@ -108,10 +112,9 @@ def renamed(indexing: Indexing) -> Indexing:
 
 def _contract_to_matmul(match: Match) -> str | None:
     """``contract('m k, n k -> m n')`` -> ``matmul(transpose_b)``; operands swap if need be."""
-    attributes = dict(match.root.attributes)
-    indexing = parse_indexing(str(attributes["spec"]))
-    known = {name for name, _ in attributes.get("sizes", ())}  # type: ignore[union-attr, misc]
-    if known or attributes.get("pad"):
+    attributes = node_attributes(match.root)
+    indexing = parse_indexing(attributes["spec"])
+    if attributes["sizes"] or attributes["pad"]:
         return None
     swapped = Indexing(indexing.operands[::-1], indexing.result)
     orders = ((indexing, (match["a"], match["b"])), (swapped, (match["b"], match["a"])))
@@ -128,6 +131,4 @@ def _contract_to_matmul(match: Match) -> str | None:
     return None
 
 
-MATMUL_RECOGNITION: Rules = (
-    Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),
-)
+MATMUL_RECOGNITION: Rules = (Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),)
