@@ -1,0 +1,268 @@
+"""Decoders: from packed words to tensor-core operand registers, each proven before use.
+
+`STRATEGIES` propose recipes from the values of the type alone; of the recipes that `proof.prove`
+accepts, the one with the fewest instructions is used. So a new type needs no entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
+from ladder.lower.cuda.decode_codebook import propose_lookup
+from ladder.lower.cuda.decode_float import propose_rebias
+from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
+from ladder.lower.cuda.emission import TirMachine
+from ladder.lower.cuda.machine import CountingMachine, Machine, Word
+from ladder.lower.cuda.proof import prove
+from ladder.lower.cuda.recipes import (
+    Conversion,
+    Recipe,
+    propose_pass_through,
+    propose_reference,
+)
+from schedules.layouts import THREADS, lane_of, planes
+from targets import TileDevice
+from tile_types import get_type, representable, require_representable
+from tile_types.errors import ConversionError, VerificationError
+
+Expr = Any
+Propose = Callable[[Conversion], Iterator[Recipe]]
+
+STRATEGIES: dict[str, Propose] = {
+    "pass-through": propose_pass_through,
+    "magic": propose_magic,
+    "split magic": propose_split_magic,
+    "rebias": propose_rebias,
+    "bytes": propose_bytes,
+    "lookup": propose_lookup,
+    "reference": propose_reference,
+}
+"""Ways to decode; of equally cheap ones the first is used."""
+
+FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
+"""fp8 tensor cores take operands of two different fp8 types."""
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A recipe that passed its proof.
+
+    Parameters
+    ----------
+    strategy
+        Its row in `STRATEGIES`.
+    recipe
+        The steps.
+    instructions
+        Instructions for all operand registers of a thread's share of a tile, without scales.
+    """
+
+    strategy: str
+    recipe: Recipe
+    instructions: int
+
+
+_proven: dict[tuple[Any, ...], list[Proven]] = {}
+
+
+def proven_recipes(conversion: Conversion) -> list[Proven]:
+    """Return every recipe that is proven for a conversion, cheapest first.
+
+    Raises
+    ------
+    VerificationError
+        If no recipe passes.
+    """
+    ttype = conversion.ttype
+    key = (ttype.name, ttype.elem_bits, ttype.probe_values().tobytes(), conversion.operand, conversion.zero)
+    if key not in _proven:
+        _proven[key] = _prove_all(conversion)
+    return _proven[key]
+
+
+def _prove_all(conversion: Conversion) -> list[Proven]:
+    found, failures = [], []
+    for strategy, propose in STRATEGIES.items():
+        if strategy == "reference" and found:
+            break
+        for recipe in propose(conversion):
+            try:
+                prove(recipe, conversion)
+            except VerificationError as error:
+                failures.append(f"{strategy}: {error}")
+                continue
+            found.append(Proven(strategy, recipe, count_instructions(recipe, conversion)))
+    if not found:
+        raise VerificationError(
+            f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
+            + "; ".join(failures)
+        )
+    return sorted(found, key=lambda proven: proven.instructions)
+
+
+def count_instructions(recipe: Recipe, conversion: Conversion) -> int:
+    """Return the instructions that decode a thread's share of a tile (32 codes)."""
+    m = CountingMachine()
+    words = [m.input(None) for _ in range(conversion.bits)]
+    zero = m.input(None) if conversion.zero == "integer" else None
+    for register in range(conversion.lane):
+        recipe.register(m, words, register, zero)
+    return m.count
+
+
+class LoadedWords(Sequence[Word]):
+    """A thread's packed words, read from a local buffer when first used."""
+
+    def __init__(self, m: Machine, buffer: Any, count: int) -> None:
+        self._machine, self._buffer, self._count = m, buffer, count
+        self._read: dict[int, Word] = {}
+
+    def __len__(self) -> int:
+        """Return the number of words."""
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one word."""
+        if index not in self._read:
+            self._read[index] = self._machine.input(b.bind(self._buffer[index]))
+        return self._read[index]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes one weight type to one operand type.
+
+    Parameters
+    ----------
+    conversion
+        What is decoded.
+    zero
+        How zero points are stored (`Gemm.zero`).
+    choice
+        The proven recipe.
+    """
+
+    conversion: Conversion
+    zero: str
+    choice: Proven
+
+    @property
+    def operand(self) -> str:
+        """Operand type of the decoded registers."""
+        return self.conversion.operand
+
+    @property
+    def words(self) -> int:
+        """32-bit words of a thread per 64 x 64 tile."""
+        return self.conversion.bits
+
+    @property
+    def lane(self) -> int:
+        """Bits of one element in a register."""
+        return self.conversion.lane
+
+    def registers(
+        self,
+        tile_words: Any,
+        first: int,
+        count: int,
+        out: Any,
+        out_first: int,
+        scales: tuple[Expr, Expr] | None,
+        zeros: tuple[Any, Any] | None,
+    ) -> None:
+        """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
+
+        Parameters
+        ----------
+        tile_words
+            Local uint32 buffer of all the thread's words, planes one after another.
+        out, out_first
+            Local uint32 buffer that receives the registers, and where.
+        scales
+            Scales of rows g and g+8 in both halves of a uint32 (16-bit cores), or None.
+        zeros
+            Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores)
+            or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
+        """
+        m = TirMachine()
+        words = LoadedWords(m, tile_words, self.words)
+        parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
+        factors = (None, None) if scales is None else tuple(m.input(scale) for scale in scales)
+        for index in range(first, first + count):
+            value = self._one(m, words, index, parts[index % 2])
+            factor = factors[index % 2]
+            if factor is not None:
+                value = m.float_mul(self.operand, value, factor)
+            b.store(out, value.content, out_first + index - first)
+
+    def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
+        return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))
+
+    def _one(self, m: Machine, words: Sequence[Word], index: int, zero: tuple[Word, ...] | None) -> Word:
+        recipe = self.choice.recipe
+        if zero is None or self.zero != "float":
+            return recipe.register(m, words, index, zero[0] if zero else None)
+        value = recipe.register(m, words, index, None)
+        for part in zero:
+            value = m.float_sub(self.operand, value, part)
+        return value
+
+
+def operand_type(gemm: Gemm) -> str:
+    """Return the operand type that weights are decoded to: that of the activations.
+
+    Tensor cores take two different fp8 types, so the other one serves if only it fits.
+
+    Raises
+    ------
+    ConversionError
+        If the type does not fit without loss (names a core that does), or if real zero points
+        meet an 8-bit core.
+    """
+    core = gemm.activation
+    if gemm.zero == "float" and lane_of(core) == 8:
+        raise ConversionError(
+            f"real zero points cannot be subtracted on the 8-bit core {core}; use float16 or bfloat16"
+        )
+    if core in FP8_OPERANDS:
+        for operand in (core, *FP8_OPERANDS):
+            if representable(gemm.weight, operand, gemm.zero):
+                return operand
+    require_representable(gemm.weight, core, gemm.zero)
+    return core
+
+
+def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
+    """Return the cheapest proven decoder for a problem.
+
+    Raises
+    ------
+    ConversionError
+        If the core cannot hold the weight's values.
+    VerificationError
+        If no recipe passes its proof.
+    """
+    device.core_for(gemm.activation)
+    operand = operand_type(gemm)
+    inside = "integer" if gemm.zero == "integer" else "none"
+    conversion = Conversion(get_type(gemm.weight).element_type, operand, inside)
+    return Decoder(conversion, gemm.zero, proven_recipes(conversion)[0])
+
+
+def load_order(bits: int) -> list[tuple[int, int]]:
+    """Return how a thread loads its words of a tile: pairs (offset, vector).
+
+    Thread t loads ``vector`` words from ``offset + t * vector``, in words from the start of the
+    tile; one after another they are the words that `Decoder.registers` takes.
+    """
+    order, start = [], 0
+    for width, _ in planes(bits):
+        vector = min(width, 4)
+        order += [(start + chunk * THREADS * vector, vector) for chunk in range(width // vector)]
+        start += THREADS * width
+    return order

@@ -1,0 +1,110 @@
+"""Arbitrary types of up to four bits by byte lookups in registers (prmt).
+
+The codes of eight elements are brought into the nibbles of one word: four registers of a
+16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+
+import ml_dtypes
+import numpy as np
+
+from ladder.lower.cuda.fields import Move, fields, gather, moves, shifts
+from ladder.lower.cuda.machine import AND_XOR, Machine, Word, subtract_bytes
+from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Recipe
+from tile_types import core_values
+
+NUMPY_TYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.int8,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+@lru_cache(maxsize=1024)
+def nibble_moves(bits: int, lane: int, group: int) -> tuple[tuple[int, ...], tuple[Move, ...]]:
+    """Return which nibble of its lane each register of a group takes, and the moves to get there.
+
+    The order of registers is free, so the one with the fewest shifts is taken.
+    """
+    size = lane // 4
+
+    def plan(order: Sequence[int]) -> tuple[Move, ...]:
+        found: list[Move] = []
+        for index, nibble in enumerate(order):
+            found += moves(fields(bits, lane, group * size + index), 0, bits, 4 * nibble)
+        return tuple(found)
+
+    best = min(permutations(range(size)), key=lambda order: shifts(plan(order)))
+    return best, plan(best)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Table lookups; ``table`` holds the operand's bits of every code."""
+
+    bits: int
+    operand: str
+    lane: int
+    table: tuple[int, ...]
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two or four values."""
+        size = self.lane // 4
+        order, wanted = nibble_moves(self.bits, self.lane, index // size)
+        codes = gather(m, words, wanted, self.lane)
+        value = (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
+        if zero is None:
+            return value
+        return subtract_bytes(m, value, zero) if self.lane == 8 else m.float_sub(self.operand, value, zero)
+
+    def _wide(self, m: Machine, codes: Word, nibble: int) -> Word:
+        # Bytes 0 2 1 3: each half of the word then holds both lanes of two registers.
+        codes = m.permute(codes, codes, m.constant(0x3120))
+        low, high = (self._bytes(m, codes, nibble // 2, part) for part in (0, 1))
+        first, second = nibble % 2, 2 + nibble % 2
+        selector = first | (4 + first) << 4 | second << 8 | (4 + second) << 12
+        return m.permute(low, high, m.constant(selector))
+
+    def _narrow(self, m: Machine, codes: Word, nibble: int) -> Word:
+        low, high = (self._bytes(m, codes, half, 0) for half in (0, 1))
+        return m.permute(low, high, m.constant(0x6420 + 0x1111 * nibble))
+
+    def _bytes(self, m: Machine, codes: Word, half: int, part: int) -> Word:
+        """Look up byte ``part`` of the values of four codes: those in one half of ``codes``."""
+        entries = [(entry >> (8 * part)) & 0xFF for entry in self.table]
+        entries += [0] * (16 - len(entries))
+        quads = [sum(entries[4 * q + i] << (8 * i) for i in range(4)) for q in range(4)]
+        if not any(quads):
+            return m.constant(0)
+        wide = len(self.table) > 8
+        selector = m.mask(codes, 0x77777777) if wide else codes
+        found = self._pick(m, quads[0], quads[1], m.shift(selector, -16 * half))
+        if not wide:
+            return found
+        upper = self._pick(m, quads[2], quads[3], m.shift(selector, -16 * half))
+        # Byte i comes from the upper table where bit 3 of nibble i is set.
+        choice = m.lop3(m.shift(codes, -1), m.constant(0x44444444), m.constant(0x32103210), AND_XOR)
+        return m.permute(found, upper, m.shift(choice, -16 * half))
+
+    def _pick(self, m: Machine, low: int, high: int, selector: Word) -> Word:
+        return m.permute(m.constant(low), m.constant(high), selector)
+
+
+def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose table lookups for any type of up to four bits."""
+    operand, lane = conversion.operand, conversion.lane
+    if conversion.bits > 4 or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
+        return
+    valid = np.zeros(1 << conversion.bits, dtype=bool)
+    valid[conversion.ttype.valid_codes()] = True
+    values = np.where(valid, core_values(conversion.ttype, operand), 0.0)
+    bits = values.astype(NUMPY_TYPES[operand]).view(np.uint16 if lane == 16 else np.uint8)
+    yield Lookup(conversion.bits, operand, lane, tuple(int(entry) for entry in bits))

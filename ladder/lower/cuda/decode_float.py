@@ -1,0 +1,73 @@
+"""Small floating-point formats to 16-bit floats: move the fields, then multiply by a power of two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ladder.lower.cuda.fields import Field, gather, moves
+from ladder.lower.cuda.machine import Machine, Word
+from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
+from tile_types import TType
+
+
+@dataclass(frozen=True)
+class Rebias:
+    """Sign, exponent and mantissa go to the core's positions; a multiply corrects the bias.
+
+    A subnormal of the small format lands on a subnormal of the core, and the multiply
+    normalises it: no case distinction.
+    """
+
+    core: FloatCore
+    bits: int
+    signed: bool
+    mantissa_bits: int
+    factor: float
+
+    def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
+        """Return ``value - zero`` in both lanes."""
+        name, magnitude = self.core.name, self.bits - self.signed
+        wanted = moves(where, 0, magnitude, self.core.mantissa_bits - self.mantissa_bits)
+        if self.signed:
+            wanted += moves(where, magnitude, self.bits, 15)
+        value = gather(m, words, wanted, 16)
+        if self.factor != 1.0:
+            value = m.float_mul(name, value, m.constant(self.core.bits(self.factor)))
+        return value if zero is None else m.float_sub(name, value, zero)
+
+
+def _placed(ttype: TType, core: FloatCore, signed: bool, mantissa: int) -> npt.NDArray[np.float64]:
+    """Return what the moved fields of every valid code are worth before the multiply."""
+    codes, magnitude = ttype.valid_codes(), ttype.elem_bits - signed
+    bits = (codes & ((1 << magnitude) - 1)) << (core.mantissa_bits - mantissa)
+    bits |= (codes >> magnitude) << 15
+    return bits.astype(np.uint16).view(core.numpy).astype(np.float64)
+
+
+def _rebias(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+    ttype = conversion.ttype
+    if conversion.bits > 8:
+        return
+    values = ttype.probe_values()
+    for core in FLOAT_CORES.values():
+        for signed in (True, False):
+            magnitude = conversion.bits - signed
+            for mantissa in range(max(0, magnitude - core.exponent_bits), magnitude):
+                placed = _placed(ttype, core, signed, mantissa)
+                usable = np.flatnonzero(np.isfinite(placed) & (placed != 0) & (values != 0))
+                if not len(usable):
+                    continue
+                factor = float(values[usable[0]] / placed[usable[0]])
+                with np.errstate(invalid="ignore"):
+                    fits = np.array_equal(placed * factor, values)
+                if fits and core.holds(factor):
+                    yield core.name, Rebias(core, conversion.bits, signed, mantissa, factor)
+
+
+def propose_rebias(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose field moves for types that are floating-point formats."""
+    yield from lane_recipes(conversion, _rebias(conversion))

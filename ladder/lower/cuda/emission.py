@@ -1,0 +1,99 @@
+"""Decoder instructions as TIR: plain operators where TIR has them, else one-instruction helpers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda.machine import Machine
+from tile_types import TirOps, TType
+
+Expr = Any
+
+FLOAT_SUFFIX = {"float16": "f16x2", "bfloat16": "bf16x2"}
+
+NATIVE = {"float16": ("float_sub", "float_mul", "float_fma"), "bfloat16": ("float_fma",)}
+"""sub.bf16x2 and mul.bf16x2 need sm_90; fma.rn.bf16x2 exists from sm_80 on and gives the same bits."""
+
+MINUS_ONE, MINUS_ZERO = 0xBF80BF80, 0x80008000
+
+NARROW = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f16x2", "fp8_e5m2": "cvt.rn.satfinite.e5m2x2.f16x2"}
+
+SPELLINGS = {
+    "permute": "prmt.b32 %0, %1, %2, %3;",
+    "float_sub": "sub.rn.{type} %0, %1, %2;",
+    "float_mul": "mul.rn.{type} %0, %1, %2;",
+    "float_fma": "fma.rn.{type} %0, %1, %2, %3;",
+}
+
+
+@lru_cache(maxsize=512)
+def helper(name: str, instruction: str, operands: int) -> str:
+    """Return the CUDA source of a helper for one instruction on 32-bit registers.
+
+    The assembly is not volatile: the compiler may merge and reorder it.
+    """
+    parameters = ", ".join(f"unsigned int a{i}" for i in range(operands))
+    inputs = ", ".join(f'"r"(a{i})' for i in range(operands))
+    return (
+        f"static __device__ __forceinline__ unsigned int {name}({parameters}) {{\n"
+        f'  unsigned int d; asm("{instruction}" : "=r"(d) : {inputs}); return d;\n}}\n'
+    )
+
+
+class TirMachine(Machine):
+    """Emits instructions; every result is bound to a name."""
+
+    def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
+        """Emit one instruction and return its result."""
+        result = getattr(self, f"_do_{operation}")(*words, *immediates)
+        return result if operation == "constant" else b.bind(result)
+
+    def _call(self, name: str, instruction: str, *operands: Expr) -> Expr:
+        return b.call_inline(name, helper(name, instruction, len(operands)), "uint32", *operands)
+
+    def _do_constant(self, bits: int) -> Expr:
+        return T.uint32(bits)
+
+    def _do_lop3(self, x: Expr, y: Expr, z: Expr, table: int) -> Expr:
+        return self._call(f"ladder_lop3_{table:02x}", f"lop3.b32 %0, %1, %2, %3, {table:#x};", x, y, z)
+
+    def _do_shift(self, x: Expr, left: int) -> Expr:
+        return x << T.uint32(left) if left > 0 else x >> T.uint32(-left)
+
+    def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
+        return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)
+
+    def _do_subtract(self, x: Expr, y: Expr) -> Expr:
+        return x - y
+
+    def _float(self, operation: str, core: str, *operands: Expr) -> Expr:
+        kind = FLOAT_SUFFIX[core]
+        return self._call(f"ladder_{operation}_{kind}", SPELLINGS[operation].format(type=kind), *operands)
+
+    def _do_float_sub(self, x: Expr, y: Expr, core: str) -> Expr:
+        if "float_sub" in NATIVE[core]:
+            return self._float("float_sub", core, x, y)
+        return self._float("float_fma", core, y, T.uint32(MINUS_ONE), x)
+
+    def _do_float_mul(self, x: Expr, y: Expr, core: str) -> Expr:
+        if "float_mul" in NATIVE[core]:
+            return self._float("float_mul", core, x, y)
+        return self._float("float_fma", core, x, y, T.uint32(MINUS_ZERO))
+
+    def _do_float_fma(self, x: Expr, y: Expr, z: Expr, core: str) -> Expr:
+        return self._float("float_fma", core, x, y, z)
+
+    def _do_narrow(self, x: Expr, core: str) -> Expr:
+        # The result is a 16-bit register: widen it inside the helper.
+        text = f"{{.reg .b16 h; {NARROW[core]} h, %1; mov.b32 %0, {{h, h}};}}"
+        return self._call(f"ladder_narrow_{core}", text, x)
+
+    def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
+        value = ttype.evaluate(code, TirOps())
+        if core == "int8":
+            return T.Cast("uint32", T.Cast("int32", value)) & T.uint32(0xFF)
+        return T.Cast("uint32", T.reinterpret(T.Cast(core, value), dtype="uint16"))
