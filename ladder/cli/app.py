@@ -77,7 +77,7 @@ def options(
     """Set up logging; without a command, print the help."""
     console.log_to_stderr(verbose)
     if version:
-        from ladder.runtime.cache import ladder_version
+        from ladder.installation import ladder_version
 
         print(ladder_version())
         raise typer.Exit(OK)
@@ -211,7 +211,7 @@ app.add_typer(cache, name="cache")
 @cache.command("path")
 def cache_path() -> None:
     """Print the folder of the cache."""
-    from ladder.runtime.cache import cache_root
+    from ladder.installation import cache_root
 
     print(cache_root())
 

@@ -58,6 +58,10 @@ def log_to_stderr(verbose: bool) -> None:
     logging.getLogger("ladder").setLevel(level)
 
 
+def silent(description: str, done: float | None = None) -> None:
+    """Show nothing: a `Step` for callers that want no display."""
+
+
 def is_interactive() -> bool:
     """Return whether a person watches stderr: a terminal, and not under CI."""
     return sys.stderr.isatty() and not os.environ.get("CI")
@@ -67,7 +71,7 @@ def is_interactive() -> bool:
 def progress() -> Iterator[Step]:
     """Show what long work is doing, with a bar, on an interactive stderr; stay silent elsewhere."""
     if not is_interactive():
-        yield lambda description, done=None: None
+        yield silent
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -12,10 +13,14 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import print_table
 from tile_types.errors import LadderError
+
+CUDA_LIBRARY_FOLDERS = ("lib64", "targets/x86_64-linux/lib")
+"""Where a CUDA toolkit keeps its libraries."""
 
 PROBE_SECONDS = 20.0
 """A tool that does not print its version within this time counts as broken."""
@@ -129,6 +134,22 @@ def torch_library() -> Found | None:
     )
 
 
+def cuda_runtime() -> Found | None:
+    """Look for the CUDA runtime library that TVM's links against, as `ladder.lower.cuda.toolchain` does."""
+    from ladder.lower.cuda.toolchain import CUDA_RUNTIME
+
+    nvcc = shutil.which(os.environ.get("LADDER_NVCC", "") or "nvcc")
+    home = Path(nvcc).resolve().parents[1] if nvcc else None
+    beside = [home / folder / CUDA_RUNTIME for folder in CUDA_LIBRARY_FOLDERS] if home else []
+    for candidate in (*beside, CUDA_RUNTIME):
+        try:
+            ctypes.CDLL(str(candidate))
+        except OSError:
+            continue
+        return Found(CUDA_RUNTIME, str(candidate))
+    return None
+
+
 def host_processor() -> Found:
     """Report the CPU and the instructions that kernels may use."""
     from targets import host_cpu
@@ -151,7 +172,7 @@ def gpus() -> Found | None:
 
 def cache_folder() -> Found:
     """Report the kernel cache and whether it can be written."""
-    from ladder.runtime.cache import cache_root
+    from ladder.installation import cache_root
 
     root = cache_root()
     parent = next(path for path in (root, *root.parents) if path.exists())
@@ -166,15 +187,16 @@ def trial_kernel() -> Found:
 
     try:
         report = run_gemm(Problem(m=2, n=64, k=128, group_size=64, weight="int4"), check=True, timed=False)
-    except LadderError as error:
-        return Found(str(error), works=False)
+    except Exception as error:  # whatever breaks is what the doctor is asked about
+        kind = "" if isinstance(error, LadderError) else f"{type(error).__name__}: "
+        return Found(f"{kind}{error}".partition("\n")[0], works=False)
     return Found(
         f"relative error {report.relative_error:.1e}", report.kernel, works=report.passed is not False
     )
 
 
 REINSTALL = "install ladder-compiler again in a fresh virtual environment"
-CUDA_TOOLKIT = "install NVIDIA's CUDA toolkit 12.8 or newer and put its bin folder on PATH"
+CUDA_TOOLKIT = "install NVIDIA's CUDA toolkit 13.0 or newer and put its bin folder on PATH"
 TOOLS = (
     Tool(
         "Python",
@@ -217,6 +239,7 @@ TOOLS = (
         CUDA_TOOLKIT,
         program("ptxas", pattern=r"(?<=release )\d+\.\d+"),
     ),
+    Tool("CUDA runtime", "TVM's code generator for cuda/* links against it", CUDA_TOOLKIT, cuda_runtime),
     Tool(
         "cuobjdump",
         "ladder explain --stage sass",

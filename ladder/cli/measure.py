@@ -85,7 +85,7 @@ def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
     """Capture the calls in one CUDA graph, so that the time has no host cost in it."""
     import torch
 
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for call in calls:
             call()
@@ -93,14 +93,14 @@ def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = [call() for call in calls]
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 
     def timed(kept: object = kept) -> float:
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3
+        return float(begin.elapsed_time(end)) / 1e3
 
     timed()
     return timed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.cli.console import markdown_table
+from ladder.lower.build import EMITTERS
 from ladder.runtime.cache import KernelCache
 from targets import TileDevice, host_cpu, list_devices, visible_gpus
 from tile_types import CORES, TType, list_types, representable_cores
@@ -16,9 +17,6 @@ SUPPORT_CORES = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types of the README's table."""
 
 DEVICE_COLUMNS = ("target", "modelled on", "activations", "pipelines")
-
-NOT_YET = frozenset({"mfma"})
-"""Pipelines that devices are described for and that no emitter serves so far."""
 
 
 def describe_type(ttype: TType) -> dict[str, Any]:
@@ -85,8 +83,8 @@ def activations(device: TileDevice) -> list[str]:
 
 
 def pipelines(device: TileDevice) -> list[str]:
-    """Return the pipelines that compile kernels for the device."""
-    return sorted({name for core in device.cores for name in core.pipelines} - NOT_YET)
+    """Return the pipelines that compile kernels for the device: those with an emitter."""
+    return sorted({name for core in device.cores for name in core.pipelines} & EMITTERS.keys())
 
 
 def device_rows() -> list[tuple[str, ...]]:

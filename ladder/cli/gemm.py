@@ -1,0 +1,154 @@
+"""``ladder gemm``: compile one product, run it, compare it with float64, time it beside torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ladder.cli.baselines import torch_baselines
+from ladder.cli.console import Step, silent
+from ladder.cli.measure import Call, ceiling, copies_for, side_by_side
+from ladder.cli.operands import Operands, make_operands
+from ladder.cli.problem import Problem, why_not_here
+from ladder.cli.report import GemmReport
+from ladder.ir import gemm_reference
+from schedules.cost_model import minimum_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.api.matmul import Matmul
+    from ladder.ir.gemm import Gemm
+    from ladder.runtime.packed import PackedWeight
+
+TOLERANCE: Mapping[str, float] = {
+    "float16": 5e-4,
+    "bfloat16": 3e-3,
+    "float32": 1e-5,
+    "int8": 1e-5,
+    "fp8_e4m3": 2e-3,
+    "fp8_e5m2": 2e-3,
+}
+"""Relative Frobenius error that rounding to this type explains, be it an operand's or the result's.
+
+Unit roundoff is 2^-11 for float16 and 2^-8 for bfloat16, spread evenly below; products of int8 are
+exact and only float32 sums of groups round; fp8 products round in the core's accumulator.
+"""
+
+
+def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: Step = silent) -> GemmReport:
+    """Compile a product and, where its target is here, run, check and time it.
+
+    Parameters
+    ----------
+    problem
+        What to multiply, and for which target.
+    check
+        Whether to compare with float64.
+    timed
+        Whether to time it beside torch.
+    step
+        Called with what is being done.
+
+    Raises
+    ------
+    LadderError
+        If the problem cannot be, or a compiler is missing or fails.
+    """
+    step(f"compiling for {problem.device.name}")
+    operator = problem.operator()
+    report = compiled_report(problem, operator)
+    reason = why_not_here(problem.device)
+    if reason:
+        return replace(report, not_run=f"{reason}; the kernel was compiled, but neither checked nor timed")
+    step("drawing and packing operands")
+    operands = make_operands(problem, operator.gemm)
+    place = "cuda" if problem.device.is_gpu else "cpu"
+    packed, operands = operator.pack(operands.weight, place), operands.to(place)
+    if check:
+        step("computing the exact result in float64")
+        report = checked(report, operands, operator.gemm, multiply(operator, operands, packed))
+    if timed and problem.m:
+        step("timing beside torch")
+        report = clocked(report, problem, operator, operands, packed)
+    return report
+
+
+def compiled_report(problem: Problem, operator: Matmul) -> GemmReport:
+    """Compile for the target and report what is known without running."""
+    gemm = operator.gemm
+    start = time.perf_counter()
+    lowered = operator.lower(problem.device)
+    kernels = lowered.kernels
+    seconds = time.perf_counter() - start
+    return GemmReport(
+        target=problem.device.name,
+        m=problem.m,
+        n=problem.n,
+        k=problem.k,
+        weight=problem.ttype.name,
+        activation=gemm.activation,
+        output=gemm.output,
+        group_size=gemm.group_size,
+        zero=gemm.zero,
+        bias=gemm.bias,
+        epilogue=gemm.epilogue,
+        seed=problem.seed,
+        kernel=lowered.kernel(problem.m).entry,
+        schedule=str(lowered.plan.schedule_for(problem.m)),
+        compile_s=round(seconds, 3),
+        from_cache=all(kernel.from_cache for kernel in kernels),
+        bytes=minimum_bytes(gemm, problem.m),
+        flops=2 * problem.m * problem.n * problem.k,
+        tolerance=max(TOLERANCE[gemm.activation], TOLERANCE[gemm.output]),
+    )
+
+
+def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torch.Tensor:
+    """Run the kernel once."""
+    return operator(operands.x, packed, bias=operands.bias, token_scale=operands.token_scale)
+
+
+def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Tensor) -> GemmReport:
+    """Compare a result with float64 on the decoded weights."""
+    exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
+    difference = np.linalg.norm(result.double().cpu().numpy() - exact)
+    error = float(difference / (np.linalg.norm(exact) or 1.0))
+    # A NaN fails too: it is within nothing.
+    return replace(report, relative_error=error, passed=error <= report.tolerance)
+
+
+def clocked(
+    report: GemmReport, problem: Problem, operator: Matmul, operands: Operands, packed: PackedWeight
+) -> GemmReport:
+    """Time the kernel beside torch, every weight coming from memory."""
+    device = problem.device
+    ours: list[Call] = [
+        partial(multiply, operator, operands, copy_of(packed))
+        for _ in range(copies_for(packed.nbytes, device))
+    ]
+    theirs = torch_baselines(operator.gemm, operands, device)
+    times = side_by_side({"ladder": ours, **theirs}, device)
+    baselines = {name: round(times[name], 3) for name in theirs}
+    best = min(baselines, key=lambda name: baselines[name])
+    limit = ceiling(device, report.activation)
+    return replace(
+        report,
+        time_us=round(times["ladder"], 3),
+        baseline_us=baselines[best],
+        baseline=best,
+        baselines_us=baselines,
+        roofline_fraction=round(limit.seconds(report.bytes, report.flops) * 1e6 / times["ladder"], 4),
+        roofline=limit.source,
+    )
+
+
+def copy_of(packed: PackedWeight) -> PackedWeight:
+    """Return the same weight elsewhere in memory."""
+    arrays = {name: array.clone() for name, array in packed.arrays.items()}
+    return replace(packed, arrays=arrays)

@@ -1,0 +1,85 @@
+"""Random operands of a product, and its exact result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ladder.runtime.kernel import torch_dtype
+from tile_types import quantize
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.cli.problem import Problem
+    from ladder.ir.gemm import Gemm
+    from tile_types import QuantizedTensor
+
+INT8_MAX, INT8_SIGMAS = 127, 4.0
+"""int8 activations: the largest code, and the deviations of a normal value that it stands for."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Activations, weight and what else the product takes, on the host.
+
+    Parameters
+    ----------
+    x
+        ``[M, K]`` of the activation type.
+    weight
+        ``[N, K]`` quantized.
+    bias
+        ``[N]`` of the output type, or None.
+    token_scale
+        float32 ``[M]``, or None.
+    """
+
+    x: torch.Tensor
+    weight: QuantizedTensor
+    bias: torch.Tensor | None
+    token_scale: torch.Tensor | None
+
+    def to(self, device: str) -> Operands:
+        """Return the operands with their activations, bias and scales on another device."""
+        bias, scale = self.bias, self.token_scale
+        return Operands(
+            self.x.to(device),
+            self.weight,
+            None if bias is None else bias.to(device),
+            None if scale is None else scale.to(device),
+        )
+
+
+def make_operands(problem: Problem, gemm: Gemm) -> Operands:
+    """Draw normal weights and activations from the problem's seed."""
+    import torch
+
+    random = torch.Generator().manual_seed(problem.seed)
+    weight = make_weight(problem, random)
+    x = torch.randn(problem.m, problem.k, generator=random)
+    token_scale = None
+    if gemm.token_scale:
+        token_scale = torch.rand(problem.m, generator=random) / 64 + 1 / 64
+    bias = torch.randn(problem.n, generator=random).to(torch_dtype(gemm.output)) if gemm.bias else None
+    return Operands(_activations(x, gemm.activation), weight, bias, token_scale)
+
+
+def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
+    """Quantize a normal matrix; a type without negative values and zero points gets magnitudes."""
+    import torch
+
+    values = torch.randn(problem.n, problem.k, generator=random) / problem.k**0.5
+    if problem.zero == "none" and problem.ttype.element_type.minimum >= 0:
+        values = values.abs()
+    zero = None if problem.zero == "none" else problem.zero
+    return quantize(values, problem.ttype, group_size=problem.group, zero=zero)
+
+
+def _activations(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Round normal values to the activation type, using most of its range."""
+    import torch
+
+    if name == "int8":
+        return (x * INT8_MAX / INT8_SIGMAS).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
+    return x.to(torch_dtype(name))

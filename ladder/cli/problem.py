@@ -1,0 +1,169 @@
+"""What `ladder gemm` and `ladder explain` are asked: one matrix product, with every default resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ladder.api.matmul import Matmul
+from ladder.api.problem import gemm_for
+from ladder.ir import Compute, Gemm, apply, as_gemm, compute, sum_, tensor, to_graph
+from ladder.ir.expr import Scalar
+from ladder.runtime.compile import Request
+from targets import TileDevice, get_device, host_cpu, visible_gpus
+from tile_types import TType, get_type
+from tile_types.errors import ConversionError, VerificationError
+
+DEFAULT_GROUP = 128
+SIXTEEN_BIT = ("bfloat16", "float16")
+"""Activation types to choose from where the user names none, best first."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``C[M,N] = epilogue(A[M,K] · decode(B[N,K])ᵀ + bias[N])`` on one target.
+
+    Parameters
+    ----------
+    weight
+        Name of the weight's type.
+    activation
+        Name of A's type; None chooses a 16-bit type that the target multiplies.
+    group_size
+        Elements along K per scale, -1 for one scale per row; None takes a block type's own size,
+        no groups for types above 8 bits, else 128.
+    m, n, k
+        Extents.
+    zero
+        Kind of zero points: ``"none"``, ``"integer"`` or ``"float"``.
+    bias, epilogue, output
+        What follows the product; see `Gemm`. ``output`` None is A's type if that has 16 bits, else
+        float32 for int8 and float16 for fp8.
+    target
+        Name of the device.
+    seed
+        Of the random operands.
+    """
+
+    weight: str = "int4"
+    activation: str | None = None
+    group_size: int | None = None
+    m: int = 1
+    n: int = 4096
+    k: int = 4096
+    zero: str = "none"
+    bias: bool = False
+    epilogue: tuple[str, ...] = ()
+    output: str | None = None
+    target: str = "cpu"
+    seed: int = 0
+
+    @property
+    def device(self) -> TileDevice:
+        """The target's data; raises UnknownNameError."""
+        return get_device(self.target)
+
+    @property
+    def ttype(self) -> TType:
+        """The weight's type; raises UnknownNameError."""
+        return get_type(self.weight)
+
+    @cached_property
+    def activation_type(self) -> str:
+        """Name of A's type."""
+        if self.activation is not None:
+            return get_type(self.activation).name
+        usable = [name for name in SIXTEEN_BIT if self.device.cores_for(name)]
+        # A 16-bit float weight is exact only in its own type.
+        own = [name for name in usable if name == self.ttype.name]
+        return (own or usable or ["float16"])[0]
+
+    @cached_property
+    def group(self) -> int | None:
+        """Elements along K that share a scale; None if the type brings its own or there is one per row."""
+        if self.ttype.is_block or self.group_size == -1:
+            return None
+        if self.group_size is not None:
+            return self.group_size
+        return DEFAULT_GROUP if self.ttype.elem_bits <= 8 and self.k > DEFAULT_GROUP else None
+
+    @cached_property
+    def gemm(self) -> Gemm:
+        """The normal form with every default resolved; raises LadderError if the product cannot be."""
+        if self._zero() and (self.ttype.is_block or self.ttype.elem_bits > 8):
+            raise ConversionError(f"{self.ttype.name} takes no zero points; leave zero at none")
+        return gemm_for(
+            self.n,
+            self.k,
+            self.ttype,
+            self.activation_type,
+            output=self.output,
+            group_size=self.group,
+            zero=self._zero(),
+            bias=self.bias,
+            epilogue=self.epilogue,
+        )
+
+    def expression(self) -> Compute:
+        """Return the product as a tensor expression: an index lambda over typed tensors."""
+        gemm = self.gemm
+        A = tensor("A", ("M", self.k), gemm.activation)
+        B = tensor("B", (self.n, self.k), self.ttype, group_size=self._group_axis(), zero=self._zero())
+        scale = tensor("token_scale", ("M",), "float32")
+        bias = tensor("bias", (self.n,), gemm.output)
+
+        def element(m: Any, n: Any, k: Any) -> Scalar:
+            value: Scalar = sum_(A[m, k] * B[n, k], k)
+            value = value * scale[m] if gemm.token_scale else value
+            value = value + bias[n] if gemm.bias else value
+            for name in gemm.epilogue:
+                value = apply(name, value)
+            return value
+
+        return compute(("M", self.n), element, reduce={"k": self.k}, output=gemm.output)
+
+    def _zero(self) -> str | None:
+        return None if self.zero == "none" else self.zero
+
+    def _group_axis(self) -> int | None:
+        """Return the group size as `tensor` takes it: none where the type has its own, or no scale."""
+        if self.ttype.is_block or (self.ttype.elem_bits > 8 and self.group is None):
+            return None
+        return self.group or -1
+
+    def operator(self) -> Matmul:
+        """Return the operator that the tensor expression means.
+
+        Raises
+        ------
+        LadderError
+            If the product cannot be: the message says why.
+        VerificationError
+            If the expression means another product than was asked for: an error of ours.
+        """
+        meant = as_gemm(to_graph(self.expression()))
+        if meant != self.gemm:
+            raise VerificationError(
+                f"the expression means {meant}, asked for was {self.gemm}; please report it"
+            )
+        return Matmul.from_request(Request(meant, self.device.name))
+
+
+def why_not_here(device: TileDevice) -> str:
+    """Return why this machine cannot run code for a device; empty if it can."""
+    if device.kind == "llvm":
+        missing = sorted(device.features - host_cpu().features)
+        return f"this CPU lacks {', '.join(missing)}" if missing else ""
+    shown = [gpu.device or f"sm_{gpu.capability[0]}{gpu.capability[1]}" for gpu in visible_gpus()]
+    if device.name not in shown:
+        return f"no {device.name} GPU is visible here (visible: {', '.join(shown) or 'none'})"
+    return _why_torch_cannot()
+
+
+def _why_torch_cannot() -> str:
+    import torch
+
+    return (
+        "" if torch.cuda.is_available() else f"torch {torch.__version__} is built without CUDA or sees no GPU"
+    )
