@@ -189,12 +189,12 @@ class _Recogniser:
 
     def activation(self, product: Node) -> tuple[str, int, int]:
         """Check the operands of the product; return the activation's type, N and K."""
-        attributes = dict(product.attributes)
+        transposed = bool(dict(product.attributes).get("transpose_b"))
         a, b = (self.graph.tile(value) for value in product.inputs)
-        if not attributes.get("transpose_b") or len(a.shape) != 2 or len(b.shape) != 2:
+        if not transposed or len(a.shape) != 2 or len(b.shape) != 2:
             raise ShapeError(
                 "a GEMM multiplies A[M,K] with a weight stored as B[N,K]; this product takes"
-                f" {show_shape(a.shape)} and {show_shape(b.shape)}{'ᵀ' if attributes.get('transpose_b') else ''}"
+                f" {show_shape(a.shape)} and {show_shape(b.shape)}{'ᵀ' if transposed else ''}"
             )
         n, k = b.shape
         if not isinstance(n, int) or not isinstance(k, int):

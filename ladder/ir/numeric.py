@@ -125,7 +125,7 @@ def gelu(x: Array) -> Array:
 def gelu_tanh(x: Array) -> Array:
     """Return the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     inner: Array = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1 + np.tanh(inner))
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
 
 
 def reduction(function: Callable[..., Any]) -> Reference:

@@ -224,7 +224,8 @@ _CONTRACTIONS = (
 _ELEMENTWISE = (
     _binary("add", np.add, finite.both(finite.add), scalars.add, "multilinear"),
     _binary(
-        "sub", np.subtract, finite.both(finite.subtract), scalars.subtract, "multilinear", abstract=_difference,
+        "sub", np.subtract, finite.both(finite.subtract), scalars.subtract, "multilinear",
+        abstract=_difference,
     ),
     _binary("mul", np.multiply, finite.both(finite.multiply), scalars.multiply, "multilinear"),
     _binary("div", np.divide, finite.both(finite.divide), scalars.divide, "division"),

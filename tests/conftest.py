@@ -1,0 +1,31 @@
+"""Fixtures that every folder of tests shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return ``check(file name, text)``: compares with tests/golden/<file name>, or writes it."""
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.exists(), f"{path.name} is missing; run pytest with --update-golden and review the file"
+        assert text == path.read_text(encoding="utf-8"), (
+            f"{path.name} differs; --update-golden accepts the new text"
+        )
+
+    return check

@@ -1,0 +1,206 @@
+"""The operator table: each row's columns agree with each other and with independent references."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from ir_examples import CASES, EXAMPLES, of_matmul_blocks, of_softmax_blocks, operands
+
+from ladder.ir import GraphBuilder, bind, evaluate, interpret, parse, verify
+from ladder.ir.build import node_attributes
+from ladder.ir.finite import Field, Residues
+from ladder.ir.interpret import abstract_expressions, finite_domain, lax_classes
+from ladder.ir.operator import LAX_CLASSES, ROLES
+from ladder.ir.ops import OPERATORS, get_operator, unary_operators
+from tile_types.errors import DTypeError, LadderError, ShapeError, UnknownNameError, VerificationError
+
+TORCH = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "neg": torch.neg,
+    "square": torch.square,
+    "exp": torch.exp,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "matmul": torch.matmul,
+    "contract": lambda a, b: a @ b.T,
+    "reduce_sum": lambda x: x.sum(1, keepdim=True),
+    "reduce_max": lambda x: x.amax(0),
+    "broadcast": lambda x: x.expand(4, 6),
+    "reshape": lambda x: x.reshape(8, 3),
+    "transpose": lambda x: x.permute(2, 0, 1),
+    "concat": lambda a, b: torch.cat([a, b], 1),
+    "repeat": lambda x: x.repeat_interleave(4, 1)[:, :10],
+    "slice": lambda x: x[1:7:2, 2:6],
+    "map": lambda x: x.unfold(0, 3, 1),
+    "pad": lambda x: torch.nn.functional.pad(x, (0, 2, 1, 0), value=2.0),
+    "sync": lambda x: x,
+    "convert": lambda x: x,
+    "encode": lambda x: x.round(),
+}
+"""The same operators in torch, for the examples' attributes; inputs are within int4's range."""
+
+ELEMENTWISE = [name for name, row in OPERATORS.items() if row.elementwise]
+
+
+def test_every_operator_has_an_example():
+    assert set(EXAMPLES) == set(OPERATORS)
+    for name, graph in EXAMPLES.items():
+        assert name in {node.operator for _, node in graph.walk()}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_examples_verify_print_and_evaluate(name):
+    graph = EXAMPLES[name]
+    verify(graph)
+    assert parse(str(graph)) == graph
+    result = evaluate(graph, operands(graph))
+    assert result.shape == bind(graph, {"M": 37}).tile(graph.outputs[0]).shape
+    assert np.isfinite(result).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_agrees_with_torch(name):
+    graph = EXAMPLES[name]
+    inputs = operands(graph, seed=1)
+    if name not in ("sqrt", "rsqrt", "encode", "div"):
+        inputs = {key: value - 2.2 for key, value in inputs.items()}
+    expected = TORCH[name](*map(torch.from_numpy, inputs.values())).numpy()
+    assert np.allclose(evaluate(graph, inputs), expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_rows_are_consistent(name):
+    row = OPERATORS[name]
+    assert row.name == name
+    assert row.role in ROLES
+    graph, node = next(pair for pair in EXAMPLES[name].walk() if pair[1].operator == name)
+    attributes = node_attributes(node, graph)
+    assert row.lax_class(attributes) in LAX_CLASSES
+    if row.role == "value":
+        assert (row.finite is None) == (row.lax_class(attributes) == "other")
+        tiles = [graph.tile(value) for value in node.inputs]
+        expression = row.abstract([f"v{i}" for i in range(len(tiles))], tiles, attributes)
+        assert expression is not None
+        assert isinstance(row.flops(tiles, node.tile, attributes), int)
+        assert row.bytes(tiles, node.tile, attributes) >= 0
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if OPERATORS[n].lax == "multilinear"])
+def test_finite_field_is_a_homomorphism_of_the_integers(name):
+    """On integers, the residues of the float64 result are the result on residues."""
+    graph, field = EXAMPLES[name], Field()
+    generator = np.random.default_rng(3)
+    values = [generator.integers(-9, 9, node.tile.shape).astype(np.float64) for node in graph.inputs]
+    exact = evaluate(graph, values).astype(np.int64)
+    residues = [
+        Residues(field.array(v.astype(np.int64) % field.p), field.array(v.astype(np.int64) % field.q))
+        for v in values
+    ]
+    (result,) = interpret(graph, residues, finite_domain(field))
+    assert np.array_equal(result.p, exact % field.p)
+    assert np.array_equal(result.q, exact % field.q)
+
+
+def test_unary_operators_fit_epilogues():
+    assert {"silu", "relu", "gelu", "tanh"} <= set(unary_operators())
+    assert "add" not in unary_operators()
+
+
+def test_abstract_expressions_see_through_blocks():
+    assert abstract_expressions(bind(of_matmul_blocks(), {"M": 32})) == (
+        ("silu", ("mul", ("const", -1.0), ("sum", 3, ("sum", 32, ("mul", "A", "B"))))),
+    )
+
+
+def test_softmax_blocks_equal_the_plain_definition():
+    graph = of_softmax_blocks()
+    inputs = operands(graph, seed=5)
+    x, v = torch.from_numpy(inputs["X"] * 50), torch.from_numpy(inputs["V"])
+    expected = torch.softmax(x, -1) @ v
+    assert np.allclose(evaluate(graph, {"X": x, "V": v}), expected, rtol=1e-13)
+    assert "other" in lax_classes(graph)
+
+
+def test_block_graphs_equal_the_plain_product_for_odd_sizes():
+    graph = of_matmul_blocks("M", 41, 77)
+    inputs = operands(graph, seed=2, rows=35)
+    product = -(inputs["A"] @ inputs["B"].T)
+    assert np.allclose(evaluate(graph, inputs), product / (1 + np.exp(-product)), rtol=1e-13)
+
+
+def test_finite_field_of_block_graph_equals_plain_product():
+    field, generator = Field(), np.random.default_rng(0)
+    graph = bind(of_matmul_blocks("M", 48, 96), {"M": 32})
+    a, b = field.random((32, 96), generator), field.random((48, 96), generator)
+    (result,) = interpret(graph, [a, b], finite_domain(field))
+    g = GraphBuilder("plain")
+    x = g.add(
+        "matmul", g.input("A", "float16", (32, 96)), g.input("B", "float16", (48, 96)), transpose_b=True
+    )
+    (expected,) = interpret(g.finish(g.add("silu", g.add("neg", x))), [a, b], finite_domain(field))
+    assert np.array_equal(result.p, expected.p)
+    assert result.q is None
+
+
+def test_two_exponentials_and_operators_outside_lax_are_refused():
+    g = GraphBuilder("twice")
+    graph = g.finish(g.add("exp", g.add("exp", g.input("x", "float32", (3,)))))
+    x = Field().random((3,), np.random.default_rng(0))
+    with pytest.raises(VerificationError, match="outside LAX"):
+        interpret(graph, [x], finite_domain(Field()))
+    with pytest.raises(VerificationError, match="maximum has no finite-field"):
+        interpret(EXAMPLES["maximum"], [x, x], finite_domain(Field()))
+
+
+def test_bad_nodes_are_refused_when_built():
+    g = GraphBuilder("bad")
+    x, h = g.input("x", "float32", (2, 3)), g.input("h", "float16", (2, 3))
+    w = g.input("w", "int4_g32", (2, 32))
+    with pytest.raises(UnknownNameError, match="did you mean 'silu'"):
+        g.add("silo", x)
+    with pytest.raises(DTypeError, match="convert one"):
+        g.add("add", x, h)
+    with pytest.raises(DTypeError, match="decode it"):
+        g.add("exp", w)
+    with pytest.raises(ShapeError, match="takes 2 operands"):
+        g.add("add", x)
+    with pytest.raises(ShapeError, match="contracts"):
+        g.add("matmul", x, x)
+    with pytest.raises(LadderError, match="needs the attribute axis"):
+        g.add("reduce_sum", x)
+    with pytest.raises(LadderError, match="must be int"):
+        g.add("reduce_sum", x, axis="1")
+    with pytest.raises(UnknownNameError, match="scope"):
+        g.add("sync", x, scope="wrap")
+    with pytest.raises(UnknownNameError, match="attribute of exp"):
+        g.add("exp", x, axis=1)
+    with pytest.raises(ShapeError, match="no metadata 'zero'"):
+        g.add("metadata", w, field="zero")
+
+
+def test_get_operator_suggests():
+    with pytest.raises(UnknownNameError, match="matmul"):
+        get_operator("matmull")
+
+
+def test_importing_the_ir_loads_neither_torch_nor_tvm():
+    code = "import sys, ladder.ir; print(sorted({'torch', 'tvm'} & set(sys.modules)))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )
