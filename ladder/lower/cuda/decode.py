@@ -13,7 +13,7 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.decode_codebook import propose_lookup
-from ladder.lower.cuda.decode_float import propose_rebias
+from ladder.lower.cuda.decode_float import propose_rebias, propose_through_bfloat
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.cuda.emission import TirMachine
 from ladder.lower.cuda.machine import CountingMachine, Machine, Word
@@ -37,11 +37,15 @@ STRATEGIES: dict[str, Propose] = {
     "magic": propose_magic,
     "split magic": propose_split_magic,
     "rebias": propose_rebias,
+    "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
     "reference": propose_reference,
 }
 """Ways to decode; of equally cheap ones the first is used."""
+
+NEEDS = {"through bfloat16": (8, 0)}
+"""Least compute capability of strategies that not every device with the operand type can run."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -85,9 +89,10 @@ def proven_recipes(conversion: Conversion) -> list[Proven]:
 
 
 def _prove_all(conversion: Conversion) -> list[Proven]:
-    found, failures = [], []
+    found: list[Proven] = []
+    failures: list[str] = []
     for strategy, propose in STRATEGIES.items():
-        if strategy == "reference" and found:
+        if strategy == "reference" and any(proven.strategy not in NEEDS for proven in found):
             break
         for recipe in propose(conversion):
             try:
@@ -102,6 +107,11 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
             + "; ".join(failures)
         )
     return sorted(found, key=lambda proven: proven.instructions)
+
+
+def cheapest(conversion: Conversion, capability: tuple[int, int]) -> Proven:
+    """Return the cheapest proven recipe that a compute capability can run."""
+    return next(x for x in proven_recipes(conversion) if capability >= NEEDS.get(x.strategy, (0, 0)))
 
 
 def count_instructions(recipe: Recipe, conversion: Conversion) -> int:
@@ -251,7 +261,7 @@ def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
     operand = operand_type(gemm)
     inside = "integer" if gemm.zero == "integer" else "none"
     conversion = Conversion(get_type(gemm.weight).element_type, operand, inside)
-    return Decoder(conversion, gemm.zero, proven_recipes(conversion)[0])
+    return Decoder(conversion, gemm.zero, cheapest(conversion, device.compute_capability))
 
 
 def load_order(bits: int) -> list[tuple[int, int]]:

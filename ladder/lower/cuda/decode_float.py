@@ -40,6 +40,22 @@ class Rebias:
         return value if zero is None else m.float_sub(name, value, zero)
 
 
+@dataclass(frozen=True)
+class ThroughBfloat:
+    """A bfloat16 recipe, then float32 and float16: for formats whose exponent float16 lacks.
+
+    bfloat16 is the upper half of float32, so widening is a shift or a mask.
+    """
+
+    inner: LaneRecipe
+
+    def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
+        """Return ``value - zero`` in two float16 lanes."""
+        wide = self.inner.convert(m, words, where, None)
+        value = m.halves(m.shift(wide, 16), m.mask(wide, 0xFFFF0000))
+        return value if zero is None else m.float_sub("float16", value, zero)
+
+
 def _placed(ttype: TType, core: FloatCore, signed: bool, mantissa: int) -> npt.NDArray[np.float64]:
     """Return what the moved fields of every valid code are worth before the multiply."""
     codes, magnitude = ttype.valid_codes(), ttype.elem_bits - signed
@@ -68,6 +84,17 @@ def _rebias(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
                     yield core.name, Rebias(core, conversion.bits, signed, mantissa, factor)
 
 
+def _through_bfloat(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+    for core, inner in _rebias(conversion):
+        if core == "bfloat16":
+            yield "float16", ThroughBfloat(inner)
+
+
 def propose_rebias(conversion: Conversion) -> Iterator[Recipe]:
     """Propose field moves for types that are floating-point formats."""
     yield from lane_recipes(conversion, _rebias(conversion))
+
+
+def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose the detour through bfloat16 for float16 and fp8 operands."""
+    yield from lane_recipes(conversion, _through_bfloat(conversion))

@@ -1,4 +1,4 @@
-"""Decoder instructions as TIR: plain operators where TIR has them, else one-instruction helpers."""
+"""Decoder instructions as TIR: plain operators where TIR has them, else helpers of one instruction."""
 
 from __future__ import annotations
 
@@ -91,6 +91,14 @@ class TirMachine(Machine):
         # The result is a 16-bit register: widen it inside the helper.
         text = f"{{.reg .b16 h; {NARROW[core]} h, %1; mov.b32 %0, {{h, h}};}}"
         return self._call(f"ladder_narrow_{core}", text, x)
+
+    def _do_halves(self, low: Expr, high: Expr) -> Expr:
+        # One cvt for both lanes exists from sm_80 on only.
+        text = (
+            "{.reg .f32 x, y; .reg .b16 l, h; mov.b32 x, %1; mov.b32 y, %2;"
+            " cvt.rn.f16.f32 l, x; cvt.rn.f16.f32 h, y; mov.b32 %0, {l, h};}"
+        )
+        return self._call("ladder_halves", text, low, high)
 
     def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
         value = ttype.evaluate(code, TirOps())

@@ -22,8 +22,8 @@ AND_OR = 0xEA
 """lop3 table of ``(a & b) | c``."""
 XOR = 0x3C
 """lop3 table of ``a ^ b``."""
-OR_AND = 0xA8
-"""lop3 table of ``(a | b) & c``."""
+OR = 0xFC
+"""lop3 table of ``a | b``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
 REFERENCE_COST = 40
@@ -99,6 +99,10 @@ class Machine(ABC):
         """Convert two float16 lanes to two fp8 values in the low 16 bits, saturating."""
         return self._once("narrow", (a,), core)
 
+    def halves(self, low: Word, high: Word) -> Word:
+        """Round two float32 words to two float16 lanes."""
+        return self._once("halves", (low, high))
+
     def reference(self, ttype: TType, code: Word, core: str) -> Word:
         """Decode one code (alone in its word) by the type's own expression to bits of ``core``."""
         return self._once("reference", (code,), ttype, core)
@@ -113,7 +117,7 @@ class CountingMachine(Machine):
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
         """Count one instruction."""
-        self.count += {"constant": 0, "reference": REFERENCE_COST}.get(operation, 1)
+        self.count += {"constant": 0, "halves": 3, "reference": REFERENCE_COST}.get(operation, 1)
 
 
 def repeat(bits: int, lane: int) -> int:
@@ -123,7 +127,6 @@ def repeat(bits: int, lane: int) -> int:
 
 def subtract_bytes(m: Machine, a: Word, b: Word) -> Word:
     """Return the four differences of bytes modulo 256; no borrow crosses bytes."""
-    high, low = m.constant(0x80808080), m.constant(0x7F7F7F7F)
-    ones = m.constant(0)
-    difference = m.subtract(m.lop3(a, high, ones, 0xFC), m.lop3(b, low, ones, AND))
-    return m.lop3(difference, m.lop3(a, b, high, XNOR_AND), ones, XOR)
+    high, low, none = m.constant(0x80808080), m.constant(0x7F7F7F7F), m.constant(0)
+    difference = m.subtract(m.lop3(a, high, none, OR), m.lop3(b, low, none, AND))
+    return m.lop3(difference, m.lop3(a, b, high, XNOR_AND), none, XOR)

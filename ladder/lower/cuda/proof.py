@@ -89,7 +89,8 @@ class NumpyMachine(Machine):
         return result
 
     def _do_shift(self, a: Words, left: int) -> Words:
-        return a << np.uint32(left) if left > 0 else a >> np.uint32(-left)
+        moved = np.left_shift(a, np.uint32(left)) if left > 0 else np.right_shift(a, np.uint32(-left))
+        return moved.astype(np.uint32)
 
     def _do_permute(self, a: Words, b: Words, selector: Words) -> Words:
         pool = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
@@ -127,6 +128,10 @@ class NumpyMachine(Machine):
         halves = [np.clip(x, -largest, largest).astype(np.float32) for x in lanes("float16", a)]
         low, high = (half.astype(dtype).view(np.uint8).astype(np.uint32) for half in halves)
         return low | high << np.uint32(8)
+
+    def _do_halves(self, low: Words, high: Words) -> Words:
+        singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
+        return self._join([round_to("float16", single) for single in singles])
 
     def _do_reference(self, code: Words, ttype: TType, core: str) -> Words:
         value = np.asarray(ttype.evaluate(code, NumpyOps()))
