@@ -82,11 +82,10 @@ class Problem:
     @cached_property
     def group(self) -> int | None:
         """Elements along K that share a scale; None if the type brings its own or there is one per row."""
-        if self.ttype.is_block or self.group_size == -1:
-            return None
         if self.group_size is not None:
-            return self.group_size
-        return DEFAULT_GROUP if self.ttype.elem_bits <= 8 and self.k > DEFAULT_GROUP else None
+            return None if self.group_size == -1 else self.group_size
+        grouped = self.ttype.elem_bits <= 8 and not self.ttype.is_block
+        return DEFAULT_GROUP if grouped and self.k > DEFAULT_GROUP else None
 
     @cached_property
     def gemm(self) -> Gemm:

@@ -1,0 +1,301 @@
+"""The command line: what it prints where, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ladder.cli import doctor
+from ladder.cli.app import FAILED, OK, USAGE, command_names, run
+from ladder.cli.problem import Problem
+from targets import visible_gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["-n", "192", "-k", "160", "--group-size", "32"]
+GPU = ["--target", "cuda/sm_80", "-n", "64", "-k", "64"]
+
+needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not on PATH; see `ladder doctor`")
+needs_no_gpu = pytest.mark.skipif(
+    bool(visible_gpus()), reason="a GPU is visible, so kernels for it would run"
+)
+
+Command = Callable[..., "Outcome"]
+
+
+class Outcome:
+    """Exit code and output of one command."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> dict[str, Any]:
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Kernels of this module go to a cache of their own, so that `clear` harms nobody."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def ladder(capsys: pytest.CaptureFixture[str]) -> Command:
+    def command(*arguments: str) -> Outcome:
+        code = run(arguments)
+        out, err = capsys.readouterr()
+        return Outcome(code, out, err)
+
+    return command
+
+
+def shell(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ladder.cli import main; main()", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in command_names()), ["cache", "clear"]])
+def test_help_of_every_command(ladder: Command, command: list[str]) -> None:
+    done = ladder(*command, "--help")
+    assert done.code == OK
+    assert f"Usage: {' '.join(['ladder', *command])}" in done.out
+    assert done.err == ""
+
+
+def test_help_is_fast_and_loads_nothing_heavy() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert shell("--help").returncode == OK
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_version(ladder: Command) -> None:
+    assert re.match(r"\d+", ladder("--version").out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gem"], "No such command"),
+        (["gemm", "--wieght", "int4"], "--wieght"),
+        (["gemm", "-m", "many"], "-m"),
+        (["gemm", "-n", "0"], "-n"),
+        (["gemm", "--weight", "nf5"], "nf4"),
+        (["gemm", "--activation", "float61"], "float16"),
+        (["gemm", "--target", "cuda/sm_91"], "cuda/sm_90a"),
+        (["gemm", "--zero", "inetger"], "integer"),
+        (["gemm", "--epilogue", "sliu"], "silu"),
+        (["gemm", "--output", "float8"], "float16"),
+        (["gemm", "--group-size", "0"], "group_size"),
+        (["gemm", "--weight", "mxfp4", "--group-size", "64"], "32"),
+        (["gemm", "--weight", "mxfp4", "--zero", "integer"], "zero points"),
+        (["gemm", "--weight", "uint8", "--activation", "int8"], "float16"),
+        (["gemm", "--weight", "nf4", "--activation", "int8"], "bfloat16"),
+        (["explain", "--stage", "trii", *SMALL], "tir"),
+        (["gemm", "--target", "rocm/gfx942"], "gfx942"),
+        (["gemm", "--target", "cuda/sm_70", "--activation", "int8"], "float16"),
+    ],
+)
+def test_bad_request_is_one_line_and_code_2(ladder: Command, arguments: list[str], message: str) -> None:
+    done = ladder(*arguments)
+    assert done.code == USAGE
+    assert done.out == ""
+    (line,) = done.err.splitlines()
+    assert line.startswith("ladder: error: ")
+    assert message in line
+
+
+def test_missing_compiler_is_one_line_and_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LADDER_NVCC", "/nowhere/nvcc")
+    done = ladder("gemm", *GPU, "--weight", "int3")
+    assert done.code == FAILED
+    assert len(done.err.splitlines()) == 1
+    assert "LADDER_NVCC" in done.err
+
+
+def test_failure_in_a_process_is_no_traceback() -> None:
+    done = shell("gemm", "--weight", "nope")
+    assert done.returncode == USAGE
+    assert "Traceback" not in done.stderr
+
+
+REPORT_FIELDS = {"target", "kernel", "schedule", "relative_error", "time_us", "baseline_us", "bytes", "flops",
+                 "roofline_fraction", "not_run"}  # fmt: skip
+
+
+def test_gemm_on_this_cpu_is_exact_and_timed(ladder: Command) -> None:
+    done = ladder("gemm", "-m", "5", *SMALL, "--json")
+    assert done.code == OK, done.err
+    report = done.json
+    assert report.keys() >= REPORT_FIELDS
+    assert 0 < report["relative_error"] <= 3e-3
+    assert report["time_us"] > 0
+    assert report["baseline_us"] > 0
+    assert report["roofline_fraction"] > 0
+    assert report["flops"] == 2 * 5 * 192 * 160
+    assert report["not_run"] is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--weight", "nf4", "--activation", "float16", "--group-size", "64"],
+        ["--weight", "uint4", "--zero", "integer", "--bias", "--epilogue", "silu"],
+        ["--weight", "mxfp4"],
+        ["--weight", "int4", "--activation", "int8", "--group-size", "-1"],
+        ["-m", "0"],
+    ],
+)
+def test_gemm_takes_its_options(ladder: Command, options: list[str]) -> None:
+    done = ladder("gemm", "-m", "3", "-n", "70", "-k", "96", *options)
+    assert done.code == OK, done.err
+    assert "error" in done.out
+
+
+def test_same_seed_gives_the_same_error(ladder: Command) -> None:
+    errors = [ladder("gemm", *SMALL, "--seed", seed, "--json").json["relative_error"] for seed in "778"]
+    assert errors[0] == errors[1] != errors[2]
+
+
+def test_gemm_without_check_says_nothing_of_the_error(ladder: Command) -> None:
+    assert ladder("gemm", *SMALL, "--no-check", "--json").json["relative_error"] is None
+
+
+def test_failed_check_is_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "ladder.cli.gemm.gemm_reference", lambda gemm, x, *rest: np.ones((x.shape[0], gemm.n))
+    )
+    done = ladder("gemm", *SMALL)
+    assert done.code == FAILED
+    assert "exceeds" in done.err
+
+
+@needs_nvcc
+@needs_no_gpu
+def test_gemm_for_an_absent_gpu_compiles_and_says_what_it_could_not_run(ladder: Command) -> None:
+    report = ladder("gemm", *GPU, "--json").json
+    assert report["kernel"].startswith("ladder_gemv")
+    assert report["time_us"] is report["relative_error"] is report["roofline_fraction"] is None
+    assert "cuda/sm_80" in report["not_run"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"), [("ir", "matmul("), ("schedule", "CpuSchedule("), ("tir", "T.prim_func")]
+)
+def test_explain_stages_of_a_cpu_kernel(ladder: Command, stage: str, text: str) -> None:
+    done = ladder("explain", *SMALL, "--stage", stage)
+    assert done.code == OK, done.err
+    assert text in done.out
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [("schedule", "GpuSchedule("), ("tir", "T.prim_func"), ("cuda", "__global__"), ("ptx", ".target sm_80")],
+)
+def test_explain_stages_of_a_gpu_kernel(ladder: Command, stage: str, text: str) -> None:
+    done = ladder("explain", *GPU, "--stage", stage)
+    assert done.code == OK, done.err
+    assert text in done.out
+
+
+def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
+    done = ladder("explain", "--target", "cuda/sm_90a", "--json")
+    assert done.json["target"] == "cuda/sm_90a"
+    assert "wgmma" in done.json["text"]
+
+
+def test_types_and_devices_as_json(ladder: Command) -> None:
+    types = {row["name"]: row for row in ladder("types", "--json").json["types"]}
+    assert types["nf4"]["bits"] == 4
+    assert types["mxfp4"]["bits_per_element"] == pytest.approx(4 + 8 / 32)
+    assert types["int4"]["exact_in"] != types["uint8"]["exact_in"]
+    devices = ladder("devices", "--json").json
+    assert "cuda/sm_90a" in {row["name"] for row in devices["devices"]}
+    assert devices["here"]["cpu"]["name"].startswith("cpu/")
+
+
+@pytest.mark.parametrize("command", ["types", "devices"])
+def test_tables_name_every_row_uncut(ladder: Command, command: str) -> None:
+    rows = ladder(command, "--json").json[command]
+    table = ladder(command).out
+    markdown = ladder(command, "--markdown").out
+    for row in rows:
+        assert re.search(rf"^{re.escape(row['name'])} ", table, re.MULTILINE)
+        assert f"| `{row['name']}` |" in markdown
+    assert "…" not in table
+
+
+def test_cache_lists_and_clears_what_was_compiled(ladder: Command) -> None:
+    assert ladder("gemm", *SMALL).code == OK
+    folder = Path(ladder("cache", "path").out.strip())
+    entries = ladder("cache", "list", "--json").json["entries"]
+    assert entries
+    assert all(Path(entry["path"]).is_relative_to(folder) for entry in entries)
+    assert len(ladder("cache", "list").out.splitlines()) == len(entries) + 1
+    assert ladder("cache", "clear", "--json").json == {"removed": len(entries)}
+    assert ladder("cache", "list", "--json").json == {"entries": []}
+
+
+def test_doctor_is_content_where_the_main_job_runs(ladder: Command) -> None:
+    done = ladder("doctor", "--json")
+    assert done.code == OK, done.out
+    tools = done.json["tools"]
+    assert tools["apache-tvm"]["status"] == "ok"
+    assert all(row["get"] for row in tools.values() if row["status"] != "ok")
+
+
+def test_doctor_names_what_is_missing_and_how_to_get_it(
+    ladder: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = doctor.Tool("C compiler", "links kernels", "install gcc", lambda: None, required=True)
+    optional = doctor.Tool("nvcc", "compiles for GPUs", "install CUDA", lambda: None)
+    monkeypatch.setattr(doctor, "TOOLS", (optional,))
+    assert ladder("doctor").code == OK
+    monkeypatch.setattr(doctor, "TOOLS", (optional, absent))
+    done = ladder("doctor")
+    assert done.code == FAILED
+    assert "C compiler (needed): install gcc" in done.out
+
+
+def test_doctor_reports_a_program_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "nvcc"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("LADDER_NVCC", str(broken))
+    tool = next(tool for tool in doctor.TOOLS if tool.name == "nvcc")
+    assert doctor.examine(tool).status == "broken"
+
+
+def test_output_may_be_closed_early() -> None:
+    command = f"'{sys.executable}' -c 'from ladder.cli import main; main()' types | head -1"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_problem_defaults_follow_the_target() -> None:
+    assert Problem().activation_type == "bfloat16"
+    assert Problem(target="cuda/sm_75").activation_type == "float16"
+    assert Problem(weight="float16").activation_type == "float16"
+    assert Problem().group == 128
+    assert Problem(weight="mxfp4").group is None
+    assert Problem(group_size=-1).group is None
