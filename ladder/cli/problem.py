@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ladder.api.expression import compile_expression
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
-from ladder.ir import Compute, Gemm, apply, as_gemm, compute, sum_, tensor, to_graph
+from ladder.ir import Compute, Gemm, apply, compute, sum_, tensor
 from ladder.ir.expr import Scalar
-from ladder.runtime.compile import Request
 from targets import TileDevice, get_device, host_cpu, visible_gpus
 from tile_types import TType, get_type
 from tile_types.errors import ConversionError, VerificationError
@@ -141,12 +141,12 @@ class Problem:
         VerificationError
             If the expression means another product than was asked for: an error of ours.
         """
-        meant = as_gemm(to_graph(self.expression()))
-        if meant != self.gemm:
+        operator = compile_expression(self.expression(), self.device)
+        if operator.gemm != self.gemm:
             raise VerificationError(
-                f"the expression means {meant}, asked for was {self.gemm}; please report it"
+                f"asked for {self.gemm}, the expression means {operator.gemm}; please report it"
             )
-        return Matmul.from_request(Request(meant, self.device.name))
+        return operator
 
 
 def why_not_here(device: TileDevice) -> str:
