@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ladder.api.linear import quantize_ as quantize_
     from ladder.api.matmul import Matmul as Matmul
     from ladder.api.quantization import quantize as quantize
+    from ladder.ir import compute as compute
+    from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
     from ladder.runtime.artifact import Artifact as Artifact
     from ladder.runtime.artifact import load as load
@@ -55,6 +57,7 @@ _HOMES = {
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),
     "ladder.api.quantization": ("quantize",),
+    "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),
     "ladder.runtime.cache": ("KernelCache",),
@@ -80,14 +83,13 @@ SIBLINGS = ("tile_types", "targets", "schedules")
 """Top-level packages of this distribution whose names another package might take."""
 
 
-def _location(name: str) -> Path | None:
-    """Return the folder from which ``import name`` is or would be served."""
+def _origin(name: str) -> Path | None:
+    """Return the file from which ``import name`` is or would be served."""
     module = sys.modules.get(name)
-    spec = (
-        module.__spec__ if isinstance(module, ModuleType) else importlib.machinery.PathFinder.find_spec(name)
-    )
-    origin = getattr(module, "__file__", None) or (spec.origin if spec is not None else None)
-    return Path(origin).resolve().parent if origin else None
+    if isinstance(module, ModuleType) and module.__file__:
+        return Path(module.__file__).resolve()
+    spec = importlib.machinery.PathFinder.find_spec(name)
+    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
 
 
 def _check_siblings() -> None:
@@ -100,12 +102,12 @@ def _check_siblings() -> None:
     """
     home = Path(__file__).resolve().parents[1]
     for name in SIBLINGS:
-        found = _location(name)
-        if found == home / name:
+        found = _origin(name)
+        if found == home / name / "__init__.py":
             continue
-        shadow = f"{found} is imported in its place" if found else "it is not there"
+        shadow = f"{found} would be imported in its place" if found else "it is not there"
         raise ImportError(
-            f"ladder needs its own package {name!r} from {home}, but {shadow}."
+            f"ladder needs its own package {name!r} in {home}, but {shadow}."
             f" Rename your {name!r} module, or move its folder behind {home} on sys.path;"
             " if the package is missing, install ladder-compiler again."
         )

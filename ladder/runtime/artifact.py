@@ -17,13 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder.installation import ladder_version, tvm_version
 from ladder.runtime import library
-from ladder.runtime.cache import MANIFEST, ladder_version
-from ladder.runtime.compile import Request, family_of, obtain, register
+from ladder.runtime.cache import MANIFEST
+from ladder.runtime.compile import Request, family_of, obtain, target_of
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack
 from schedules.schedule import parse_plan
-from tile_types.errors import ArtifactError, ParseError
+from tile_types.errors import ArtifactError, DeviceError, ParseError
 
 if TYPE_CHECKING:
     import torch
@@ -109,12 +110,11 @@ def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight 
     manifest = {
         "format": FORMAT,
         "ladder": ladder_version(),
-        "tvm": library.tvm_version(),
+        "tvm": tvm_version(),
         "device": request.device,
         "family": family_of(request.target),
         "features": needed_features(request.target),
         "gemm": asdict(request.gemm),
-        "request": request.text,
         "plan": str(plan),
         "entries": [kernel.entry for kernel in kernels],
         "members": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
@@ -167,7 +167,6 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
     packed = None
     if WEIGHTS in members:
         packed = PackedWeight.from_bytes(members[WEIGHTS], device or manifest["family"])
-    register(manifest["request"], kernel)
     return Artifact(kernel, packed, manifest)
 
 
@@ -195,7 +194,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 def _check_version(path: Path, manifest: Mapping[str, Any]) -> None:
     """Kernels call the runtime they were built with: its minor version must be the same."""
-    for name, here in (("tvm", library.tvm_version()), ("ladder", ladder_version())):
+    for name, here in (("tvm", tvm_version()), ("ladder", ladder_version())):
         there = str(manifest.get(name))
         if there.split(".")[:2] != here.split(".")[:2]:
             raise ArtifactError(
@@ -221,20 +220,23 @@ def check_device(path: Path, manifest: Mapping[str, Any]) -> None:
         if missing:
             raise ArtifactError(f"{path} is for {device}; this CPU lacks {', '.join(missing)}; {advice}")
         return
-    here = local_gpu()
+    here = _local_gpu()
     if here != device:
         raise ArtifactError(f"{path} is for {device}; this machine has {here or 'no usable GPU'}; {advice}")
 
 
-def local_gpu() -> str | None:
-    """Return the device name of torch's current GPU, None without one."""
+def _local_gpu() -> str | None:
+    """Return the target of torch's current GPU, None without a usable one."""
     import torch
 
-    from targets.detect import device_for_capability
-
-    if not torch.cuda.is_available():
+    try:
+        return (
+            target_of(torch.device("cuda", torch.cuda.current_device()))
+            if torch.cuda.is_available()
+            else None
+        )
+    except DeviceError:
         return None
-    return device_for_capability(torch.cuda.get_device_capability())
 
 
 def _operator(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> CompiledGemm:

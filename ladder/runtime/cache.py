@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -23,9 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder import knobs
-from ladder.runtime import library
-from tile_types.errors import CacheError
+from ladder.installation import cache_root, ladder_version, tvm_version
+from tile_types.errors import CacheError, MissingToolError
 
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm
@@ -44,27 +42,6 @@ STALE_SECONDS = 3600.0
 
 SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/lower")
 """Packages whose source text decides what a kernel is."""
-
-
-def cache_root() -> Path:
-    """Return the cache folder: LADDER_CACHE_DIR, else ``ladder`` in the user's cache folder."""
-    configured = knobs.settings.cache_dir
-    if configured is not None:
-        return configured
-    if os.environ.get("XDG_CACHE_HOME"):
-        return Path(os.environ["XDG_CACHE_HOME"]) / "ladder"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("ladder", appauthor=False))
-
-
-@cache
-def ladder_version() -> str:
-    """Return the version of the installed distribution, ``"0+source"`` in a bare source tree."""
-    try:
-        return importlib.metadata.version("ladder-compiler")
-    except importlib.metadata.PackageNotFoundError:
-        return "0+source"
 
 
 @cache
@@ -118,7 +95,10 @@ def _compiler(device: TileDevice) -> str:
         return ""
     from ladder.lower.cuda.toolchain import compiler_identity
 
-    return compiler_identity()
+    try:
+        return str(compiler_identity())
+    except MissingToolError:
+        return "none"  # a miss then says which tool is missing
 
 
 def cache_key(gemm: Gemm, schedule: str, identity: Identity) -> str:
@@ -133,7 +113,7 @@ def cache_key(gemm: Gemm, schedule: str, identity: Identity) -> str:
         "identity": astuple(identity),
         "ladder": ladder_version(),
         "sources": source_digest(),
-        "tvm": library.tvm_version(),
+        "tvm": tvm_version(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -5,27 +5,33 @@ Only a miss of both caches imports the compiler.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
+from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
-from ladder.runtime.cache import Identity, KernelCache, cache_key, cache_root
+from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_plan
-from tile_types.errors import CacheError
+from tile_types.errors import CacheError, DeviceError
 
 if TYPE_CHECKING:
+    import torch
+
     from schedules.tuning import TuningDatabase
     from targets import TileDevice
 
@@ -44,13 +50,13 @@ class Request:
     gemm
         The problem.
     device
-        Name of the target.
+        Name of the target; empty: whatever device the activations are on.
     plan
         Schedules to use instead of the policy's.
     """
 
     gemm: Gemm
-    device: str
+    device: str = ""
     plan: Plan | None = None
 
     @cached_property
@@ -72,7 +78,52 @@ class Request:
         """The device's data."""
         from targets import get_device
 
-        return get_device(self.device)
+        return get_device(self.device or "cpu")
+
+    def on(self, where: torch.device) -> Request:
+        """Return the request for the device that a tensor is on.
+
+        Raises
+        ------
+        DeviceError
+            If no target covers it, or it is not the one asked for.
+        """
+        here = target_of(where)
+        if self.device in ("", here):
+            return replace(self, device=here)
+        if where.type != family_of(self.target) or where.type == "cuda":
+            raise DeviceError(
+                f"the operator is for {self.device}, the tensors are on {where} ({here});"
+                f" move them, or build the operator with target={here!r}"
+            )
+        return self
+
+
+@cache
+def target_of(where: torch.device) -> str:
+    """Return the name of the target that a torch device is.
+
+    Raises
+    ------
+    DeviceError
+        If Ladder has no target for it.
+    """
+    from targets import host_cpu
+    from targets.detect import device_for_capability
+
+    if where.type == "cpu":
+        return host_cpu().name
+    import torch
+
+    if where.type == "cuda" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(where)
+        name = device_for_capability(capability)
+        if name is not None:
+            return name
+        raise DeviceError(
+            f"{where} has compute capability {capability}; `ladder devices` lists what is supported"
+        )
+    raise DeviceError(f"no kernels for tensors on {where}; use a CPU or an NVIDIA GPU")
 
 
 @dataclass(frozen=True)
@@ -100,25 +151,28 @@ class Kernel:
         return str(self.manifest["entry"])
 
 
-_compiled: dict[str, CompiledGemm] = {}
+_compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}
 _kernels: dict[str, Kernel] = {}
 _functions: dict[str, Any] = {}
 _lock = threading.RLock()
 
 
-def compiled(text: str) -> CompiledGemm:
-    """Return the loaded operator that a `Request.text` names, building it on first use."""
-    found = _compiled.get(text)
+def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
+    """Return the loaded operator that a `Request.text` names, building it on first use.
+
+    Parameters
+    ----------
+    text
+        The request.
+    where
+        The torch device of the activations; may be left out if the request names its target.
+    """
+    found = _compiled.get((text, where))
     if found is None:
         with _lock:
-            found = _compiled.get(text) or _load(Request.parse(text))
-            _compiled[text] = found
+            found = _compiled.get((text, where)) or _load(Request.parse(text), where)
+            _compiled[text, where] = found
     return found
-
-
-def register(text: str, operator: CompiledGemm) -> None:
-    """Let `compiled` return an operator that came from elsewhere (an artefact)."""
-    _compiled.setdefault(text, operator)
 
 
 def forget() -> None:
@@ -128,7 +182,8 @@ def forget() -> None:
             memory.clear()
 
 
-def _load(request: Request) -> CompiledGemm:
+def _load(request: Request, where: torch.device | None) -> CompiledGemm:
+    request = request if where is None else request.on(where)
     family = family_of(request.target)
     plan, kernels = obtain(request)
     entries = [_function(kernel, family) for kernel in kernels]
@@ -201,30 +256,48 @@ def _from_disk(key: str) -> Kernel | None:
 
 
 def _build(gemm: Gemm, device: TileDevice, schedule: Schedule, key: str) -> Kernel:
+    """Compile one schedule and keep it in the cache, or for this process if it cannot be kept."""
     from ladder.lower.build import build
 
     start = time.perf_counter()
-    built = build(gemm, device, Plan(((ANY_M, schedule),)))
-    seconds = time.perf_counter() - start
-    trace("built %s for %s in %.2f s", built.entries[0], device.name, seconds)
-    manifest = {
-        "device": device.name,
-        "family": family_of(device),
-        "schedule": str(schedule),
-        "gemm": gemm.shape_free(),
-        "entry": built.entries[0],
-        "sources": dict(built.sources),
-        "log": built.log,
-        "seconds": round(seconds, 3),
-    }
-    _dump(manifest)
+    with tempfile.TemporaryDirectory(prefix="ladder-build-") as folder:
+        built = build(gemm, device, Plan(((ANY_M, schedule),)), Path(folder))
+        seconds = time.perf_counter() - start
+        trace("built %s for %s in %.2f s", built.entries[0], device.name, seconds)
+        manifest = {
+            "device": device.name,
+            "family": family_of(device),
+            "schedule": str(schedule),
+            "gemm": gemm.shape_free(),
+            "entry": built.entries[0],
+            "sources": dict(built.sources),
+            "log": built.log,
+            "resources": {name: dict(report) for name, report in built.resources.items()},
+            "seconds": round(seconds, 3),
+        }
+        _dump(manifest)
+        return _keep(key, Path(built.path), manifest)
+
+
+def _keep(key: str, path: Path, manifest: Mapping[str, Any]) -> Kernel:
+    """Put a kernel into the cache; without a cache, into a folder that goes with the process."""
     if knobs.settings.cache:
         try:
-            entry = KernelCache().store(key, Path(built.path), manifest)
+            entry = KernelCache().store(key, path, manifest)
             return Kernel(entry.library, entry.manifest, False)
         except CacheError as error:
             log.warning("%s; the kernel is used without being kept", error)
-    return Kernel(Path(built.path), manifest, False)
+    # A new folder each time: a library that is loaded must never be written to.
+    kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
+    shutil.copyfile(path, kept)
+    return Kernel(kept, manifest, False)
+
+
+@cache
+def _scratch_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="ladder-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _dump(manifest: Mapping[str, Any]) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.packed import PackedWeight, layout_of
+from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -101,9 +101,7 @@ class CompiledGemm:
             If an argument does not fit; the message says which and what fits.
         """
         if packed.layout != self.layout:
-            raise ShapeError(
-                f"the weight was packed for [{packed.layout}], this operator needs [{self.layout}]"
-            )
+            refuse_layout(packed.layout, self.layout)
         return self.run(x, packed.tensors, bias, token_scale)
 
     def run(
@@ -168,7 +166,7 @@ class CompiledGemm:
             extras.append(vector.reshape(length).contiguous())
         return extras
 
-    def _reject(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def _reject(self, x: torch.Tensor, weight: torch.Tensor) -> NoReturn:
         """Raise the error that says what is wrong with x."""
         if x.dtype != self.dtype:
             raise DTypeError(

@@ -7,78 +7,22 @@ from the installed TVM distribution, whose Python package stays unimported.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib.metadata
-import importlib.util
 import os
-import sys
 import threading
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ladder import knobs
+from ladder.installation import find_library
 from tile_types.errors import MissingToolError
 
-DISTRIBUTION = "apache-tvm"
 RUNTIME = "libtvm_runtime.so"
 RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
 """Additional library by device family."""
 
 _lock = threading.Lock()
 _loaded: dict[str, ctypes.CDLL] = {}
-
-
-@cache
-def tvm_version() -> str:
-    """Return the version of the TVM runtime in use, without importing it.
-
-    ``LADDER_RUNTIME_DIR`` may point at a bare copy; then its ``VERSION`` file counts.
-    """
-    directory = knobs.settings.runtime_dir
-    if directory is not None and (directory / "VERSION").is_file():
-        return (directory / "VERSION").read_text().strip()
-    try:
-        return importlib.metadata.version(DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _candidates() -> list[Path]:
-    """Return folders that may hold the runtime libraries, best first."""
-    if knobs.settings.runtime_dir is not None:
-        return [knobs.settings.runtime_dir]
-    folders = []
-    # A source build has no distribution; then its package tells the folder.
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        folders.append(Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file("tvm/lib"))))
-    try:
-        spec = importlib.util.find_spec("tvm")
-    except (ImportError, ValueError):
-        spec = None
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folders += [Path(location) / "lib", Path(location).parents[1] / "build" / "lib"]
-    return folders
-
-
-def find_library(name: str) -> Path:
-    """Return the path of one of the runtime's shared libraries.
-
-    Raises
-    ------
-    MissingToolError
-        If it is in none of the known places.
-    """
-    folders = _candidates()
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    places = ", ".join(map(str, folders)) or f"no {DISTRIBUTION} distribution is installed"
-    raise MissingToolError(
-        f"{name} not found (looked in: {places}); install {DISTRIBUTION}, or set LADDER_RUNTIME_DIR"
-        " to a folder that holds it"
-    )
 
 
 def _open(path: Path) -> None:
@@ -172,8 +116,3 @@ def apply_threads() -> None:
     os.environ["TVM_NUM_THREADS"] = str(count)
     if tvm_ffi.get_global_func("runtime.NumThreads")() != count:
         tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
-
-
-def compiler_loaded() -> bool:
-    """Tell whether TVM's compiler was imported into this process."""
-    return "tvm" in sys.modules

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
 from tile_types.errors import ArtifactError, ShapeError
@@ -38,7 +37,12 @@ def layout_of(gemm: Gemm, family: str) -> str:
     return " ".join([family, *(f"{name}={fields[name]}" for name in LAYOUT_FIELDS)])
 
 
-@dataclass(frozen=True)
+def refuse_layout(found: str, expected: str) -> NoReturn:
+    """Raise the error for a weight that was packed for another operator."""
+    raise ShapeError(f"the weight was packed for [{found}], this operator needs [{expected}]")
+
+
+@dataclass(frozen=True, eq=False)
 class PackedWeight:
     """One weight matrix in a kernel's layout.
 
@@ -56,15 +60,14 @@ class PackedWeight:
     family: str
     arrays: Mapping[str, torch.Tensor]
 
-    @cached_property
-    def layout(self) -> str:
-        """What operators compare before they use this weight; see `layout_of`."""
-        return layout_of(self.gemm, self.family)
+    layout: str = field(init=False, repr=False)
+    """What operators compare before they use this weight; see `layout_of`."""
+    tensors: list[torch.Tensor] = field(init=False, repr=False)
+    """The arrays as the kernel takes them."""
 
-    @cached_property
-    def tensors(self) -> list[torch.Tensor]:
-        """The arrays as the kernel takes them."""
-        return list(self.arrays.values())
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", layout_of(self.gemm, self.family))
+        object.__setattr__(self, "tensors", list(self.arrays.values()))
 
     @property
     def nbytes(self) -> int:

@@ -188,7 +188,7 @@ def load_compiler() -> None:
     text instead of machine code, so a stub of the driver is loaded first; the stub answers
     every call with "no device".
     """
-    from ladder.runtime.library import find_library
+    from ladder.installation import find_library
 
     _load_driver()
     import torch  # noqa: F401  a CUDA build of torch brings the CUDA runtime library
@@ -224,7 +224,7 @@ def _load_cuda_runtime() -> None:
 
 def _driver_stub() -> Path:
     """Build, once, a library that stands for the missing driver."""
-    from ladder.runtime.cache import cache_root
+    from ladder.installation import cache_root
 
     folder = cache_root() / "stub"
     library = folder / "libcuda.so.1"

@@ -1,0 +1,52 @@
+"""Operators from tensor expressions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ladder.api.matmul import Matmul
+from ladder.api.problem import require_fits
+from ladder.ir import as_gemm, to_graph
+from ladder.ir.expr import Compute
+from ladder.ir.graph import Graph
+from ladder.runtime.compile import Request
+from targets import TileDevice, get_device
+from tile_types import get_type
+
+if TYPE_CHECKING:
+    from schedules.schedule import Plan
+
+
+def compile_expression(
+    program: Compute | Graph, target: str | TileDevice | None = None, plan: Plan | None = None
+) -> Matmul:
+    """Return the operator that a tensor expression or a tile graph describes.
+
+    Parameters
+    ----------
+    program
+        A product of activations ``[M, K]`` and a quantized weight ``[N, K]``, with bias and
+        element-wise epilogue; see `ladder.compute`.
+    target
+        Device; by default the one that the activations are on.
+    plan
+        Schedules to use instead of the policy's.
+
+    Raises
+    ------
+    ShapeError
+        If it is not one matrix product of that form.
+    ConversionError
+        If the activation type cannot hold the weights unchanged; names one that can.
+
+    Examples
+    --------
+    >>> A = ladder.tensor("A", ("M", 4096), "float16")
+    >>> B = ladder.tensor("B", (4096, 4096), "nf4", group_size=64)
+    >>> product = lambda m, n, k: A[m, k] * B[n, k]
+    >>> C = ladder.compute(("M", 4096), product, reduce={"k": 4096}, output="float16")
+    >>> op = ladder.compile_expression(C)
+    """
+    gemm = as_gemm(program if isinstance(program, Graph) else to_graph(program))
+    require_fits(get_type(gemm.weight), gemm.activation, gemm.zero)
+    return Matmul.from_request(Request(gemm, "" if target is None else get_device(target).name, plan))

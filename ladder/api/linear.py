@@ -1,0 +1,352 @@
+"""`Linear`: a quantized drop-in for ``torch.nn.Linear``; `quantize_` swaps them in a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ladder.api.matmul import Matmul
+from ladder.api.problem import gemm_for
+from ladder.api.quantization import quantize
+from ladder.runtime.compile import Request
+from ladder.runtime.packed import PackedWeight
+from ladder.runtime.tokens import EIGHT_BIT
+from tile_types import QuantizedTensor, get_type
+from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, ShapeError
+
+DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+"""Types that a module can compute in."""
+
+WEIGHT, PACKED = "weight.", "packed."
+"""Prefixes of canonical and of packed weights in a state dict."""
+
+DESCRIPTION = "description"
+"""Key, after the prefix, of the JSON text (as uint8) that says what the arrays are."""
+
+
+class Linear(torch.nn.Module):
+    """``y = x · Wᵀ + b`` with W in a low-bit type.
+
+    The weight is packed for the device that the module is on; moving the module repacks it.
+    ``state_dict`` holds the weight in canonical storage, the same for all devices. It is kept
+    in host memory for that, unless ``keep_canonical=False``: then ``state_dict`` holds the
+    packed arrays, and the module stays on its family of devices.
+
+    Parameters
+    ----------
+    in_features, out_features
+        K and N.
+    bias
+        Whether there is a bias.
+    weight
+        Type of the weights, or its name.
+    group_size, zero
+        As in `ladder.quantize`.
+    activation
+        Type that the product is computed in; by default the module's dtype. For ``"int8"`` and
+        ``"fp8_*"`` each row of x is quantized on the fly.
+    dtype, device
+        Of the inputs, the outputs and the bias; as in ``torch.nn.Linear``.
+    keep_canonical
+        Whether to keep the canonical weight after packing.
+
+    Raises
+    ------
+    LadderError
+        If the types do not go together; see `Matmul`.
+
+    Notes
+    -----
+    A module built by the constructor has no weight until ``load_state_dict`` or `set_weight`.
+    """
+
+    bias: torch.nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        weight: str = "int4",
+        group_size: int | None = None,
+        zero: str | None = None,
+        activation: str | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        keep_canonical: bool = True,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.keep_canonical = keep_canonical
+        self._options = {"weight": weight, "group_size": group_size, "zero": zero}
+        self._activation = activation
+        self._where = torch.empty(0, device=device).device
+        self._canonical: QuantizedTensor | None = None
+        self._packed: PackedWeight | None = None
+        self._names: tuple[str, ...] = ()
+        self.dtype = torch.get_default_dtype() if dtype is None else dtype
+        self._set_operator(bias)
+        vector = torch.zeros(out_features, dtype=self.dtype, device=self._where) if bias else None
+        self.bias = None if vector is None else torch.nn.Parameter(vector, requires_grad=False)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        weight: str = "int4",
+        *,
+        group_size: int | None = None,
+        zero: str | None = None,
+        activation: str | None = None,
+        keep_canonical: bool = True,
+        **options: Any,
+    ) -> Linear:
+        """Quantize a linear layer; it is left as it is.
+
+        Parameters
+        ----------
+        linear
+            The layer: float16, bfloat16 or float32, on any device.
+        weight, group_size, zero, activation, keep_canonical
+            See the class.
+        **options
+            More for `ladder.quantize`: ``scaling``, ``scale_type``, ``block``.
+
+        Raises
+        ------
+        LadderError
+            If the weight cannot be quantized so (NaN: its position is named).
+        """
+        given = {"group_size": group_size, "zero": zero}
+        options |= {name: value for name, value in given.items() if value is not None}
+        quantized = quantize(linear.weight, weight, **options)
+        return cls.from_quantized(
+            quantized,
+            linear.bias,
+            dtype=linear.weight.dtype,
+            device=linear.weight.device,
+            activation=activation,
+            keep_canonical=keep_canonical,
+        )
+
+    @classmethod
+    def from_quantized(
+        cls, weight: QuantizedTensor, bias: torch.Tensor | None = None, **options: Any
+    ) -> Linear:
+        """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor."""
+        rows, columns = weight.shape
+        module = cls(
+            columns,
+            rows,
+            bias is not None,
+            weight=weight.ttype.name,
+            group_size=min(weight.block[1], columns),
+            zero=weight.zero_kind,
+            **options,
+        )
+        module.set_weight(weight)
+        if bias is not None and module.bias is not None:
+            module.bias.data.copy_(bias.detach())
+        return module
+
+    def set_weight(self, weight: QuantizedTensor) -> None:
+        """Take a quantized weight and pack it for the module's device.
+
+        Raises
+        ------
+        ShapeError
+            If it is not what the module was built for.
+        """
+        if self._where.type == "meta":
+            self._canonical = weight.to("cpu")
+            return
+        packed = self._matmul.pack(weight.to(self._where), self._where)
+        self._canonical = weight.to("cpu") if self.keep_canonical else None
+        self._set_packed(packed)
+
+    @property
+    def canonical(self) -> QuantizedTensor | None:
+        """The weight in canonical storage, if it was kept."""
+        return self._canonical
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
+        if self._packed is None:
+            raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
+        if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.dtype)
+        compiling = torch.compiler.is_compiling()  # then buffers are the inputs of the graph
+        weight = [getattr(self, name) for name in self._names] if compiling else self._packed.tensors
+        return self._matmul.apply(x, weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return what the module is."""
+        gemm = self._matmul.gemm
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items() if value is not None)
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None},"
+            f" {options}, activation={gemm.activation!r}, dtype={self.dtype}"
+        )
+
+    def _set_operator(self, bias: bool) -> None:
+        """Choose the problem for the current dtype."""
+        if self.dtype not in DTYPES:
+            raise DTypeError(f"Linear computes in {', '.join(map(str, DTYPES))}, not in {self.dtype}")
+        activation = self._activation or DTYPES[self.dtype]
+        output = DTYPES[self.dtype]
+        gemm = gemm_for(
+            self.out_features,
+            self.in_features,
+            get_type(str(self._options["weight"])),
+            activation,
+            output=output,
+            group_size=self._options["group_size"],  # type: ignore[arg-type]
+            zero=self._options["zero"],  # type: ignore[arg-type]
+            bias=bias,
+            token_scale=activation in EIGHT_BIT,
+        )
+        self._matmul = Matmul.from_request(Request(gemm))
+
+    def _set_packed(self, packed: PackedWeight | None) -> None:
+        """Hold packed arrays as buffers, so that torch sees them, but not in ``state_dict``."""
+        for name in self._names:
+            delattr(self, name)
+        arrays = {} if packed is None else packed.arrays
+        self._names = tuple(f"packed_{name}" for name in arrays)
+        self._packed = packed
+        for name, array in zip(self._names, arrays.values(), strict=True):
+            self.register_buffer(name, array, persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
+        """Follow ``.to``, ``.cuda``, ``.half``: packed arrays move but never change type."""
+        packed = self._packed
+        self._set_packed(None)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self._where))
+        if probe.dtype != self.dtype:
+            self.dtype = probe.dtype
+            self._set_operator(self.bias is not None)
+        moved, self._where = probe.device != self._where, probe.device
+        if packed is not None and packed.layout == self._matmul.layout(self._where.type):
+            self._set_packed(packed.to(self._where) if moved else packed)
+        elif self._canonical is not None:
+            self.set_weight(self._canonical)
+        elif packed is not None and self._where.type != "meta":
+            raise DeviceError(
+                f"cannot repack for {self._where} and {self.dtype}: the canonical weight was not kept;"
+                " build the module with keep_canonical=True"
+            )
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Add the weight, canonical if it was kept, else packed."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._canonical is not None:
+            stored = self._canonical.to_dict()
+            self._put(destination, prefix + WEIGHT, stored["arrays"], json.dumps(stored["metadata"]))
+        elif self._packed is not None:
+            self._put(destination, prefix + PACKED, self._packed.arrays, self._packed.describe())
+
+    @staticmethod
+    def _put(destination: dict[str, Any], prefix: str, arrays: Mapping[str, Any], description: str) -> None:
+        for name, array in arrays.items():
+            destination[prefix + name] = array
+        text = bytearray(description.encode())
+        destination[prefix + DESCRIPTION] = torch.frombuffer(text, dtype=torch.uint8).clone()
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take the weight in either form."""
+        ours = {key for key in state_dict if key.startswith((prefix + WEIGHT, prefix + PACKED))}
+        rest = {key: value for key, value in state_dict.items() if key not in ours}
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        for form, take in ((WEIGHT, self._take_canonical), (PACKED, self._take_packed)):
+            arrays = {
+                key[len(prefix + form) :]: state_dict[key] for key in ours if key.startswith(prefix + form)
+            }
+            description = arrays.pop(DESCRIPTION, None)
+            if description is None:
+                continue
+            try:
+                take(arrays, bytes(description.cpu().tolist()).decode())
+            except LadderError as error:
+                error_msgs.append(f"{prefix}weight: {error}")
+            except (ValueError, KeyError) as error:
+                error_msgs.append(f"{prefix}weight: its description is damaged: {error!r}")
+            return
+        missing_keys.append(prefix + WEIGHT + DESCRIPTION)
+
+    def _take_canonical(self, arrays: dict[str, torch.Tensor], description: str) -> None:
+        stored = {"arrays": arrays, "metadata": json.loads(description)}
+        self.set_weight(QuantizedTensor.from_dict(stored))
+
+    def _take_packed(self, arrays: dict[str, torch.Tensor], description: str) -> None:
+        packed = PackedWeight.from_arrays(description, arrays)
+        expected = self._matmul.layout(self._where.type)
+        if packed.layout != expected:
+            raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
+        self._canonical = None
+        self._set_packed(packed.to(self._where))
+
+
+Filter = Callable[[str, torch.nn.Module], bool]
+
+
+def quantize_(
+    model: torch.nn.Module, weight: str = "int4", *, filter: Filter | None = None, **options: Any
+) -> torch.nn.Module:
+    """Replace every ``torch.nn.Linear`` of a model by a quantized `Linear`, in place.
+
+    Parameters
+    ----------
+    model
+        The model; a bare ``Linear`` cannot be replaced in itself, use `Linear.from_linear`.
+    weight
+        Type of the weights, or its name.
+    filter
+        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only
+        modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
+    **options
+        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``scaling``, ...
+
+    Returns
+    -------
+    The model.
+
+    Raises
+    ------
+    LadderError
+        If a layer cannot be quantized; its name is in the notes, and no layer has been replaced.
+    """
+    if type(model) is torch.nn.Linear:
+        raise ShapeError(
+            "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
+        )
+    replaced: dict[torch.nn.Module, Linear] = {}
+    for name, module in model.named_modules():
+        if type(module) is not torch.nn.Linear or (filter is not None and not filter(name, module)):
+            continue
+        try:
+            replaced[module] = Linear.from_linear(module, weight, **options)
+        except LadderError as error:
+            error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
+            raise
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in replaced:
+                setattr(parent, name, replaced[child])
+    return model

@@ -1,0 +1,85 @@
+"""What the compiler made of an operator, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ladder.runtime.compile import Kernel, Request, obtain, plan_for
+from schedules.schedule import Plan
+from tile_types.errors import unknown_name
+
+GRAPH_STAGES = ("ir", "schedule")
+"""Stages that exist before anything is compiled."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """An operator on one target.
+
+    Parameters
+    ----------
+    request
+        Problem, target and perhaps a plan.
+    """
+
+    request: Request
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Which schedule serves which M."""
+        return plan_for(self.request)
+
+    @cached_property
+    def kernels(self) -> list[Kernel]:
+        """The compiled kernel of each entry of the plan."""
+        return obtain(Request(self.request.gemm, self.request.device, self.plan))[1]
+
+    def kernel(self, m: int = 1) -> Kernel:
+        """Return the kernel that serves M = ``m``."""
+        return self.kernels[self.plan.index(m)]
+
+    def source(self, stage: str, m: int = 1) -> str:
+        """Return one stage as text.
+
+        Parameters
+        ----------
+        stage
+            ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
+            ``"llvm"``, ``"asm"`` for CPUs.
+        m
+            Rows of the activations: chooses the kernel.
+
+        Raises
+        ------
+        UnknownNameError
+            If the target has no such stage; the message names those it has.
+        """
+        if stage == "ir":
+            from ladder.ir import gemm_graph
+
+            return str(gemm_graph(self.request.gemm))
+        if stage == "schedule":
+            return str(self.plan)
+        kernel = self.kernel(m)
+        sources = kernel.manifest["sources"]
+        if stage not in sources:
+            raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources])
+        return str(sources[stage])
+
+    def explain(self) -> str:
+        """Return which schedule serves which M, what it is predicted to cost, and how weights travel."""
+        from schedules.cost_model import predict
+        from schedules.policy import schedule_transform, typical_m
+
+        gemm, device = self.request.gemm, self.request.target
+        lines = [f"{gemm}", f"on {device.name}: {device.title}", ""]
+        for limit, schedule in self.plan.entries:
+            m = typical_m(limit)
+            cost = predict(gemm, device, schedule, m)
+            lines += [f"M <= {limit}: {schedule}", f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs"]
+            lines += [
+                f"  {step.layer}: {step.kind} {step.detail}"
+                for step in schedule_transform(gemm, device, schedule, m)
+            ]
+        return "\n".join(lines)

@@ -1,0 +1,260 @@
+"""`Matmul`: one quantized matrix product, for any number of rows, on any device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.api.lowered import Lowered
+from ladder.api.problem import gemm_for
+from ladder.runtime import artifact, operator
+from ladder.runtime.compile import Request, compiled, family_of, target_of
+from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
+from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
+from targets import TileDevice, get_device
+from tile_types.arrays import is_torch
+from tile_types.errors import DeviceError
+
+if TYPE_CHECKING:
+    from schedules.schedule import Plan
+    from tile_types import QuantizedTensor, TType
+
+
+class Matmul:
+    """``y[..., N] = epilogue(x[..., K] · decode(weight[N, K])ᵀ + bias[N])``.
+
+    Building one compiles nothing; the kernels for every M are compiled or loaded on the
+    first call, `lower` or `export`.
+
+    Parameters
+    ----------
+    N, K
+        Outputs and inputs: the extents of the weight matrix.
+    weight
+        Type of the weights, or its name.
+    activation
+        ``"float16"``, ``"bfloat16"``, ``"float32"`` (CPUs), ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+    output
+        Result type: by default the activation's, float32 for int8 and float16 for fp8.
+    group_size
+        Elements along K that share a scale; None or -1: one scale per row, or the type's own blocks.
+    zero
+        Zero points: ``"none"``, ``"integer"`` or ``"float"`` (HQQ).
+    bias
+        Whether calls pass a bias.
+    epilogue
+        Names of unary operators applied last, e.g. ``("silu",)``.
+    token_scale
+        Whether rows of x carry a float32 scale; by default those of 8-bit activations do.
+    target
+        Device, e.g. ``"cuda/sm_90a"``; by default the one that x is on.
+    plan
+        Schedules to use instead of the policy's.
+
+    Raises
+    ------
+    LadderError
+        A subclass says what cannot be: an unknown type, a conversion that loses values, a group size.
+
+    Examples
+    --------
+    >>> w4 = ladder.quantize(weight, "int4", group_size=128)
+    >>> op = ladder.Matmul(N=4096, K=4096, weight="int4", group_size=128)
+    >>> y = op(x, op.pack(w4))
+    """
+
+    def __init__(
+        self,
+        N: int,
+        K: int,
+        weight: str | TType,
+        activation: str = "float16",
+        *,
+        output: str | None = None,
+        group_size: int | None = None,
+        zero: str | None = None,
+        bias: bool = False,
+        epilogue: Sequence[str] = (),
+        token_scale: bool | None = None,
+        target: str | TileDevice | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        gemm = gemm_for(
+            N,
+            K,
+            weight,
+            activation,
+            output=output,
+            group_size=group_size,
+            zero=zero,
+            bias=bias,
+            epilogue=epilogue,
+            token_scale=token_scale,
+        )
+        self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
+
+    def _set(self, request: Request) -> None:
+        self.request = request
+        self.gemm = request.gemm
+        self._text = request.text
+        self._dtype = torch_dtype(request.gemm.activation)
+        self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
+        self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
+        self._operators: dict[torch.device, CompiledGemm] = {}
+
+    @classmethod
+    def from_request(cls, request: Request) -> Matmul:
+        """Return the operator of a normal form, e.g. of a compiled expression."""
+        operator = cls.__new__(cls)
+        operator._set(request)
+        return operator
+
+    def layout(self, family: str) -> str:
+        """Return what a packed weight must be for devices of a family (``"cpu"``, ``"cuda"``)."""
+        return self._layouts.get(family, "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle by description; loaded kernels stay behind."""
+        return _restore, (self._text,)
+
+    def __repr__(self) -> str:
+        """Return the problem and the target."""
+        return f"Matmul({self.gemm}, target={self.request.device or None!r})"
+
+    def pack(self, weight: QuantizedTensor, device: torch.device | str | None = None) -> PackedWeight:
+        """Bring a quantized matrix into the layout that the kernels stream.
+
+        Parameters
+        ----------
+        weight
+            What `ladder.quantize` returned.
+        device
+            torch device of the result; by default where ``weight`` is, or the GPU of a GPU target.
+
+        Raises
+        ------
+        ShapeError
+            If its extents, type, group size or zero points are not this operator's.
+        """
+        where = torch.device(device) if device is not None else None
+        if where is None and is_torch(weight.storage):
+            where = weight.storage.device
+        target = get_device(self.request.device or target_of(where or torch.device("cpu")))
+        held = torch.device("cpu") if where is None else where
+        packed = pack(self.gemm, target, weight.to(held))
+        if held.type == "cpu" and family_of(target) == "cuda" and torch.cuda.is_available():
+            return packed.to("cuda")
+        return packed
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Parameters
+        ----------
+        x
+            ``[..., K]`` of the activation type. For 8-bit activations a 16- or 32-bit float x is
+            quantized here, with one scale per row.
+        packed
+            The weight, from `pack`.
+        bias
+            ``[N]`` of the output type.
+        token_scale
+            float32 ``[...]``: scales of the rows of an 8-bit x; 1 if left out.
+
+        Returns
+        -------
+        ``[..., N]`` of the output type, on the device of x.
+
+        Raises
+        ------
+        DTypeError, DeviceError, ShapeError
+            If an argument does not fit.
+        """
+        return self.apply(x, packed.tensors, bias, token_scale, packed.layout)
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        weight: list[torch.Tensor],
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+        layout: str = "",
+    ) -> torch.Tensor:
+        """Multiply by the tensors of a packed weight; ``layout`` is checked if given."""
+        if self._dynamic and token_scale is None:
+            x, token_scale = self._with_scale(x)
+        if operator.needs_dispatch(x):
+            expected = self._layouts.get(x.device.type, layout)
+            if layout and layout != expected:
+                refuse_layout(layout, expected)
+            return operator.matmul(x, weight, bias, token_scale, self._text)
+        kernel = self._operators.get(x.device) or self.compiled_for(x.device)
+        if layout and layout != kernel.layout:
+            refuse_layout(layout, kernel.layout)
+        return kernel.run(x, weight, bias, token_scale)
+
+    def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return 8-bit activations with their row scales."""
+        if x.dtype == self._dtype:
+            return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
+        return quantize_tokens(x, self.gemm.activation) if x.is_floating_point() else (x, x)
+
+    def compiled_for(self, where: torch.device) -> CompiledGemm:
+        """Return the loaded kernels for a torch device, building them on first use."""
+        self._operators[where] = compiled(self._text, where)
+        return self._operators[where]
+
+    def lower(self, target: str | TileDevice | None = None) -> Lowered:
+        """Return every stage of the compilation for a target; see `Lowered.source`."""
+        return Lowered(self._aimed(target))
+
+    def explain(self, target: str | TileDevice | None = None) -> str:
+        """Return, as text, which schedule serves which M on a target, and why."""
+        return self.lower(target).explain()
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        packed: PackedWeight | None = None,
+        target: str | TileDevice | None = None,
+    ) -> Path:
+        """Write the compiled operator to one file that `ladder.load` runs without a compiler.
+
+        Parameters
+        ----------
+        path
+            The file.
+        packed
+            A weight to put beside the kernels.
+        target
+            Device to compile for; by default this operator's, else where ``packed`` is, else this CPU.
+        """
+        if target is None and not self.request.device and packed is not None:
+            target = target_of(packed.device)
+        request = self._aimed(target)
+        if packed is not None and packed.family != family_of(request.target):
+            raise DeviceError(
+                f"the weight is packed for {packed.family!r}, the artefact is for {request.device}"
+            )
+        return artifact.export(request, path, packed)
+
+    def _aimed(self, target: str | TileDevice | None) -> Request:
+        name = (
+            get_device(target).name if target is not None else self.request.device or get_device("cpu").name
+        )
+        return Request(self.gemm, name, self.request.plan)
+
+
+def _restore(text: str) -> Matmul:
+    return Matmul.from_request(Request.parse(text))

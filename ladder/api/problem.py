@@ -1,0 +1,120 @@
+"""From what users say (type names, group size) to the normal form of the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.ir.gemm import ACTIVATIONS, Gemm
+from ladder.runtime.tokens import EIGHT_BIT
+from tile_types import TType, get_type, representable, require_representable
+from tile_types.errors import ShapeError, unknown_name
+
+DEFAULT_OUTPUT = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
+"""Result types of 8-bit activations; all others give their own type."""
+
+FP8 = ("fp8_e4m3", "fp8_e5m2")
+"""Tensor cores multiply either with either, so a weight may decode to the other one."""
+
+
+def gemm_for(
+    n: int,
+    k: int,
+    weight: str | TType,
+    activation: str,
+    *,
+    output: str | None = None,
+    group_size: int | None = None,
+    zero: str | None = None,
+    bias: bool = False,
+    epilogue: Sequence[str] = (),
+    token_scale: bool | None = None,
+) -> Gemm:
+    """Return the normal form of a quantized matrix product.
+
+    Parameters
+    ----------
+    n, k
+        Extents of the weight matrix.
+    weight
+        Type or its name; a block type (``"mxfp4"``, ``"int4_g128"``) brings its group size.
+    activation
+        Element type of the activations.
+    output
+        Result type; by default the activation's, float32 for int8 and float16 for fp8.
+    group_size
+        Elements along K per scale; None or -1 is one per row, or the block type's own.
+    zero
+        ``"none"``, ``"integer"`` or ``"float"``; None takes the block type's own, else none.
+    bias, epilogue
+        What follows the product.
+    token_scale
+        Whether rows of the activations carry a scale; by default those of 8-bit types do.
+
+    Raises
+    ------
+    UnknownNameError
+        If a type or operator does not exist; the nearest name is suggested.
+    ConversionError
+        If the activation type cannot hold the weights unchanged; names one that can.
+    ShapeError
+        If the group size contradicts the type or is no group size.
+    """
+    ttype = get_type(weight)
+    activation = _known_activation(activation)
+    kind = ttype.zero_kind if zero is None else zero
+    require_fits(ttype, activation, kind)
+    _require_operators(epilogue)
+    group = _group(ttype, group_size, k)
+    return Gemm(
+        n=n,
+        k=k,
+        weight=ttype.element_type.name,
+        activation=activation,
+        output=output or DEFAULT_OUTPUT.get(activation, activation),
+        group_size=group,
+        scale=group < k,
+        zero=kind,
+        token_scale=activation in EIGHT_BIT if token_scale is None else token_scale,
+        bias=bias,
+        epilogue=tuple(epilogue),
+    )
+
+
+def _known_activation(name: str) -> str:
+    if name not in ACTIVATIONS:
+        raise unknown_name("activation type", name, ACTIVATIONS)
+    return name
+
+
+def require_fits(ttype: TType, activation: str, zero: str) -> None:
+    """Raise unless a core that takes these activations holds every weight."""
+    operands = FP8 if activation in FP8 else (activation,)
+    if not any(representable(ttype, operand, zero) for operand in operands):
+        require_representable(ttype, activation, zero)
+
+
+def _require_operators(epilogue: Sequence[str]) -> None:
+    if not epilogue:
+        return
+    from ladder.ir.ops import unary_operators
+
+    for name in epilogue:
+        if name not in unary_operators():
+            raise unknown_name("element-wise operator", name, unary_operators())
+
+
+def _group(ttype: TType, group_size: int | None, k: int) -> int:
+    """Return the elements along K that share a scale, at most K."""
+    if ttype.is_block:
+        own = ttype.shape[-1]
+        if group_size not in (None, -1, own):
+            raise ShapeError(
+                f"{ttype.name} has blocks of {own} elements, group_size {group_size} contradicts it"
+            )
+        return min(own, k)
+    if group_size in (None, -1):
+        return k
+    assert group_size is not None
+    if group_size < 1:
+        raise ShapeError(f"group_size must be at least 1, or -1 for one scale per row, got {group_size}")
+    return min(group_size, k)

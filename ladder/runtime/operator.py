@@ -1,0 +1,121 @@
+"""The operator as torch sees it: ``ladder::matmul``, traceable, with a fake kernel.
+
+Eager calls skip the dispatcher (`call`); tracing, dispatch modes, tensor subclasses and
+autograd take the registered operator. Its request travels as text (`Request.text`), so a
+traced graph that is saved finds or builds its kernel in another process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from ladder.runtime.compile import Request, compiled
+from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from tile_types.errors import LadderError
+
+SCHEMA = "matmul(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
+
+_Library: Any = torch.library.Library  # its methods have no types
+
+library = _Library("ladder", "DEF")
+library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def _run(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Launch on the current stream of ``x``'s device."""
+    return compiled(request, x.device).run(x, weight, bias, token_scale)
+
+
+def _shape(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Tell shape and type of the result."""
+    gemm = Request.parse(request).gemm
+    return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
+
+
+def _refuse_gradient(context: Any, *gradients: Any) -> Any:
+    raise LadderError(
+        "ladder::matmul has no gradient: quantized weights are for inference; run the model under"
+        " torch.no_grad() or detach its result"
+    )
+
+
+library.impl("matmul", _run, "CPU")
+library.impl("matmul", _run, "CUDA")
+torch.library.register_fake("ladder::matmul", _shape, lib=library)
+torch.library.register_autograd("ladder::matmul", _refuse_gradient, lib=library)
+
+matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
+"""``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
+
+
+def needs_dispatch(x: torch.Tensor) -> bool:
+    """Tell whether somebody watches this call, so that it must go through the dispatcher."""
+    return (
+        torch.compiler.is_compiling()
+        or type(x) is not torch.Tensor
+        or is_in_torch_dispatch_mode()
+        or (x.requires_grad and torch.is_grad_enabled())
+    )
+
+
+def host_cost_us(
+    operator: CompiledGemm, x: torch.Tensor, weight: Sequence[torch.Tensor], calls: int = 2000
+) -> dict[str, float]:
+    """Measure what one call costs the host before the kernel runs.
+
+    Parameters
+    ----------
+    operator
+        A compiled operator without bias and token scales.
+    x
+        Activations; on a GPU launches are asynchronous, so a small M gives the pure host cost. On a
+        CPU the kernel's own time is part of ``"direct"`` and ``"kernel"`` alike; take the difference.
+    weight
+        Tensors of the packed weight.
+    calls
+        How many calls to average over.
+
+    Returns
+    -------
+    Microseconds: ``"kernel"`` the bare launch, ``"direct"`` with checks and allocation,
+    ``"operator"`` through ``torch.ops.ladder.matmul``.
+    """
+    entry = operator.entries[0]
+    y = operator.run(x, weight)
+    request = Request(operator.gemm).text
+    ways = {
+        "kernel": lambda: entry(x, *weight, y),
+        "direct": lambda: operator.run(x, weight),
+        "operator": lambda: matmul(x, weight, None, None, request),
+    }
+    return {name: _mean_us(call, calls, x.is_cuda) for name, call in ways.items()}
+
+
+def _mean_us(call: Any, calls: int, is_cuda: bool) -> float:
+    """Average in batches that leave the launch queue room, so that the host never waits."""
+    batch, spent = 200, 0.0
+    for _ in range(max(1, calls // batch)):
+        if is_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(batch):
+            call()
+        spent += time.perf_counter() - start
+    return spent / (max(1, calls // batch) * batch) * 1e6

@@ -1,0 +1,400 @@
+"""`Matmul`, `Linear` and `quantize_` on the CPU, above a plain compiler."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+import ladder
+from ladder.ir.gemm import Gemm
+from ladder.runtime import compile as runtime_compile
+from ladder.runtime.tokens import quantize_tokens
+
+pytestmark = pytest.mark.usefixtures("plain_compiler")
+
+N, K = 48, 72
+LIMITS = {"float16": 5e-4, "bfloat16": 3e-3, "float32": 1e-5}
+
+
+def relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((y.double() - exact).norm() / exact.norm())
+
+
+def matrix(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("lead", [(5,), (1,), (2, 3), (), (0,), (2, 0)])
+@pytest.mark.parametrize("activation", ["float16", "bfloat16", "float32"])
+def test_matmul_equals_float64(activation: str, lead: tuple[int, ...]) -> None:
+    weight = ladder.quantize(matrix(N, K), "int4", group_size=24)
+    op = ladder.Matmul(N, K, "int4", activation, group_size=24)
+    x = matrix(*lead, K, dtype=getattr(torch, activation))
+    y = op(x, op.pack(weight))
+    exact = x.double() @ weight.dequantize("float64").T
+    assert y.shape == (*lead, N)
+    assert y.dtype == x.dtype
+    assert y.numel() == 0 or relative_error(y, exact) <= LIMITS[activation]
+
+
+def test_rows_that_are_strided_unaligned_or_of_odd_length() -> None:
+    """K = 70 float16 is no multiple of 16 bytes; slices start anywhere."""
+    weight = ladder.quantize(matrix(N, 70), "int8")
+    op = ladder.Matmul(N, 70, "int8")
+    packed = op.pack(weight)
+    dense = weight.dequantize("float64").T
+    flat = matrix(4 * 70 + 1, dtype=torch.float16)
+    for x in (flat[1:].view(4, 70), matrix(4, 140, dtype=torch.float16)[:, 3:73], matrix(70, 4).half().T):
+        assert relative_error(op(x, packed), x.double() @ dense) <= 5e-4
+
+
+def test_bias_and_output_type() -> None:
+    weight = ladder.quantize(matrix(N, K), "nf4", group_size=24)
+    op = ladder.Matmul(N, K, "nf4", "bfloat16", group_size=24, bias=True, output="float32")
+    x, bias = matrix(3, K, dtype=torch.bfloat16), matrix(N, seed=1)
+    y = op(x, op.pack(weight), bias)
+    assert y.dtype == torch.float32
+    assert relative_error(y, x.double() @ weight.dequantize("float64").T + bias.double()) <= 1e-5
+
+
+def test_int8_activations_are_quantized_per_row() -> None:
+    weight = ladder.quantize(matrix(N, K), "int4", group_size=24)
+    op = ladder.Matmul(N, K, "int4", "int8", group_size=24, output="float32")
+    x = matrix(2, 3, K, dtype=torch.bfloat16) * torch.tensor([1e-3, 1.0, 1e3]).bfloat16()[:, None]
+    packed, dense = op.pack(weight), weight.dequantize("float64").T
+    codes, scale = quantize_tokens(x, "int8")
+    exact = (codes.double() * scale[..., None].double()) @ dense
+    for y in (op(x, packed), op(codes, packed, token_scale=scale)):
+        assert relative_error(y, exact) <= 1e-5
+    assert relative_error(op(codes, packed), codes.double() @ dense) <= 1e-5
+    assert relative_error(op(x, packed), x.double() @ dense) <= 2e-2
+
+
+@pytest.mark.parametrize(("activation", "worst"), [("int8", 2e-2), ("fp8_e4m3", 4e-2), ("fp8_e5m2", 8e-2)])
+def test_token_quantization_error(activation: str, worst: float) -> None:
+    x = matrix(4, 3, K, dtype=torch.bfloat16) * torch.tensor([1e-30, 1.0, 1e30]).bfloat16()[:, None]
+    codes, scale = quantize_tokens(x, activation)
+    assert codes.shape == x.shape
+    assert scale.shape == x.shape[:-1]
+    back = codes.double() * scale[..., None].double()
+    assert all(relative_error(back[:, row], x[:, row].double()) <= worst for row in range(3))
+
+
+def test_token_quantization_values() -> None:
+    codes, scale = quantize_tokens(torch.tensor([[0.0, 0.0], [254.0, -127.0], [1.0, 5.0]]), "int8")
+    assert codes.tolist() == [[0, 0], [127, -64], [25, 127]]  # -63.5 ties to even: -64
+    assert scale[1:].tolist() == pytest.approx([2.0, 5 / 127])
+    codes, scale = quantize_tokens(torch.tensor([[448.0 * 2, -1.0]]), "fp8_e4m3")
+    assert codes.float().tolist() == [[448.0, -0.5]]
+    assert scale.tolist() == [2.0]
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_builds_once_for_every_m_and_shape(plain_compiler: list[Gemm]) -> None:
+    for n, k in ((N, K), (2 * N, 3 * K)):
+        weight = ladder.quantize(matrix(n, k), "int4", group_size=24)
+        op = ladder.Matmul(n, k, "int4", group_size=24, plan=single_plan())
+        packed = op.pack(weight)
+        for m in (1, 2, 100):
+            op(matrix(m, k, dtype=torch.float16), packed)
+    assert len(plain_compiler) == 1
+    runtime_compile.forget()
+    fresh = ladder.Matmul(N, K, "int4", group_size=24, plan=single_plan())
+    fresh(matrix(7, K, dtype=torch.float16), fresh.pack(ladder.quantize(matrix(N, K), "int4", group_size=24)))
+    assert len(plain_compiler) == 1  # from disk
+
+
+def single_plan():
+    from schedules.schedule import CpuSchedule, Plan
+
+    return Plan(((1 << 16, CpuSchedule("fma")),))
+
+
+def test_without_cache_nothing_is_written(tmp_path, plain_compiler: list[Gemm]) -> None:
+    with ladder.knobs.override(cache=False, cache_dir=tmp_path / "none"):
+        op = ladder.Matmul(N, K, "int8")
+        op(matrix(1, K, dtype=torch.float16), op.pack(ladder.quantize(matrix(N, K), "int8")))
+    assert plain_compiler
+    assert not (tmp_path / "none").exists()
+
+
+def test_unwritable_cache_still_computes(tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with ladder.knobs.override(cache_dir=tmp_path / "file"):
+        op = ladder.Matmul(N, K, "int8")
+        y = op(matrix(1, K, dtype=torch.float16), op.pack(ladder.quantize(matrix(N, K), "int8")))
+    assert y.shape == (1, N)
+    assert "LADDER_CACHE_DIR" in caplog.text
+
+
+# ---- wrong input ----------------------------------------------------------------------
+@pytest.fixture
+def pair():
+    op = ladder.Matmul(N, K, "int4", group_size=24)
+    return op, op.pack(ladder.quantize(matrix(N, K), "int4", group_size=24))
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "words"),
+    [
+        (torch.zeros(3, K), ladder.DTypeError, ["float32", "float16"]),
+        (torch.zeros(3, K, dtype=torch.int32), ladder.DTypeError, ["int32", "float16"]),
+        (torch.zeros(3, K + 1).half(), ladder.ShapeError, [str(K), str(K + 1)]),
+        (torch.tensor(1.0).half(), ladder.ShapeError, ["scalar"]),
+        (torch.zeros(3, K, device="meta").half(), ladder.LadderError, ["meta"]),
+    ],
+)
+def test_wrong_activations_are_named(pair, x, error, words) -> None:
+    op, packed = pair
+    with pytest.raises(error) as caught:
+        op(x, packed)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_wrong_weight_bias_and_scale_are_named(pair) -> None:
+    op, packed = pair
+    x = torch.zeros(3, K).half()
+    other = ladder.Matmul(N, K, "int4", group_size=36)
+    with pytest.raises(ladder.ShapeError, match="group_size=36"):
+        other(x, packed)
+    with pytest.raises(ladder.ShapeError, match="group size is 24, expected 36"):
+        other.pack(ladder.quantize(matrix(N, K), "int4", group_size=24))
+    with pytest.raises(ladder.ShapeError, match="K is 72, expected 144"):
+        ladder.Matmul(N, 2 * K, "int4").pack(ladder.quantize(matrix(N, K), "int4"))
+    with pytest.raises(ladder.ShapeError, match="type is int4, expected int3"):
+        ladder.Matmul(N, K, "int3").pack(ladder.quantize(matrix(N, K), "int4"))
+    with pytest.raises(ladder.ShapeError, match="without bias"):
+        op(x, packed, torch.zeros(N).half())
+    with pytest.raises(ladder.ShapeError, match="without token_scale"):
+        op(x, packed, token_scale=torch.ones(3))
+    biased = ladder.Matmul(N, K, "int4", group_size=24, bias=True)
+    with pytest.raises(ladder.ShapeError, match="needs bias"):
+        biased(x, packed)
+    with pytest.raises(ladder.ShapeError, match="48 elements"):
+        biased(x, packed, torch.zeros(N + 1).half())
+    with pytest.raises(ladder.DTypeError, match=r"bias must be torch\.float16"):
+        biased(x, packed, torch.zeros(N))
+    with pytest.raises(ladder.DeviceError, match="bias is on meta"):
+        biased(x, packed, torch.zeros(N, device="meta").half())
+
+
+def test_wrong_problem_is_named() -> None:
+    with pytest.raises(ladder.UnknownNameError, match="'int4'"):
+        ladder.Matmul(N, K, "imt4")
+    with pytest.raises(ladder.UnknownNameError, match="float16"):
+        ladder.Matmul(N, K, "int4", "flaot16")
+    with pytest.raises(ladder.UnknownNameError, match="silu"):
+        ladder.Matmul(N, K, "int4", epilogue=("sillu",))
+    with pytest.raises(ladder.UnknownNameError, match="sm_90a"):
+        ladder.Matmul(N, K, "int4", target="cuda/sm_90")
+    with pytest.raises(ladder.ConversionError, match="float16"):
+        ladder.Matmul(N, K, "fp6_e2m3", "int8")
+    with pytest.raises(ladder.ConversionError, match="bfloat16 or"):
+        ladder.Matmul(N, K, "bfloat16", "float16")
+    for group_size in (0, -2):
+        with pytest.raises(ladder.ShapeError, match="group_size"):
+            ladder.Matmul(N, K, "int4", group_size=group_size)
+    with pytest.raises(ladder.ShapeError, match="blocks of 32"):
+        ladder.Matmul(N, K, "mxfp4", group_size=64)
+    with pytest.raises(ladder.ValueRangeError, match=r"\[1, 2\]"):
+        ladder.quantize(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, float("nan")]]), "int4")
+    fp8 = ladder.Matmul(N, K, "int4", "fp8_e4m3")
+    with pytest.raises(ladder.ConversionError, match="no core for fp8_e4m3"):
+        fp8(torch.zeros(1, K), fp8.pack(ladder.quantize(matrix(N, K), "int4")))
+    op = ladder.Matmul(N, K, "int4", target="cuda/sm_80")
+    with pytest.raises(ladder.DeviceError, match="cuda/sm_80"):
+        op(torch.zeros(1, K).half(), op.pack(ladder.quantize(matrix(N, K), "int4")))
+
+
+# ---- copies, descriptions -------------------------------------------------------------
+def test_operator_copies_and_pickles_without_its_kernels(pair) -> None:
+    op, packed = pair
+    x = matrix(2, K, dtype=torch.float16)
+    y = op(x, packed)
+    for again in (copy.deepcopy(op), pickle.loads(pickle.dumps(op))):
+        assert again.gemm == op.gemm
+        assert torch.equal(again(x, packed), y)
+
+
+def test_stages_and_explanation(pair) -> None:
+    op, _ = pair
+    lowered = op.lower("cpu")
+    assert "int4" in lowered.source("ir")
+    assert "CpuSchedule" in lowered.source("schedule")
+    assert "ladder_plain" in lowered.source("tir", m=3)
+    with pytest.raises(ladder.UnknownNameError, match="tir"):
+        lowered.source("tirr")
+    text = ladder.Matmul(N, K, "int4", group_size=32).explain("cuda/sm_90a")
+    assert "wgmma" in text
+    assert "µs" in text
+
+
+# ---- modules --------------------------------------------------------------------------
+def layer(dtype: torch.dtype = torch.float16, bias: bool = True) -> torch.nn.Linear:
+    torch.manual_seed(3)
+    return torch.nn.Linear(K, N, bias=bias, dtype=dtype)
+
+
+def exact_of(module: ladder.Linear, x: torch.Tensor) -> torch.Tensor:
+    exact = x.double() @ module.canonical.dequantize("float64").T
+    return exact if module.bias is None else exact + module.bias.double()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("weight", ["mxfp4", "uint4"])
+def test_linear_from_linear(weight: str, dtype: torch.dtype, bias: bool) -> None:
+    source = layer(dtype, bias)
+    options = {"group_size": 24, "zero": "float"} if weight == "uint4" else {}
+    module = ladder.Linear.from_linear(source, weight=weight, **options)
+    x = matrix(2, 5, K, dtype=dtype)
+    with torch.no_grad():
+        y = module(x)
+        assert y.dtype == dtype
+        assert relative_error(y, exact_of(module, x)) <= LIMITS[str(dtype).split(".")[1]]
+        assert relative_error(y, source(x).double()) < 0.2
+
+
+@pytest.mark.parametrize("keep_canonical", [True, False])
+def test_state_dict_round_trip(keep_canonical: bool) -> None:
+    module = ladder.Linear.from_linear(layer(), "nf4", group_size=24, keep_canonical=keep_canonical)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    fresh = ladder.Linear(K, N, weight="nf4", group_size=24, dtype=torch.float16)
+    with pytest.raises(ladder.LadderError, match="no weight yet"):
+        fresh(torch.zeros(1, K).half())
+    assert (
+        str(fresh.load_state_dict(torch.load(buffer, weights_only=True))) == "<All keys matched successfully>"
+    )
+    x = matrix(3, K, dtype=torch.float16)
+    assert torch.equal(fresh(x), module(x))
+    assert fresh.state_dict().keys() == module.state_dict().keys()
+    assert (module.canonical is None) != keep_canonical
+
+
+def test_state_dict_goes_through_safetensors(tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    module = ladder.Linear.from_linear(layer(), "mxfp4")
+    save_file(module.state_dict(), tmp_path / "model.safetensors")
+    fresh = ladder.Linear(K, N, weight="mxfp4", dtype=torch.float16)
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    x = matrix(3, K, dtype=torch.float16)
+    assert torch.equal(fresh(x), module(x))
+
+
+def test_state_dict_of_another_weight_is_refused() -> None:
+    state = ladder.Linear.from_linear(layer(), "int4", group_size=24).state_dict()
+    with pytest.raises(RuntimeError, match="group size is 24, expected 36"):
+        ladder.Linear(K, N, weight="int4", group_size=36, dtype=torch.float16).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        ladder.Linear(K, N, weight="int4", dtype=torch.float16).load_state_dict({"bias": torch.zeros(N)})
+    state["weight.description"] = state["weight.description"][:-5]
+    with pytest.raises(RuntimeError, match="description is damaged"):
+        ladder.Linear(K, N, weight="int4", group_size=24, dtype=torch.float16).load_state_dict(state)
+
+
+def test_moving_and_converting_a_module() -> None:
+    module = ladder.Linear.from_linear(layer(torch.float32), "int4", group_size=24)
+    codes = module.canonical.codes()
+    x = matrix(2, K)
+    for dtype, limit in ((torch.float16, 5e-4), (torch.bfloat16, 3e-3), (torch.float32, 1e-5)):
+        module = module.to(dtype)
+        y = module(x.to(dtype))
+        assert (y.dtype, module.bias.dtype) == (dtype, dtype)
+        assert relative_error(y, exact_of(module, x.to(dtype))) <= limit
+    with pytest.raises(ladder.DTypeError, match="float64"):
+        copy.deepcopy(module).double()
+    away = copy.deepcopy(module).to("meta")
+    assert away.bias.is_meta
+    back = away.to_empty(device="cpu")
+    assert torch.equal(torch.as_tensor(back.canonical.codes()), torch.as_tensor(codes))
+    back.bias.data.copy_(module.bias.data)
+    assert torch.equal(back(x), module(x))
+
+
+def test_module_copies_and_pickles() -> None:
+    module = ladder.Linear.from_linear(layer(), "int4", group_size=24)
+    x = matrix(2, K, dtype=torch.float16)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(again(x), module(x))
+    assert "int4" in repr(module)
+
+
+def test_autocast_converts_the_input() -> None:
+    module = ladder.Linear.from_linear(layer(torch.bfloat16), "int4", group_size=24)
+    x = matrix(2, K)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module(x), module(x.bfloat16()))
+    with pytest.raises(ladder.DTypeError):
+        module(x)
+
+
+def test_eight_bit_activation_in_a_module() -> None:
+    module = ladder.Linear.from_linear(layer(torch.bfloat16), "int4", group_size=24, activation="int8")
+    x = matrix(2, K, dtype=torch.bfloat16)
+    y = module(x)
+    assert y.dtype == torch.bfloat16
+    assert relative_error(y, exact_of(module, x)) < 2e-2
+
+
+def test_gradient_is_refused_not_wrong() -> None:
+    module = ladder.Linear.from_linear(layer(torch.float32), "int4", group_size=24)
+    x = matrix(2, K).requires_grad_()
+    y = module(x)
+    with pytest.raises(ladder.LadderError, match="no_grad"):
+        y.sum().backward()
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(K, K)
+        self.second = self.first
+        self.head = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(K, N))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.second(self.first(x)))
+
+
+def test_quantize_in_place() -> None:
+    model = Model()
+    x = matrix(2, K)
+    before = model(x).detach()
+    assert ladder.quantize_(model, "int8", group_size=24) is model
+    assert isinstance(model.first, ladder.Linear)
+    assert model.second is model.first
+    assert isinstance(model.head[1], ladder.Linear)
+    assert relative_error(model(x).detach(), before.double()) < 2e-2
+
+
+def test_quantize_in_place_filter_and_failure() -> None:
+    model = Model()
+    ladder.quantize_(model, "int8", filter=lambda name, module: name == "head.1")
+    assert type(model.first) is torch.nn.Linear
+    assert isinstance(model.head[1], ladder.Linear)
+    broken = Model()
+    with torch.no_grad():
+        broken.head[1].weight[0, 0] = float("inf")
+    with pytest.raises(ladder.ValueRangeError) as caught:
+        ladder.quantize_(broken, "int8")
+    assert "head.1" in "".join(caught.value.__notes__)
+    assert type(broken.first) is torch.nn.Linear
+    with pytest.raises(ladder.ShapeError, match="from_linear"):
+        ladder.quantize_(torch.nn.Linear(4, 4))
+
+
+# ---- expressions ----------------------------------------------------------------------
+def test_expression_becomes_an_operator() -> None:
+    a = ladder.tensor("A", ("M", K), "float16")
+    b = ladder.tensor("B", (N, K), "nf4", group_size=24)
+    c = ladder.compute(("M", N), lambda m, n, k: a[m, k] * b[n, k], reduce={"k": K}, output="float16")
+    op = ladder.compile_expression(c)
+    weight = ladder.quantize(matrix(N, K), "nf4", group_size=24)
+    x = matrix(3, K, dtype=torch.float16)
+    assert relative_error(op(x, op.pack(weight)), x.double() @ weight.dequantize("float64").T) <= 5e-4

@@ -1,0 +1,127 @@
+"""``ladder::matmul`` as torch sees it: opcheck, one graph for every M, dispatch modes, streams of calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import ladder
+from ladder.runtime import compile as runtime_compile
+from ladder.runtime import operator
+
+pytestmark = pytest.mark.usefixtures("plain_compiler")
+
+N, K = 48, 72
+
+
+def problem(activation: str = "float16", bias: bool = False):
+    values = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    op = ladder.Matmul(N, K, "int4", activation, group_size=24, bias=bias, output="float32")
+    return op, op.pack(ladder.quantize(values, "int4", group_size=24))
+
+
+def rows(m: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.randn(m, K, generator=torch.Generator().manual_seed(m)).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(3, K), (2, 2, K), (0, K)])
+def test_opcheck(shape: tuple[int, ...]) -> None:
+    op, packed = problem()
+    x = torch.randn(shape).half()
+    torch.library.opcheck(operator.matmul, (x, packed.tensors, None, None, op.request.text))
+
+
+def test_opcheck_with_bias_and_token_scale() -> None:
+    op, packed = problem("int8", bias=True)
+    x = torch.randint(-127, 128, (3, K), dtype=torch.int8)
+    arguments = (x, packed.tensors, torch.randn(N), torch.rand(3), op.request.text)
+    torch.library.opcheck(operator.matmul, arguments)
+
+
+class Graphs:
+    """A torch.compile backend that keeps the graphs it is given."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        self.graphs.append(graph)
+        return graph
+
+
+@pytest.mark.parametrize("activation", ["float16", "int8"])
+def test_one_graph_for_every_m(activation: str) -> None:
+    op, packed = problem(activation)
+    torch._dynamo.reset()
+    backend = Graphs()
+    compiled = torch.compile(lambda x: op(x, packed).relu(), backend=backend, fullgraph=True, dynamic=True)
+    for m in (5, 2, 33, 300):
+        assert torch.equal(compiled(rows(m)), op(rows(m), packed).relu())
+    assert len(backend.graphs) == 1
+    calls = [node for node in backend.graphs[0].graph.nodes if node.target is operator.matmul]
+    assert len(calls) == 1
+
+
+def test_one_graph_for_every_m_in_a_model() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.GELU(), torch.nn.Linear(N, K)).bfloat16()
+    ladder.quantize_(model, "nf4", group_size=24)
+    torch._dynamo.reset()
+    backend = Graphs()
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        for m in (4, 9, 130):
+            assert torch.equal(compiled(rows(m, torch.bfloat16)), model(rows(m, torch.bfloat16)))
+    assert len(backend.graphs) == 1
+
+
+@pytest.mark.slow
+def test_inductor_runs_it() -> None:
+    op, packed = problem()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x * 2, packed).relu(), fullgraph=True, dynamic=True)
+    for m in (5, 17):
+        torch.testing.assert_close(compiled(rows(m)), op(rows(m) * 2, packed).relu())
+
+
+def test_export_keeps_m_symbolic_and_runs_in_a_fresh_state(tmp_path) -> None:
+    module = ladder.Linear.from_linear(torch.nn.Linear(K, N).half(), "int4", group_size=24)
+    batch = torch.export.Dim("m", min=2, max=4096)
+    exported = torch.export.export(module, (rows(4),), dynamic_shapes=({0: batch},))
+    torch.export.save(exported, tmp_path / "model.pt2")
+    runtime_compile.forget()
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    for m in (2, 70):
+        assert torch.equal(loaded(rows(m)), module(rows(m)))
+
+
+def test_tracing_of_real_tensors_sees_the_operator() -> None:
+    op, packed = problem()
+    traced = make_fx(lambda x: op(x, packed))(rows(3))
+    assert any(node.target is operator.matmul for node in traced.graph.nodes)
+
+
+def test_fake_tensors_know_shape_and_type() -> None:
+    op, packed = problem()
+    with torch._subclasses.FakeTensorMode() as mode:
+        y = op.apply(mode.from_tensor(rows(3)), [mode.from_tensor(t) for t in packed.tensors])
+    assert (tuple(y.shape), y.dtype, y.device.type) == ((3, N), torch.float32, "cpu")
+
+
+def test_wrong_weight_is_refused_under_compile_too() -> None:
+    op, _ = problem()
+    other = ladder.Matmul(N, K, "int4", group_size=36, output="float32")
+    packed = other.pack(ladder.quantize(torch.randn(N, K), "int4", group_size=36))
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x, packed), backend="eager")
+    with pytest.raises(ladder.ShapeError, match="group_size=36"):
+        compiled(rows(3))
+
+
+def test_host_cost_is_measured() -> None:
+    op, packed = problem()
+    kernel = op.compiled_for(torch.device("cpu"))
+    cost = operator.host_cost_us(kernel, rows(1), packed.tensors, calls=400)
+    assert cost.keys() == {"kernel", "direct", "operator"}
+    assert all(0 < value < 1000 for value in cost.values())
