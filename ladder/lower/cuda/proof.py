@@ -136,7 +136,7 @@ class NumpyMachine(Machine):
     def _do_reference(self, code: Words, ttype: TType, core: str) -> Words:
         value = np.asarray(ttype.evaluate(code, NumpyOps()))
         if core == "int8":
-            return value.astype(np.int32).astype(np.uint32) & 0xFF
+            return value.astype(np.int32).astype(np.uint32) & np.uint32(0xFF)
         return round_to(core, value.astype(np.float64))
 
 

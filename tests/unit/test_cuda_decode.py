@@ -1,0 +1,276 @@
+"""Decoders: proofs for the whole library, planted errors, order of fragments, emitted code."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from decode_kernels import conversions, emit_decode, fragment_place, tile_codes
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.decode import (
+    NEEDS,
+    STRATEGIES,
+    cheapest,
+    load_order,
+    make_decoder,
+    operand_type,
+    proven_recipes,
+)
+from ladder.lower.cuda.decode_codebook import Lookup
+from ladder.lower.cuda.decode_float import Rebias
+from ladder.lower.cuda.decode_int import ByteOffset, Magic
+from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
+from ladder.lower.cuda.proof import NumpyMachine, lanes, prove, round_to
+from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16
+from schedules.layouts import FragmentLayout
+from targets import get_device
+from tile_types import TType, core_values, get_type
+from tile_types.errors import ConversionError, VerificationError
+
+HOPPER = "cuda/sm_90a"
+
+BEST = {
+    ("int4", "float16", "none"): "magic",
+    ("uint8", "bfloat16", "none"): "split magic",
+    ("fp8_e4m3", "bfloat16", "none"): "rebias",
+    ("fp4_e2m1", "float16", "none"): "lookup",
+    ("nf4", "float16", "none"): "lookup",
+    ("int4", "int8", "integer"): "bytes",
+    ("fp8_e4m3", "fp8_e4m3", "none"): "pass-through",
+    ("fp8_e5m2fnuz", "float16", "none"): "through bfloat16",
+}
+
+
+@pytest.mark.parametrize(("name", "core", "zero"), conversions())
+def test_every_conversion_of_the_library_is_proven(name: str, core: str, zero: str) -> None:
+    best = proven_recipes(Conversion(get_type(name), core, zero))[0]
+    if (name, core, zero) != ("e8m0", "bfloat16", "none"):
+        assert best.strategy != "reference"
+
+
+@pytest.mark.parametrize(("problem", "strategy"), BEST.items(), ids="-".join)
+def test_the_cheapest_strategy(problem: Any, strategy: str) -> None:
+    name, core, zero = problem if isinstance(problem, tuple) else problem.split("-")
+    assert proven_recipes(Conversion(get_type(name), core, zero))[0].strategy == strategy
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_is_needed(strategy: str) -> None:
+    if strategy == "reference":
+        wide = TType("odd_codebook", 5, lambda code, ops: ops.cast(code * code, "float32"))
+        assert proven_recipes(Conversion(wide, "float16"))[0].strategy == "reference"
+    else:
+        assert strategy in BEST.values()
+
+
+PLANTED = [
+    ("int4", "float16", "none", Magic, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
+    ("int4", "bfloat16", "integer", Magic, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
+    ("int3", "int8", "none", ByteOffset, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
+    ("fp6_e3m2", "float16", "none", Rebias, lambda r: dataclasses.replace(r, factor=2 * r.factor)),
+    ("nf4", "bfloat16", "none", Lookup, lambda r: dataclasses.replace(r, table=(*r.table[:-1], 0))),
+    ("fp4_e2m1", "fp8_e4m3", "none", Lookup, lambda r: dataclasses.replace(r, table=(1, *r.table[1:]))),
+]
+
+
+def _shifted(form: Any, by: float) -> Any:
+    return dataclasses.replace(form, offset=form.offset + by)
+
+
+@pytest.mark.parametrize(("name", "core", "zero", "kind", "spoil"), PLANTED)
+def test_a_planted_wrong_constant_is_rejected(name: str, core: str, zero: str, kind: Any, spoil: Any) -> None:
+    conversion = Conversion(get_type(name), core, zero)
+    recipes = [proven.recipe for proven in proven_recipes(conversion)]
+    found = next(r for r in recipes if isinstance(getattr(r, "inner", r), kind))
+    prove(found, conversion)
+    wrong = dataclasses.replace(found, inner=spoil(found.inner)) if hasattr(found, "inner") else spoil(found)
+    with pytest.raises(VerificationError, match=f"of {name}"):
+        prove(wrong, conversion)
+
+
+def test_a_leak_into_one_place_is_rejected() -> None:
+    """An error in a single register, for a single neighbour, is enough."""
+    conversion = Conversion(get_type("uint4"), "float16")
+    proven = proven_recipes(conversion)[0].recipe
+
+    class Leaky:
+        def register(self, m: Any, words: Any, index: int, zero: Any) -> Any:
+            value = proven.register(m, words, index, zero)
+            if index != 13:
+                return value
+            leak = m.mask(m.shift(words[0], -31), 1)  # top bit of another register's code
+            return m.lop3(value, m.constant(0xFFFFFFFF), leak, AND_OR)
+
+    with pytest.raises(VerificationError, match="register 13"):
+        prove(Leaky(), conversion)
+
+
+def test_magic_must_fit_the_mantissa() -> None:
+    """bfloat16 keeps 8 significant bits: 8-bit codes in a 7-bit mantissa must not pass."""
+    form = next(
+        r.recipe.inner.form  # type: ignore[attr-defined]
+        for r in proven_recipes(Conversion(get_type("uint8"), "float16"))
+        if r.strategy == "magic"
+    )
+    with pytest.raises(VerificationError):
+        prove(Lanes16(8, Magic(FLOAT_CORES["bfloat16"], 8, form)), Conversion(get_type("uint8"), "bfloat16"))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("core", ["float16", "bfloat16", "int8", "fp8_e4m3"])
+def test_a_users_codebook_gets_table_lookups(bits: int, core: str) -> None:
+    table = [0.0, 3.0, -7.0, 5.0, -1.0, 14.0, 2.0, -12.0, 9.0, -2.0, 1.0, 8.0, -16.0, 4.0, 6.0, -5.0]
+    table = table[: 1 << bits]
+    ttype = TType(f"users{bits}", bits, lambda code, ops: ops.lookup(table, code))
+    best = cheapest(Conversion(ttype, core), (9, 0))
+    assert best.strategy == ("lookup" if bits > 1 else best.strategy)
+
+
+def test_types_with_equal_names_do_not_share_proofs() -> None:
+    for sign in (1.0, -1.0):
+        ttype = TType("twin", 2, lambda code, ops, s=sign: ops.lookup((0.0, s, 5 * s, 7 * s), code))
+        conversion = Conversion(ttype, "float16")
+        prove(proven_recipes(conversion)[0].recipe, conversion)
+
+
+# ---- the machine that proofs run on -----------------------------------------------------
+def test_float16_fma_is_rounded_once() -> None:
+    """Against exact fractions: no neighbour of a result is nearer, and ties are even."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 0x6800, (3, 2000)) | rng.integers(0, 2, (3, 2000)) << 15
+    operands = bits.astype(np.uint16).view(np.float16)
+    m = NumpyMachine()
+    got = m.float_fma("float16", *(m.input(row.astype(np.uint32)) for row in bits)).content
+    results = (got & 0xFFFF).astype(np.uint16).view(np.float16)
+    finite = np.isfinite(results)
+    assert finite.sum() > 1000
+    for (a, b, c), result in zip(operands.T[finite], results[finite], strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        error = abs(Fraction(float(result)) - exact)
+        for towards in (np.float16(-65504), np.float16(65504)):
+            other = abs(Fraction(float(np.nextafter(result, towards))) - exact)
+            even = int(result.view(np.uint16)) % 2 == 0
+            assert error < other or (error == other and even) or result == towards
+
+
+def test_bfloat16_is_not_rounded_twice() -> None:
+    # 1 + 2**-8 is a tie between two bfloat16; an addend far below float32's last bit decides it.
+    tie, crumb = 1 + 2.0**-8, 2.0**-40
+    up = round_to("bfloat16", np.array([tie]), np.array([crumb]))
+    down = round_to("bfloat16", np.array([tie]), np.array([-crumb]))
+    assert up.astype(np.uint16).view(ml_dtypes.bfloat16)[0] == 1 + 2.0**-7
+    assert down.astype(np.uint16).view(ml_dtypes.bfloat16)[0] == 1.0
+
+
+@pytest.mark.parametrize("table", [AND_XOR, AND_OR, XNOR_AND])
+def test_lop3_tables(table: int) -> None:
+    formulas = {AND_XOR: lambda a, b, c: (a & b) ^ c, AND_OR: lambda a, b, c: (a & b) | c}
+    formula = formulas.get(table, lambda a, b, c: ~(a ^ b) & c)
+    a, b, c = np.random.default_rng(0).integers(0, 1 << 32, (3, 64)).astype(np.uint32)
+    m = NumpyMachine()
+    got = m.lop3(m.input(a), m.input(b), m.input(c), table).content
+    np.testing.assert_array_equal(got, formula(a, b, c))
+
+
+def test_permute_replicates_signs() -> None:
+    """PTX ISA, prmt: bit 3 of a selector nibble replicates the sign of the byte."""
+    m = NumpyMachine()
+    a, b = m.input(np.array([0x33228011], np.uint32)), m.input(np.array([0x77665544], np.uint32))
+    assert m.permute(a, b, m.constant(0x7150)).content[0] == 0x77805511
+    assert m.permute(a, b, m.constant(0x0089)).content[0] == 0x111100FF
+
+
+# ---- order of fragments -----------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "core"),
+    [("int4", "float16"), ("fp6_e3m2", "bfloat16"), ("uint7", "int8"), ("nf4", "float16"), ("int3", "int8"),
+     ("fp8_e5m2", "fp8_e5m2"), ("float16", "float16"), ("int5", "float16"), ("uint1", "fp8_e4m3")],
+)  # fmt: skip
+def test_packed_tiles_decode_to_the_right_row_and_column(name: str, core: str) -> None:
+    """Words of `FragmentLayout.pack`, loaded in `load_order`, give the A fragment of the PTX ISA."""
+    ttype = get_type(name)
+    conversion = Conversion(ttype, core)
+    codes = tile_codes(ttype)
+    layout = FragmentLayout(ttype.elem_bits, conversion.lane)
+    packed = layout.pack(torch.from_numpy(codes.astype(np.int32))).view(torch.int32).numpy().view(np.uint32)
+    threads = np.arange(128)
+    own = [packed[o + threads * w + v] for o, w in load_order(ttype.elem_bits) for v in range(w)]
+    m = NumpyMachine()
+    words = [m.input(word) for word in own]
+    recipe = cheapest(conversion, (9, 0)).recipe
+    expected = core_values(ttype, core)
+    for register in range(conversion.lane):
+        out = np.broadcast_to(recipe.register(m, words, register, None).content, (128,))
+        for element, values in enumerate(lanes(core, out)):
+            for thread in threads:
+                row, k = fragment_place(conversion.lane, int(thread), register, element)
+                assert values[thread] == expected[codes[row, k]]
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 6, 7, 8, 16])
+def test_load_order_covers_the_tile(bits: int) -> None:
+    order = load_order(bits)
+    assert sum(width for _, width in order) == bits
+    assert all(width in (1, 2, 4) for _, width in order)
+    seen = {o + t * w + v for o, w in order for t in range(128) for v in range(w)}
+    assert seen == set(range(128 * bits))
+
+
+# ---- choice by problem and device ---------------------------------------------------------
+def test_a_weight_that_does_not_fit_names_a_core_that_does() -> None:
+    with pytest.raises(ConversionError, match="float16"):
+        make_decoder(Gemm(64, 64, "nf4", "int8"), get_device(HOPPER))
+    with pytest.raises(ConversionError, match="8-bit core"):
+        make_decoder(Gemm(64, 64, "uint4", "int8", zero="float"), get_device(HOPPER))
+
+
+def test_fp8_cores_take_the_other_fp8_type_where_only_it_fits() -> None:
+    assert operand_type(Gemm(64, 64, "fp6_e2m3", "fp8_e5m2")) == "fp8_e4m3"
+    assert operand_type(Gemm(64, 64, "fp8_e5m2", "fp8_e4m3")) == "fp8_e5m2"
+    assert operand_type(Gemm(64, 64, "fp4_e2m1", "fp8_e5m2")) == "fp8_e5m2"
+
+
+def test_block_types_decode_their_element() -> None:
+    decoder = make_decoder(Gemm(64, 64, "mxfp4", group_size=32), get_device(HOPPER))
+    assert (decoder.words, decoder.lane, decoder.operand) == (4, 16, "float16")
+
+
+def test_devices_without_bfloat16_get_another_recipe() -> None:
+    conversion = Conversion(get_type("fp8_e5m2fnuz"), "float16")
+    assert cheapest(conversion, (7, 5)).strategy == "reference"
+    assert cheapest(conversion, (8, 0)).strategy == "through bfloat16"
+    assert NEEDS["through bfloat16"] == (8, 0)
+
+
+# ---- emitted code -------------------------------------------------------------------------
+EMITTED = [
+    Gemm(64, 64, "int4", "float16", group_size=32, zero="integer"),
+    Gemm(64, 64, "uint4", "bfloat16", group_size=32, zero="float"),
+    Gemm(64, 64, "int8", "bfloat16", scale=False),
+    Gemm(64, 64, "fp8_e5m2fnuz", "float16"),
+    Gemm(64, 64, "nf4", "float16"),
+    Gemm(64, 64, "int3", "int8", group_size=32, zero="integer"),
+    Gemm(64, 64, "fp6_e2m3", "fp8_e4m3"),
+    Gemm(64, 64, "e8m0", "bfloat16"),
+]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling needs nvcc")
+def test_emitted_decoders_compile_without_spills(tmp_path: Any) -> None:
+    """One kernel per strategy: nvcc accepts every instruction spelling."""
+    from ladder.lower.cuda.toolchain import compile_functions
+
+    device = get_device(HOPPER)
+    used = {make_decoder(gemm, device).choice.strategy for gemm in EMITTED}
+    assert used == STRATEGIES.keys() - {"pass-through"}
+    functions = {f"decode_{i}": emit_decode(gemm, device, f"decode_{i}") for i, gemm in enumerate(EMITTED)}
+    result = compile_functions(functions, device, tmp_path / "decode.so")
+    assert len(result.resources) == len(EMITTED)
+    assert all(not kernel["spill_stores"] for kernel in result.resources.values())
