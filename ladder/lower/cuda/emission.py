@@ -30,14 +30,18 @@ SPELLINGS = {
 }
 
 
+CONSTRAINTS = {"r": '"r"(a{})', "f": '"f"(__uint_as_float(a{}))'}
+"""How a helper hands its uint32 operands to an instruction: as they are, or as float32."""
+
+
 @lru_cache(maxsize=512)
-def helper(name: str, instruction: str, operands: int) -> str:
+def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
     """Return the CUDA source of a helper for one instruction on 32-bit registers.
 
     The assembly is not volatile: the compiler may merge and reorder it.
     """
     parameters = ", ".join(f"unsigned int a{i}" for i in range(operands))
-    inputs = ", ".join(f'"r"(a{i})' for i in range(operands))
+    inputs = ", ".join(CONSTRAINTS[kind].format(i) for i in range(operands))
     return (
         f"static __device__ __forceinline__ unsigned int {name}({parameters}) {{\n"
         f'  unsigned int d; asm("{instruction}" : "=r"(d) : {inputs}); return d;\n}}\n'
@@ -52,8 +56,8 @@ class TirMachine(Machine):
         result = getattr(self, f"_do_{operation}")(*words, *immediates)
         return result if operation == "constant" else b.bind(result)
 
-    def _call(self, name: str, instruction: str, *operands: Expr) -> Expr:
-        return b.call_inline(name, helper(name, instruction, len(operands)), "uint32", *operands)
+    def _call(self, name: str, instruction: str, *operands: Expr, kind: str = "r") -> Expr:
+        return b.call_inline(name, helper(name, instruction, len(operands), kind), "uint32", *operands)
 
     def _do_constant(self, bits: int) -> Expr:
         return T.uint32(bits)
@@ -93,12 +97,7 @@ class TirMachine(Machine):
         return self._call(f"ladder_narrow_{core}", text, x)
 
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
-        # One cvt for both lanes exists from sm_80 on only.
-        text = (
-            "{.reg .f32 x, y; .reg .b16 l, h; mov.b32 x, %1; mov.b32 y, %2;"
-            " cvt.rn.f16.f32 l, x; cvt.rn.f16.f32 h, y; mov.b32 %0, {l, h};}"
-        )
-        return self._call("ladder_halves", text, low, high)
+        return self._call("ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", high, low, kind="f")
 
     def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
         value = ttype.evaluate(code, TirOps())

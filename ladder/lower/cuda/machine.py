@@ -117,7 +117,7 @@ class CountingMachine(Machine):
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
         """Count one instruction."""
-        self.count += {"constant": 0, "halves": 3, "reference": REFERENCE_COST}.get(operation, 1)
+        self.count += {"constant": 0, "reference": REFERENCE_COST}.get(operation, 1)
 
 
 def repeat(bits: int, lane: int) -> int:
