@@ -114,18 +114,18 @@ def sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
 def gelu(x: Array) -> Array:
-    """Return ``x * (1 + erf(x / sqrt 2)) / 2``."""
-    return x * 0.5 * (1 + _erf(x / math.sqrt(2))) if np.size(x) else np.asarray(x)
+    """Return ``x * (1 + erf(x / sqrt 2)) / 2`` without cancellation."""
+    return x * 0.5 * _erfc(-x / math.sqrt(2)) if np.size(x) else np.asarray(x)
 
 
 def gelu_tanh(x: Array) -> Array:
     """Return the tanh approximation of GELU (Hendrycks & Gimpel 2016)."""
     inner: Array = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner)))
+    return x * sigmoid(2 * inner)  # (1 + tanh u) / 2 without cancellation
 
 
 def reduction(function: Callable[..., Any]) -> Reference:

@@ -98,8 +98,6 @@ Rules = tuple[Rule, ...]
 def rewrite(graph: Graph, rules: Sequence[Rule]) -> Graph:
     """Apply rules everywhere, nested graphs included, until none applies; drop what is unused.
 
-    Output names are kept where possible: a replaced value takes over the name of its node.
-
     Raises
     ------
     VerificationError
@@ -124,6 +122,7 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph:
         copy = replace(node, name=builder.fresh(node.name), inputs=inputs, body=body)
         replacement = _apply(builder, copy, rules)
         if replacement is None:
+            copy = replace(copy, name=builder.fresh(node.name))
             builder.insert(copy)
         values = copy.values if replacement is None else (replacement,)
         renamed.update(zip(node.values, values, strict=True))
@@ -136,7 +135,7 @@ def _apply(builder: GraphBuilder, node: Node, rules: Sequence[Rule]) -> str | No
         bound: dict[str, str] = {}
         if _matches_node(builder, rule.pattern, node, bound):
             replacement = rule.function(Match(builder, node, bound))
-            if replacement is not None and replacement != node.name:
+            if replacement is not None:
                 return replacement
     return None
 

@@ -106,22 +106,21 @@ ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.0614
 """Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7."""
 
 
-def erf(x: Any) -> Any:
-    """Return the error function to 1.5e-7 absolute (Abramowitz & Stegun 7.1.26): no device library."""
-    tirx = _tirx()
-    zero, one = _like(x, 0.0), _like(x, 1.0)
-    magnitude = tirx.max(x, negate(x))
-    t = divide(one, one + magnitude * _like(x, 0.3275911))
-    polynomial = zero
+def complementary_erf(x: Any) -> Any:
+    """Return ``1 - erf(x)`` for x >= 0 to 1.5e-7 (Abramowitz & Stegun 7.1.26): no device library."""
+    one = _like(x, 1.0)
+    t = divide(one, one + x * _like(x, 0.3275911))
+    polynomial = _like(x, 0.0)
     for coefficient in reversed(ERF_COEFFICIENTS):
         polynomial = (polynomial + _like(x, coefficient)) * t
-    value = one - polynomial * exp(negate(magnitude * magnitude))
-    return tirx.Select(x < zero, negate(value), value)
+    return polynomial * exp(negate(x * x))
 
 
 def gelu(x: Any) -> Any:
-    """Return ``x * (1 + erf(x / sqrt 2)) / 2``."""
-    return x * _like(x, 0.5) * (_like(x, 1.0) + erf(x * _like(x, math.sqrt(0.5))))
+    """Return ``x * (1 + erf(x / sqrt 2)) / 2``, as ``max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2``."""
+    magnitude = _tirx().max(x, negate(x))
+    tail = complementary_erf(magnitude * _like(x, math.sqrt(0.5)))
+    return relu(x) - magnitude * _like(x, 0.5) * tail
 
 
 def gelu_tanh(x: Any) -> Any:

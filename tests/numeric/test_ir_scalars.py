@@ -1,0 +1,52 @@
+"""Element-wise lowerings compiled for the CPU agree with the float64 reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ladder.ir.ops import OPERATORS
+
+tvm = pytest.importorskip("tvm")
+
+ELEMENTWISE = [name for name, row in OPERATORS.items() if row.elementwise]
+POSITIVE = ("sqrt", "rsqrt", "div")
+POINTS = np.concatenate([np.linspace(-12, 12, 4001), [-100.0, 100.0, -1e-6, 1e-6, 0.0, -0.04999, 0.05001]])
+SIZE = len(POINTS)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Compile one function per operator into one library."""
+    from ladder.lower import builder as b
+
+    functions = {}
+    for name in ELEMENTWISE:
+        with b.function(name) as emitted:
+            inputs = [b.tensor(f"x{i}", (SIZE,), "float32") for i in range(OPERATORS[name].arity[0])]
+            out = b.tensor("out", (SIZE,), "float32")
+            with b.loop(SIZE) as i:
+                b.store(out, OPERATORS[name].lower(*(x[i] for x in inputs)), i)
+        functions[name] = emitted.func
+    return tvm.compile(tvm.IRModule(functions), target="llvm")
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_lowering(compiled, name):
+    row = OPERATORS[name]
+    first = POINTS.astype(np.float32)
+    if name in POSITIVE:
+        first = np.abs(first) + np.float32(0.1)
+    inputs = [first, np.roll(first, 77)][: row.arity[0]]
+    out = tvm.runtime.empty((SIZE,), "float32")
+    compiled[name](*(tvm.runtime.tensor(x) for x in inputs), out)
+    expected = row.reference([x.astype(np.float64) for x in inputs], {})
+    with np.errstate(over="ignore"):
+        limited = expected.astype(np.float32)
+    finite = np.isfinite(limited)
+    # An argument rounded to float32 shifts an exponential by |x| in relative terms; gelu's
+    # polynomial is good to 1.5e-7 of |x|.
+    size = np.abs(inputs[0][finite])
+    scale = size + 1e-3 if name == "gelu" else np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30
+    error = np.abs(out.numpy()[finite] - expected[finite]) / scale
+    assert error.max() < 2e-6, f"x = {inputs[0][finite][error.argmax()]}"

@@ -1,0 +1,150 @@
+"""Rules as data, passes that verify and dump."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ir_examples import of_matmul_blocks, of_quantized, operands
+
+from ladder.ir import (
+    GraphBuilder,
+    Pass,
+    Rule,
+    evaluate,
+    interpret,
+    parse,
+    pattern,
+    rewrite,
+    rewriting,
+    run_passes,
+    verify,
+)
+from ladder.ir.finite import Field
+from ladder.ir.interpret import finite_domain
+from ladder.ir.quantized_values import Components
+from ladder.ir.rules import CONVERT_FOLDING, DECODE_EXPANSION, LAYOUT_FOLDING, MATMUL_RECOGNITION
+from tile_types.errors import VerificationError
+
+
+def operators(graph):
+    return [node.operator for node in graph.nodes]
+
+
+def chain(*types):
+    g = GraphBuilder("chain")
+    x = g.input("x", types[0], (3,))
+    for ttype in types[1:]:
+        x = g.add("convert", x, type=ttype)
+    return g.finish(x)
+
+
+@pytest.mark.parametrize(
+    ("types", "left"),
+    [
+        (("int4", "float16", "float32"), ["input", "convert"]),
+        (("float16", "float32", "float16"), ["input"]),
+        (("float16", "float16"), ["input"]),
+        (("float32", "float16", "float32"), ["input", "convert", "convert"]),
+        (("float16", "bfloat16", "float32"), ["input", "convert", "convert"]),
+        (("fp8_e4m3", "bfloat16", "float32", "float16"), ["input", "convert"]),
+    ],
+)
+def test_converts_fold_only_where_nothing_is_lost(types, left):
+    result = rewrite(chain(*types), CONVERT_FOLDING)
+    assert operators(result) == left
+    assert result.tile(result.outputs[0]).ttype.name == types[-1]
+
+
+def test_rules_compose_by_addition():
+    g = GraphBuilder("g")
+    x = g.input("x", "float16", (2, 3))
+    y = g.add("transpose", g.add("transpose", x, permutation=(1, 0)), permutation=(1, 0))
+    graph = g.finish(g.add("convert", g.add("reshape", y, shape=(2, 3)), type="float16"))
+    assert operators(rewrite(graph, LAYOUT_FOLDING + CONVERT_FOLDING)) == ["input"]
+    assert operators(rewrite(graph, CONVERT_FOLDING)) == ["input", "transpose", "transpose", "reshape"]
+
+
+def test_contract_becomes_matmul_with_operands_swapped_if_need_be():
+    g = GraphBuilder("g")
+    a, b = g.input("a", "float16", ("M", 8)), g.input("b", "float16", (5, 8))
+    graph = g.finish(g.add("contract", b, a, spec="y c, x c -> x y", type="float32"))
+    result = rewrite(graph, MATMUL_RECOGNITION)
+    assert result.nodes[-1].operator == "matmul"
+    assert result.nodes[-1].inputs == ("a", "b")
+    x = operands(graph)
+    assert np.allclose(evaluate(result, x), x["a"] @ x["b"].T)
+
+
+def test_rewriting_reaches_into_block_graphs():
+    fold = Rule("drop neg", pattern("neg", "x"), lambda match: match["x"])
+    result = rewrite(of_matmul_blocks(), (fold,))
+    verify(result)
+    assert "neg" not in str(result)
+    assert "neg" in str(of_matmul_blocks())
+
+
+def test_rules_that_never_end_are_reported():
+    grow = Rule(
+        "grow",
+        pattern("neg", "x"),
+        lambda match: match.builder.add("neg", match.builder.add("exp", match["x"])),
+    )
+    with pytest.raises(VerificationError, match=r"did not end.*grow"):
+        rewrite(of_matmul_blocks(), (grow,))
+
+
+def test_same_name_binds_the_same_value():
+    double = Rule("x + x", pattern("add", "x", "x"), lambda match: match.builder.add("neg", match["x"]))
+    g = GraphBuilder("g")
+    x, y = g.input("x", "float32", (2,)), g.input("y", "float32", (2,))
+    assert "add" in operators(rewrite(g.finish(g.add("add", x, y)), (double,)))
+    assert "add" not in operators(rewrite(g.finish(g.add("add", x, x)), (double,)))
+
+
+@pytest.mark.parametrize("ttype", ["int4_g16", "uint4_g16_zi", "uint4_g16_zf", "mxfp4", "nvfp4"])
+def test_decode_expands_into_ordinary_operators(ttype):
+    g = GraphBuilder("g")
+    graph = g.finish(g.add("convert", g.input("x", ttype, (3, 64)), type="float32"))
+    expanded = rewrite(graph, DECODE_EXPANSION)
+    verify(expanded)
+    assert {"elements", "metadata", "mul"} <= set(operators(expanded))
+    if ttype in ("mxfp4", "nvfp4"):
+        return
+    inputs = operands(graph)
+    assert np.array_equal(evaluate(graph, inputs), inputs["x"].dequantize())
+    assert np.allclose(evaluate(expanded, inputs), inputs["x"].dequantize(), rtol=1e-15)
+
+
+def test_decode_and_its_expansion_are_equal_in_the_field():
+    graph, field = of_quantized("convert", type="float16"), Field()
+    generator = np.random.default_rng(0)
+    x = Components(
+        field.random((4, 80), generator),
+        {"scale": field.random((4, 3), generator), "zero": field.random((4, 3), generator)},
+        32,
+    )
+    (left,), (right,) = (
+        interpret(g, [x], finite_domain(field)) for g in (graph, rewrite(graph, DECODE_EXPANSION))
+    )
+    assert np.array_equal(left.p, right.p)
+    assert np.array_equal(left.q, right.q)
+
+
+def test_passes_are_verified_and_dumped(tmp_path, monkeypatch):
+    graph = chain("int4", "float16", "float32")
+    result = run_passes(graph, [rewriting("fold converts", CONVERT_FOLDING)], dump_dir=tmp_path)
+    stages = sorted(tmp_path.iterdir())
+    assert [path.name for path in stages] == ["chain.00.input.txt", "chain.01.fold_converts.txt"]
+    assert [parse(path.read_text()) for path in stages] == [graph, result]
+    monkeypatch.setenv("LADDER_DUMP", str(tmp_path / "by knob"))
+    run_passes(graph, [])
+    assert (tmp_path / "by knob" / "chain.00.input.txt").exists()
+
+
+def test_the_pass_that_breaks_a_graph_is_named(tmp_path):
+    def break_it(graph):
+        return parse(str(graph).replace("float32[3]", "float32[4]"))
+
+    with pytest.raises(VerificationError, match=r"after pass 'break it': graph 'chain', node %convert_1"):
+        run_passes(chain("int4", "float16", "float32"), [Pass("break it", break_it)], dump_dir=tmp_path)
+    assert (tmp_path / "chain.01.break_it_broken.txt").exists()
