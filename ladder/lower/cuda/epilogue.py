@@ -39,9 +39,9 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
 
 def unary(name: str, value: Expr) -> Expr:
     """Apply a unary operator of the operator table to a float32 expression."""
-    from ladder.ir.ops import operator
+    from ladder.ir.ops import get_operator
 
-    return operator(name).lower(value)
+    return get_operator(name).lower(value)
 
 
 def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: Expr) -> None:
