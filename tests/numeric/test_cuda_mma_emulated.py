@@ -1,0 +1,233 @@
+"""The gemv and mma pipelines compute the matmul: generated CUDA, run thread by thread on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cuda_emulator
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ladder.ir.gemm import Gemm
+from schedules.layouts import FragmentLayout, lane_of, packed_group, padded
+from schedules.schedule import GpuSchedule
+from targets import get_device
+from tile_types import get_type
+
+pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
+
+NUMPY = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "float32": np.float32,
+    "int8": np.int8,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+"""Relative Frobenius error by activation type; operands round once, accumulators are float32."""
+
+
+class Problem:
+    """Random operands in the kernels' own form, and the float64 result."""
+
+    def __init__(self, gemm: Gemm, m: int) -> None:
+        rng = np.random.default_rng(7)
+        self.gemm, self.m = gemm, m
+        kind = NUMPY[gemm.activation]
+        ttype = get_type(gemm.weight)
+        values = ttype.values()
+        usable = np.flatnonzero(np.isfinite(values))
+        if ttype.finite_codes is not None:
+            usable = np.asarray(ttype.finite_codes)
+        codes = rng.choice(usable, (gemm.n, gemm.k)).astype(np.uint8 if ttype.elem_bits <= 8 else np.uint16)
+        group = packed_group(gemm.group_size, gemm.k)
+        rows = -(-padded(gemm.k) // group)
+        n_pad, narrow = padded(gemm.n), lane_of(gemm.activation) == 8
+        weights = values[codes]
+        column = np.arange(gemm.k) // group
+        if narrow:
+            x = rng.integers(-100, 100, (m, gemm.k)) if gemm.activation == "int8" else rng.normal(size=(m, gemm.k))
+        else:
+            x = rng.normal(size=(m, gemm.k))
+        self.x = x.astype(kind)
+        scale = np.ones((rows, n_pad))
+        self.arrays: list[np.ndarray[Any, Any]] = [_pad_columns(self.x), self._words(codes, ttype.elem_bits)]
+        if gemm.scale:
+            stored = rng.uniform(0.5, 2, (rows, n_pad)).astype(np.float32 if narrow else kind)
+            self.arrays.append(stored)
+            scale = stored.astype(np.float64)
+        zero = self._zeros(rng, rows, n_pad, narrow)
+        row_scale = rng.uniform(0.5, 2, n_pad).astype(np.float32)
+        self.arrays.append(row_scale)
+        decoded = (weights - zero[column, : gemm.n].T) * scale[column, : gemm.n].T
+        result = self.x.astype(np.float64) @ decoded.T * row_scale[: gemm.n]
+        if gemm.token_scale:
+            self.arrays.append(rng.uniform(0.5, 2, m).astype(np.float32))
+            result *= self.arrays[-1][:, None]
+        if gemm.bias:
+            self.arrays.append(rng.normal(size=gemm.n).astype(NUMPY[gemm.output]))
+            result += self.arrays[-1].astype(np.float64)
+        if "relu" in gemm.epilogue:
+            result = np.maximum(result, 0)
+        self.expected = result
+
+    def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+        layout = FragmentLayout(bits, lane_of(self.gemm.activation))
+        pad = int(np.argmin(np.abs(np.nan_to_num(get_type(self.gemm.weight).values(), nan=np.inf))))
+        words = layout.pack(codes, pad).numpy()
+        return words.reshape(layout.packed_shape(self.gemm.n, self.gemm.k))
+
+    def _zeros(self, rng: Any, rows: int, n_pad: int, narrow: bool) -> np.ndarray[Any, Any]:
+        """Append the stored zero points and return their values."""
+        gemm = self.gemm
+        if gemm.zero == "none":
+            return np.zeros((rows, n_pad))
+        kind = np.int8 if narrow else NUMPY[gemm.activation]
+        whole = rng.integers(0, 4, (rows, n_pad)).astype(kind)
+        if gemm.zero == "integer":
+            self.arrays.append(whole)
+            return whole.astype(np.float64)
+        rest = rng.uniform(-0.5, 0.5, (rows, n_pad)).astype(kind)
+        self.arrays.append(np.stack([whole, rest], axis=1))
+        return whole.astype(np.float64) + rest.astype(np.float64)
+
+    def run(self, kernel: cuda_emulator.Kernel, **order: bool) -> float:
+        """Run the kernel on a poisoned output and return the relative error."""
+        guard = 64
+        kind = NUMPY[self.gemm.output]
+        memory = np.full(self.m * self.gemm.n + guard, np.nan, kind)
+        y = memory[:-guard].reshape(self.m, self.gemm.n)
+        kernel(*self.arrays, y, **order)
+        assert np.isnan(memory[-guard:].astype(np.float32)).all(), "stored beyond the output"
+        assert np.isfinite(y.astype(np.float64)).all(), "some outputs were not stored"
+        return float(np.linalg.norm(y.astype(np.float64) - self.expected) / np.linalg.norm(self.expected))
+
+
+def _pad_columns(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Zero-extend rows to whole 16-byte chunks, as the runtime does."""
+    per_chunk = 16 // x.dtype.itemsize
+    padded_x = np.zeros((x.shape[0], -(-x.shape[1] // per_chunk) * per_chunk), x.dtype)
+    padded_x[:, : x.shape[1]] = x
+    return padded_x
+
+
+def _gemm(**fields: Any) -> Gemm:
+    return Gemm(**{"n": 67, "k": 200, "weight": "uint4", "scale": False, "output": "float32", **fields})
+
+
+def _gemv(**fields: Any) -> GpuSchedule:
+    return GpuSchedule(**{"pipeline": "gemv", "tile_m": 8, "stages": 2, "warps": 8, "split_k": 2, **fields})
+
+
+def _mma(**fields: Any) -> GpuSchedule:
+    return GpuSchedule(**{"pipeline": "mma", "tile_m": 16, "stages": 2, "warps": 4, **fields})
+
+
+CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
+    "gemv groups and integer zeros": (
+        "sm_80",
+        _gemm(group_size=64, scale=True, zero="integer", k=1000),
+        _gemv(stages=4, warps=16, split_k=4),
+        (1, 8, 11),
+    ),
+    "gemv three bits, two warps per slice, real zeros": (
+        "sm_80",
+        _gemm(weight="uint3", group_size=16, scale=True, zero="float", n=130),
+        _gemv(stages=1, warps=4),
+        (3,),
+    ),
+    "gemv bfloat16 codebook, sixteen tokens": (
+        "sm_86",
+        _gemm(weight="nf4", activation="bfloat16", group_size=32, scale=True, output="bfloat16"),
+        _gemv(tile_m=16, warps=4, split_k=1, stages=3),
+        (5, 16),
+    ),
+    "gemv scales on accumulators": (
+        "sm_90a",
+        _gemm(weight="int2", group_size=32, scale=True),
+        _gemv(placement="accumulator"),
+        (2,),
+    ),
+    "gemv int8, groups of 16, zeros": (
+        "sm_80",
+        _gemm(activation="int8", group_size=16, scale=True, zero="integer"),
+        _gemv(placement="accumulator", warps=2, split_k=2),
+        (4,),
+    ),
+    "gemv int8 exact": ("sm_75", _gemm(activation="int8", weight="int5", k=500, token_scale=True), _gemv(), (7,)),
+    "gemv mixed fp8": (
+        "sm_89",
+        _gemm(activation="fp8_e4m3", weight="fp8_e5m2", k=320),
+        _gemv(placement="accumulator", stages=3, warps=4, split_k=1),
+        (6,),
+    ),
+    "gemv Turing": ("sm_75", _gemm(group_size=128, scale=True), _gemv(), (8,)),
+    "gemv Volta": ("sm_70", _gemm(group_size=64, scale=True, zero="integer"), _gemv(), (3,)),
+    "mma groups, odd K tiles, token warps": (
+        "sm_80",
+        _gemm(group_size=128, scale=True, zero="integer", n=203, k=330, bias=True, epilogue=("relu",)),
+        _mma(tile_m=64, tile_n=128, tile_k=128, stages=3, warps=8, raster=1),
+        (70,),
+    ),
+    "mma vector stores, eight tokens per warp": (
+        "sm_80",
+        _gemm(weight="int6", n=72, group_size=32, scale=True, output="float16"),
+        _mma(warps=8, stages=4),
+        (16, 3),
+    ),
+    "mma real zeros, row quartets": (
+        "sm_90a",
+        _gemm(weight="uint3", group_size=16, scale=True, zero="float", n=130, activation="bfloat16"),
+        _mma(tile_n=128, warps=8, tile_m=16),
+        (5,),
+    ),
+    "mma int8, groups over several tiles": (
+        "sm_80",
+        _gemm(activation="int8", group_size=192, scale=True, zero="integer", k=700, token_scale=True),
+        _mma(placement="accumulator", tile_k=128),
+        (17,),
+    ),
+    "mma int8, groups of 16": (
+        "sm_75",
+        _gemm(activation="int8", weight="int7", group_size=16, scale=True),
+        _mma(placement="accumulator", stages=3),
+        (9,),
+    ),
+    "mma int8 exact": ("sm_86", _gemm(activation="int8", weight="ternary"), _mma(tile_m=32), (33,)),
+    "mma fp8 promoted": (
+        "sm_89",
+        _gemm(activation="fp8_e5m2", weight="fp8_e4m3", k=450),
+        _mma(placement="accumulator"),
+        (16,),
+    ),
+    "mma fp8 groups that straddle promotions": (
+        "sm_89",
+        _gemm(activation="fp8_e4m3", weight="fp4_e2m1", k=450, group_size=192, scale=True),
+        _mma(placement="accumulator"),
+        (16,),
+    ),
+    "mma per-row zeros": ("sm_80", _gemm(zero="integer", k=130), _mma(), (2,)),
+    "mma Turing": ("sm_75", _gemm(weight="int8", group_size=64, scale=True), _mma(tile_k=128), (20,)),
+    "mma Volta": ("sm_70", _gemm(weight="fp4_e2m1", group_size=16, scale=True), _mma(tile_m=32, warps=8), (20,)),
+    "mma 16-bit weights": ("sm_80", _gemm(weight="float16", k=72), _mma(), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_emulated_kernel_is_the_matmul(case: str, tmp_path: Path) -> None:
+    from ladder.lower.cuda import gemv, mma
+
+    arch, gemm, schedule, sizes = CASES[case]
+    device = get_device(f"cuda/{arch}")
+    emit = {"gemv": gemv.emit, "mma": mma.emit}[schedule.pipeline]
+    kernel = cuda_emulator.Kernel(emit(gemm, device, schedule, "emulated"), device, tmp_path)
+    bound = max(BOUNDS[gemm.activation], {"float16": 5e-4, "bfloat16": 3e-3}.get(gemm.output, 0))
+    for m in sizes:
+        problem = Problem(gemm, m)
+        # Copies that land late and warps in order; then copies that land at once, in reverse.
+        assert problem.run(kernel) <= bound
+        assert problem.run(kernel, eager=True, reverse=True) <= bound
