@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.extents import Shape, canonical, show_shape
 from ladder.ir.indexing import Affine
 from ladder.ir.ops import OPERATORS, get_operator
-from tile_types.errors import DTypeError, LadderError, ShapeError
+from tile_types.errors import DTypeError, ShapeError
 from tile_types.library import get_type, group_scaled
 from tile_types.tile import Extent
 from tile_types.ttype import TType
@@ -442,10 +442,3 @@ def _collect_boxes(result: Compute, extents: Mapping[str, int], boxes: dict[Tens
 
 def _joined(a: Box, b: Box) -> Box:
     return tuple((min(x[0], y[0]), max(x[1], y[1])) for x, y in zip(a, b, strict=True))
-
-
-def renamed(source: Compute, name: str) -> Compute:
-    """Return the computation under another name."""
-    if not name.isidentifier():
-        raise LadderError(f"{name!r} is no identifier")
-    return replace(source, name=name)

@@ -119,10 +119,6 @@ class Graph:
         except KeyError:
             raise self._unknown(value) from None
 
-    def users(self, value: str) -> tuple[Node, ...]:
-        """Return the nodes that read a value."""
-        return tuple(node for node in self.nodes if value in node.inputs)
-
     def walk(self) -> Iterator[tuple[Graph, Node]]:
         """Yield every node with its graph, nested graphs included, depth first."""
         for node in self.nodes:
