@@ -117,9 +117,9 @@ def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight 
         "gemm": asdict(request.gemm),
         "plan": str(plan),
         "entries": [kernel.entry for kernel in kernels],
-        "members": {name: hashlib.sha256(data).hexdigest() for name, data in members.items()},
+        "members": {name: digest(data) for name, data in members.items()},
     }
-    return _write(Path(path), {MANIFEST: json.dumps(manifest, indent=1).encode(), **members})
+    return write_archive(Path(path), manifest, members)
 
 
 def needed_features(device: TileDevice) -> list[str]:
@@ -127,11 +127,23 @@ def needed_features(device: TileDevice) -> list[str]:
     return [] if device.is_gpu else sorted(device.features)
 
 
-def _write(path: Path, members: Mapping[str, bytes]) -> Path:
-    """Write the archive beside its final place, then rename it."""
+def digest(data: bytes) -> str:
+    """Return the digest that the manifest holds of a member."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_archive(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Path:
+    """Write the archive beside its final place, then rename it.
+
+    Raises
+    ------
+    ArtifactError
+        If it cannot be written; an older file at ``path`` stays as it was.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
             for name, data in members.items():
                 archive.writestr(name, data)
         temporary.replace(path)
@@ -187,7 +199,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
         raise ArtifactError(f"{path} is truncated or no Ladder artefact ({error}); {advice}") from error
     for name, data in members.items():
-        if hashlib.sha256(data).hexdigest() != manifest["members"][name]:
+        if digest(data) != manifest["members"][name]:
             raise ArtifactError(f"{path}: {name} does not match its digest, the file was changed; {advice}")
     return manifest, members
 

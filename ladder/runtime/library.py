@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder import knobs
 from ladder.installation import find_library
-from tile_types.errors import MissingToolError
+from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
 RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
@@ -82,11 +82,19 @@ def load_module(path: Path, family: str = "cpu") -> Any:
     Returns
     -------
     ``tvm_ffi.Module``; ``module[name]`` is an entry.
+
+    Raises
+    ------
+    ArtifactError
+        If the system's loader refuses the file.
     """
     load_runtime(family)
     import tvm_ffi
 
-    return tvm_ffi.load_module(str(path))
+    try:
+        return tvm_ffi.load_module(str(path))
+    except RuntimeError as error:
+        raise ArtifactError(f"cannot load the kernel library {path.name}: {error}; build it again") from error
 
 
 def thread_count() -> int:

@@ -81,7 +81,7 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch, shared_cache: Path) -> Itera
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path) -> Iterator[Path]:
-    """Use an empty cache folder."""
+def empty_cache(plain_compiler: list[Gemm], tmp_path: Path) -> Iterator[Path]:
+    """Use the plain compiler with an empty cache folder."""
     with knobs.override(cache_dir=tmp_path / "cache"):
         yield tmp_path / "cache"

@@ -202,9 +202,8 @@ def test_wrong_problem_is_named() -> None:
         ladder.Matmul(N, K, "mxfp4", group_size=64)
     with pytest.raises(ladder.ValueRangeError, match=r"\[1, 2\]"):
         ladder.quantize(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, float("nan")]]), "int4")
-    fp8 = ladder.Matmul(N, K, "int4", "fp8_e4m3")
-    with pytest.raises(ladder.ConversionError, match="no core for fp8_e4m3"):
-        fp8(torch.zeros(1, K), fp8.pack(ladder.quantize(matrix(N, K), "int4")))
+    with pytest.raises(ladder.ConversionError, match="no core for int8"):
+        ladder.Matmul(N, K, "int4", "int8").explain("cuda/sm_70")
     op = ladder.Matmul(N, K, "int4", target="cuda/sm_80")
     with pytest.raises(ladder.DeviceError, match="cuda/sm_80"):
         op(torch.zeros(1, K).half(), op.pack(ladder.quantize(matrix(N, K), "int4")))
