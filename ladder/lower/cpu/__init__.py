@@ -1,0 +1,50 @@
+"""The CPU pipeline: one packed layout, one loop nest, any type of weight.
+
+Codes stay packed until they sit in a register. With AVX-512 one permutation of a 32-entry
+table turns 32 codes of up to five bits into bfloat16 values, whatever the type; other
+machines evaluate the type's decode expression in vectorised loops. Call order of an entry:
+``(x, words, scales?, zeros?, row_scale, token_scale?, bias?, y)``.
+May import ``tile_types``, ``targets``, ``schedules``, ``ladder.ir`` and ``ladder.lower.builder``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cpu.layout import CpuLayout, cpu_layout
+from ladder.lower.cpu.pack import pack, unpack
+from schedules.schedule import Schedule
+from targets import TileDevice
+
+__all__ = ["CpuLayout", "cpu_layout", "emit", "emit_quantize", "pack", "unpack"]
+
+
+def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
+    """Emit the PrimFunc of one schedule (TVM is imported here).
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule's core is not one of the device, or cannot multiply these types.
+    """
+    from ladder.lower.cpu.kernel import emit_kernel
+
+    return emit_kernel(gemm, device, schedule, name)
+
+
+def emit_quantize(source: str, device: TileDevice, name: str) -> Any:
+    """Emit the PrimFunc ``(x[M,K], codes int8[M,K], token_scale float32[M])``.
+
+    Parameters
+    ----------
+    source
+        ``"bfloat16"``, ``"float16"`` or ``"float32"``: the element type of x.
+    device
+        The CPU to emit for.
+    name
+        Name of the entry.
+    """
+    from ladder.lower.cpu.quantize import emit_quantize_kernel
+
+    return emit_quantize_kernel(source, device, name)

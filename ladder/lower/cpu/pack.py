@@ -1,0 +1,222 @@
+"""Pack a quantized matrix for CPU kernels, and take the codes back out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.cpu.layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
+from tile_types import TType, get_type
+from tile_types.errors import ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tile_types import QuantizedTensor
+
+CHUNK = 32
+"""Row blocks packed at a time: bounds the temporary int64 arrays."""
+
+
+def offset_of(weight: str) -> int:
+    """Return the smallest value of a type of consecutive integers: what code 0 of an 8-bit lane means."""
+    return int(get_type(weight).minimum)
+
+
+def recoding(element: TType) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return the tables code -> value - minimum and back.
+
+    Integer cores multiply unsigned bytes, so packed codes count from the smallest value.
+    Codes without a value (ternary's fourth) map to 0.
+    """
+    codes, values = element.valid_codes(), element.probe_values()
+    forward = np.zeros(1 << element.elem_bits, np.int64)
+    forward[codes] = (values - values.min()).astype(np.int64)
+    backward = np.zeros(1 << element.elem_bits, np.int64)
+    backward[forward[codes]] = codes
+    return forward, backward
+
+
+def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
+    """Return the arrays of a kernel in the order in which it takes them.
+
+    Parameters
+    ----------
+    gemm
+        The problem that the matrix belongs to.
+    weight
+        Codes ``[N, K]`` with scales and zero points.
+
+    Returns
+    -------
+    ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` float32 [groups, N padded] if
+    ``gemm.scale``; ``zeros`` [groups, N padded] unless ``gemm.zero`` is ``"none"``, int32 for
+    integer zero points on an integer core, else float32; ``row_scale`` float32 [N padded].
+
+    Raises
+    ------
+    ShapeError
+        If a block of several columns does not match ``gemm.group_size``.
+    """
+    import torch
+
+    layout = cpu_layout(gemm)
+    element = get_type(gemm.weight)
+    codes = torch.as_tensor(weight.codes()).to(torch.int64)
+    if layout.lane == 8:
+        codes = torch.from_numpy(recoding(element)[0])[codes]
+        fill = 0
+    else:
+        fill = int(element.valid_codes()[abs(element.probe_values()).argmin()])
+    arrays = {"words": pack_codes(layout, codes, fill)}
+    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
+    scale = None if weight.scale is None else _rows(weight, weight.scale) * factor
+    if gemm.scale:
+        if scale is None:
+            raise ShapeError("the operator takes group scales, the weight has none; build it with scale=False")
+        arrays["scales"] = _grouped(layout, gemm, scale, torch.float32)
+    if gemm.zero != "none":
+        integer = layout.lane == 8 and gemm.zero == "integer"
+        # Where packed codes count from the smallest value, so do zero points.
+        zero = _rows(weight, weight.zero) - (offset_of(gemm.weight) if layout.lane == 8 else 0)
+        arrays["zeros"] = _grouped(layout, gemm, zero, torch.int32 if integer else torch.float32)
+    row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32)
+    if not gemm.scale:
+        row_scale[: gemm.n] = factor if scale is None else scale[:, 0].float()
+    return {**arrays, "row_scale": row_scale}
+
+
+def _rows(weight: QuantizedTensor, array: Any) -> torch.Tensor:
+    """Return a scale or zero array as float64 [N, groups], one row per row of the matrix."""
+    import torch
+
+    if not isinstance(array, torch.Tensor):
+        array = torch.from_numpy(np.asarray(array).astype(np.float64))
+    return array.to(torch.float64).repeat_interleave(weight.block[0], 0)[: weight.shape[0]]
+
+
+def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``[groups, N padded]``, zero where nothing is stored."""
+    import torch
+
+    groups = layout.groups(gemm.k)
+    result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=dtype)
+    expected = 1 if layout.group == 0 else -(-gemm.k // layout.group)
+    if values.shape[1] != expected:
+        raise ShapeError(
+            f"the operator has {expected} groups along K={gemm.k}, the weight has {values.shape[1]}; "
+            f"quantize with group_size={gemm.group_size}"
+        )
+    result[:expected, : gemm.n] = values.T.to(dtype)
+    return result
+
+
+def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.Tensor:
+    """Pack codes.
+
+    Parameters
+    ----------
+    layout
+        Where each code goes.
+    codes
+        ``[N, K]`` of any integer dtype.
+    fill
+        Code of the padding.
+
+    Returns
+    -------
+    uint32 words of shape ``layout.shape(N, K)``.
+    """
+    import torch
+
+    n, k = int(codes.shape[0]), int(codes.shape[1])
+    blocks, units, words = layout.shape(n, k)
+    result = torch.empty(blocks, units, words, dtype=torch.int32)
+    for first in range(0, blocks, CHUNK):
+        rows = codes[first * ROWS : (first + CHUNK) * ROWS].to(torch.int64)
+        height = min(CHUNK, blocks - first) * ROWS
+        padded = _pad(layout, rows, height, units * UNIT, fill)
+        result[first : first + CHUNK] = _pack_blocks(layout, padded)
+    return result.view(torch.uint32)
+
+
+def _pad(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: int) -> torch.Tensor:
+    """Return ``[height, width]`` codes with each group padded to its packed width."""
+    import torch
+
+    result = torch.full((height, width), fill, dtype=torch.int64)
+    n, k = codes.shape
+    if layout.group in (0, layout.padded_group):
+        result[:n, :k] = codes
+        return result
+    for group in range(-(-k // layout.group)):
+        part = codes[:, group * layout.group : (group + 1) * layout.group]
+        start = group * layout.padded_group
+        result[:n, start : start + part.shape[1]] = part
+    return result
+
+
+def _pack_blocks(layout: CpuLayout, codes: torch.Tensor) -> torch.Tensor:
+    """Pack whole units: ``[16 * blocks, 32 * units]`` int64 -> int32 words."""
+    import torch
+
+    blocks, units, e = codes.shape[0] // ROWS, codes.shape[1] // UNIT, layout.elements
+    cells = codes.reshape(blocks, ROWS, units, layout.steps, e).permute(0, 2, 3, 1, 4)
+    parts = []
+    for plane in layout.planes:
+        bits = (cells >> plane.shift) & ((1 << plane.width) - 1)
+        bits = bits.reshape(blocks, units, -1, plane.slots, LANES, e)
+        words = torch.zeros(blocks, units, bits.shape[2], LANES, dtype=torch.int64)
+        for slot in range(plane.slots):
+            for element in range(e):
+                words |= bits[:, :, :, slot, :, element] << (layout.lane * element + plane.width * slot)
+        parts.append(words.reshape(blocks, units, -1))
+    packed = torch.cat(parts, -1)
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+
+
+def unpack(gemm: Gemm, words: torch.Tensor) -> torch.Tensor:
+    """Return the codes ``[N, K]`` that `pack` stored: its exact inverse on valid codes.
+
+    Parameters
+    ----------
+    gemm
+        The problem it was packed for.
+    words
+        The array ``words`` of `pack`.
+
+    Returns
+    -------
+    int64 codes.
+    """
+    import torch
+
+    layout = cpu_layout(gemm)
+    codes = unpack_codes(layout, words, gemm.n, gemm.k)
+    if layout.lane == 8:
+        codes = torch.from_numpy(recoding(get_type(gemm.weight))[1])[codes]
+    return codes
+
+
+def unpack_codes(layout: CpuLayout, words: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """Return the int64 codes ``[n, k]`` of packed words."""
+    import torch
+
+    blocks, units, _ = layout.shape(n, k)
+    e = layout.elements
+    values = words.view(torch.int32).to(torch.int64).reshape(blocks, units, layout.bits, LANES)
+    codes = torch.zeros(blocks, units, layout.steps, LANES, e, dtype=torch.int64)
+    for plane in layout.planes:
+        part = values[:, :, plane.start : plane.start + plane.width]
+        target = codes.view(blocks, units, plane.width, plane.slots, LANES, e)
+        for slot in range(plane.slots):
+            for element in range(e):
+                bits = part >> (layout.lane * element + plane.width * slot)
+                target[:, :, :, slot, :, element] |= (bits & ((1 << plane.width) - 1)) << plane.shift
+    flat = codes.permute(0, 3, 1, 2, 4).reshape(blocks * ROWS, units * UNIT)
+    if layout.group in (0, layout.padded_group):
+        return flat[:n, :k].contiguous()
+    starts = range(0, layout.groups(k) * layout.padded_group, layout.padded_group)
+    return torch.cat([flat[:n, s : s + layout.group] for s in starts], 1)[:, :k].contiguous()

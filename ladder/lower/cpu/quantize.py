@@ -1,0 +1,73 @@
+"""Dynamic activations: one int8 scale per token, chosen from the token's largest magnitude."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.activations import as_float
+from ladder.lower.cpu.arguments import BYTES
+from targets import TileDevice
+from tile_types.errors import DTypeError
+
+Expr = Any
+
+SOURCES = ("bfloat16", "float16", "float32")
+
+LARGEST = 127.0
+"""Largest int8 magnitude used: symmetric, so that -x quantizes to minus the code of x."""
+
+WIDTH = 32
+
+
+def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
+    """Emit ``(x[M,K], codes int8[M,K], token_scale float32[M])``: codes = round(x / scale).
+
+    ``scale = max |x| / 127`` per row (0 for a row of zeros); ties go to even.
+    """
+    del device
+    if source not in SOURCES:
+        raise DTypeError(f"activations to quantize must be one of {', '.join(SOURCES)}, got {source!r}")
+    with b.function(name) as result:
+        m, k = b.symbol("M"), b.symbol("K")
+        x = b.tensor("x", (m, k), source, align=BYTES[source])
+        codes = b.tensor("codes", (m, k), "int8", align=1)
+        scales = b.tensor("token_scale", (m,), "float32", align=4)
+        with v.parallel(m) as row:
+            largest = _largest(x, source, row, k)
+            b.store(scales, largest * T.float32(1 / LARGEST), row)
+            inverse = b.bind(tirx.Select(largest > T.float32(0), T.float32(LARGEST) / largest, T.float32(0)))
+
+            def code(column: Expr, row: Expr = row, inverse: Expr = inverse) -> None:
+                scaled = T.nearbyint(as_float(x[row, column], source) * inverse)
+                b.store(codes, T.Cast("int8", T.Cast("int32", scaled)), row, column)
+
+            _by_vectors(k, code)
+    return result.func
+
+
+def _largest(x: Any, source: str, row: Expr, k: Expr) -> Expr:
+    """Emit the largest magnitude of a row."""
+    best = v.scratch(WIDTH, "float32")
+    b.store(best, v.constant(0, "float32", WIDTH), v.lanes(0, WIDTH))
+    with b.loop(k // WIDTH) as chunk, b.vector(WIDTH) as lane:
+        b.store(best, tirx.max(best[lane], T.fabs(as_float(x[row, chunk * WIDTH + lane], source))), lane)
+    with b.loop(k - k // WIDTH * WIDTH) as rest:
+        value = T.fabs(as_float(x[row, k // WIDTH * WIDTH + rest], source))
+        b.store(best, tirx.max(best[0], value), 0)
+    total = best[0]
+    for lane in range(1, WIDTH):
+        total = tirx.max(total, best[lane])
+    return b.bind(total)
+
+
+def _by_vectors(k: Expr, emit: Any) -> None:
+    """Emit ``emit(column)`` for every column, whole vectors first."""
+    with b.loop(k // WIDTH) as chunk, b.vector(WIDTH) as lane:
+        emit(chunk * WIDTH + lane)
+    with b.loop(k - k // WIDTH * WIDTH) as rest:
+        emit(k // WIDTH * WIDTH + rest)

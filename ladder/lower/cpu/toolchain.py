@@ -1,0 +1,64 @@
+"""Compile CPU functions with TVM's LLVM backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from targets import TileDevice
+from tile_types.errors import CompilerError
+
+
+@dataclass(frozen=True)
+class CpuLibrary:
+    """What compiling returned: the assembly, for reading."""
+
+    source: str
+    language: str = "asm"
+    log: str = ""
+    resources: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
+    """Compile PrimFuncs by name for a CPU; returns TVM's executable.
+
+    Raises
+    ------
+    CompilerError
+        If LLVM rejects the functions.
+    """
+    import tvm
+    from tvm.target import Target
+
+    target = Target(device.tvm_target)
+    try:
+        return tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise CompilerError(f"LLVM rejected {', '.join(functions)} for {device.name}: {error}") from error
+
+
+def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> CpuLibrary:
+    """Compile PrimFuncs into a shared library.
+
+    Parameters
+    ----------
+    functions
+        Entries by name.
+    device
+        The CPU to compile for.
+    library
+        Path of the ``.so`` to write.
+
+    Raises
+    ------
+    CompilerError
+        If LLVM rejects the functions or the system's linker fails.
+    """
+    executable = compile_module(functions, device)
+    try:
+        executable.export_library(str(library))
+    except (RuntimeError, OSError) as error:
+        raise CompilerError(f"linking {library.name} failed: {error}; `ladder doctor` lists tools") from error
+    return CpuLibrary(str(executable.mod.inspect_source("asm")))

@@ -1,0 +1,127 @@
+"""512-bit values in TIR: constants, bit operations and the few x86 instructions that TIR has no name for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+Expr = Any
+"""A TIR expression (TVM ships no type stubs)."""
+
+DPBF16 = "ladder_dpbf16"
+
+LLVM_HELPERS = """
+declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloat>, <32 x bfloat>)
+define internal <16 x float> @ladder_dpbf16(<16 x float> %c, <32 x i16> %a, <16 x i32> %b) alwaysinline {
+  %x = bitcast <32 x i16> %a to <32 x bfloat>
+  %y = bitcast <16 x i32> %b to <32 x bfloat>
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
+  ret <16 x float> %r
+}
+"""
+"""TVM's LLVM backend has no bfloat16 vectors, so the one instruction that takes them is wrapped in LLVM IR."""
+
+
+@contextmanager
+def helpers() -> Iterator[None]:
+    """Make `LLVM_HELPERS` callable in what is emitted inside the block."""
+    with I.attr(T.int32(0), "pragma_import_llvm", tvm.ir.StringImm(LLVM_HELPERS)):
+        yield
+
+
+@contextmanager
+def parallel(extent: Expr) -> Iterator[Expr]:
+    """Emit a loop whose iterations are spread over TVM's threads."""
+    with I.parallel(0, extent) as index:
+        yield index
+
+
+def scratch(count: Expr, dtype: str) -> Any:
+    """Allocate memory: on the stack (registers, if indexed by constants) or, for a symbolic extent, heap."""
+    if isinstance(count, int):
+        # Without the annotation TVM calls its workspace allocator in the loop.
+        return I.alloc_buffer((count,), dtype, scope="global", annotations={"disable_lower_builtin": True})
+    return I.alloc_buffer((count,), dtype, scope="global")
+
+
+def lanes(start: Expr, count: int = 16) -> Expr:
+    """Return the index of ``count`` consecutive elements."""
+    return T.ramp(start, 1, count) if count > 1 else start
+
+
+def splat(value: Expr, count: int = 16) -> Expr:
+    """Repeat a scalar."""
+    return T.broadcast(value, count)
+
+
+def constant(value: float, dtype: str, count: int = 16) -> Expr:
+    """Return a vector whose elements are equal."""
+    return T.broadcast(tirx.const(value, dtype), count)
+
+
+def table(values: Sequence[int], dtype: str) -> Expr:
+    """Return a constant vector."""
+    scalars = [tirx.const(int(value), dtype) for value in values]
+    return tirx.Shuffle(scalars, [tirx.const(i, "int32") for i in range(len(scalars))])
+
+
+def as_type(value: Expr, dtype: str) -> Expr:
+    """Reinterpret the bits of a vector."""
+    return T.reinterpret(dtype, value)
+
+
+def shifted(value: Expr, right: int, dtype: str, count: int) -> Expr:
+    """Shift every element right by a constant; left if it is negative."""
+    if right == 0:
+        return value
+    amount = constant(abs(right), dtype, count)
+    return T.shift_right(value, amount) if right > 0 else T.shift_left(value, amount)
+
+
+def masked(value: Expr, mask: int, dtype: str, count: int) -> Expr:
+    """Return ``value & mask`` element by element."""
+    return T.bitwise_and(value, constant(mask, dtype, count))
+
+
+def merged(low: Expr, high: Expr, shift: int, dtype: str, count: int) -> Expr:
+    """Take the bits below ``shift`` from ``low`` and the others from ``high``."""
+    below = (1 << shift) - 1
+    full = (1 << int(dtype.removeprefix("uint"))) - 1
+    return T.bitwise_or(masked(low, below, dtype, count), masked(high, full ^ below, dtype, count))
+
+
+def permute(values: Expr, index: Expr) -> Expr:
+    """Return ``values[index & 31]``, 32 x uint16 (``vpermw``)."""
+    return T.call_llvm_pure_intrin("uint16x32", "llvm.x86.avx512.permvar.hi.512", values, index)
+
+
+def permute_pair(low: Expr, high: Expr, index: Expr) -> Expr:
+    """Return element ``index & 63`` of two tables of 32 x uint16 (``vpermi2w``)."""
+    return T.call_llvm_pure_intrin("uint16x32", "llvm.x86.avx512.vpermi2var.hi.512", low, index, high)
+
+
+def dot_bf16(total: Expr, weights: Expr, x: Expr) -> Expr:
+    """Add products of bfloat16 pairs: float32x16 += uint16x32 · uint32x16 (``vdpbf16ps``)."""
+    return T.call_pure_extern("float32x16", DPBF16, total, weights, x)
+
+
+def dot_int8(total: Expr, weights: Expr, x: Expr) -> Expr:
+    """Add products of unsigned and signed bytes: int32x16 += uint8x64 · int8x64 (``vpdpbusd``)."""
+    return T.call_llvm_pure_intrin(
+        "int32x16",
+        "llvm.x86.avx512.vpdpbusd.512",
+        total,
+        T.reinterpret("int8x64", weights),
+        T.reinterpret("int8x64", x),
+    )
+
+
+def fma(a: Expr, b: Expr, c: Expr) -> Expr:
+    """Return ``a * b + c`` with one rounding, float32x16."""
+    return T.call_llvm_pure_intrin("float32x16", "llvm.fma", a, b, c)
