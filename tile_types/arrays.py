@@ -202,7 +202,7 @@ class TorchArrays:
 
     def searchsorted(self, sorted_values: Array, x: Array) -> Array:
         """Count the entries of ``sorted_values`` that are <= x."""
-        return self.torch.bucketize(x, sorted_values, right=True, out_int32=True)
+        return self.torch.bucketize(x.contiguous(), sorted_values, right=True, out_int32=True)
 
     def take(self, table: Array, index: Array) -> Array:
         """Index the first axis (torch indexes by int32 or int64 only)."""
