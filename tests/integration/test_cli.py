@@ -54,6 +54,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield
 
 
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure for a moment only: these tests look at what is reported, not at how fast it is."""
+    monkeypatch.setattr("ladder.cli.measure.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("ladder.cli.measure.ROUNDS", 1)
+    monkeypatch.setattr("ladder.cli.measure.MAX_COPIES", 2)
+    monkeypatch.setattr("ladder.cli.measure.BANDWIDTH_BUFFER", 1 << 20)
+
+
 @pytest.fixture
 def ladder(capsys: pytest.CaptureFixture[str]) -> Command:
     def command(*arguments: str) -> Outcome:
