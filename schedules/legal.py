@@ -222,6 +222,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
     if promotes(gemm, schedule) and schedule.tile_m > 128:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
+    if gemm.activation == "int8" and schedule.tile_m > 128:
+        yield "TVM 0.27 knows no integer wgmma of 256 tokens"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 

@@ -58,6 +58,10 @@ class Geometry:
             plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
         )
         check(
+            self.gemm.activation != "int8" or plan.tile_m <= 128,
+            "TVM 0.27 knows no integer wgmma of 256 tokens; use tile_m=128",
+        )
+        check(
             plan.tile_k % self.slab == 0,
             f"tile_k={plan.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
         )
