@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ladder.runtime.compile import Kernel, Request, obtain, plan_for
+from ladder.runtime.build import Kernel
+from ladder.runtime.compile import Request, obtain, plan_for
 from schedules.schedule import Plan
 from tile_types.errors import unknown_name
 
@@ -46,7 +47,7 @@ class Lowered:
         ----------
         stage
             ``"ir"``, ``"schedule"``, ``"tir"``; ``"cuda"``, ``"ptx"``, ``"sass"`` for GPUs;
-            ``"llvm"``, ``"asm"`` for CPUs.
+            ``"asm"`` for CPUs.
         m
             Rows of the activations: chooses the kernel.
 
@@ -54,6 +55,8 @@ class Lowered:
         ------
         UnknownNameError
             If the target has no such stage; the message names those it has.
+        MissingToolError
+            If the stage needs a tool that is not installed.
         """
         if stage == "ir":
             from ladder.ir import gemm_graph
@@ -61,11 +64,14 @@ class Lowered:
             return str(gemm_graph(self.request.gemm))
         if stage == "schedule":
             return str(self.plan)
-        kernel = self.kernel(m)
-        sources = kernel.manifest["sources"]
-        if stage not in sources:
-            raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources])
-        return str(sources[stage])
+        from ladder.lower.build import LATER_STAGES, derive_stage
+
+        sources = self.kernel(m).manifest["sources"]
+        text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
+        if text is None:
+            later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
+            raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources, *later])
+        return str(text)
 
     def explain(self) -> str:
         """Return which schedule serves which M, what it is predicted to cost, and how weights travel."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower.turn import tvm_turn
 from schedules.schedule import Plan, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
@@ -29,6 +30,13 @@ COMPILERS = {
     "llvm": "ladder.lower.cpu.toolchain:compile_functions",
 }
 """TVM target kind -> ``module:function`` that compiles PrimFuncs into a library."""
+
+
+LATER_STAGES = {
+    "ptx": ("cuda", "ladder.lower.cuda.toolchain:ptx_of"),
+    "sass": ("cuda", "ladder.lower.cuda.toolchain:sass_of"),
+}
+"""Stage that is made on demand -> the stage it is made from, and ``module:function`` that does."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +112,33 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
         If a schedule does not fit the problem or the device.
     """
     schedules = {entry_name(gemm, device, schedule): schedule for _, schedule in plan.entries}
-    functions = {name: emit(gemm, device, schedule, name) for name, schedule in schedules.items()}
+    compile_functions = resolve(COMPILERS, "target kind", device.kind)
     folder = Path(tempfile.mkdtemp(prefix="ladder-build-")) if folder is None else folder
     library = folder / "kernel.so"
-    result = resolve(COMPILERS, "target kind", device.kind)(functions, device, library)
-    sources = {"tir": "\n".join(function.script() for function in functions.values())}
+    with tvm_turn():
+        functions = {name: emit(gemm, device, schedule, name) for name, schedule in schedules.items()}
+        result = compile_functions(functions, device, library)
+        sources = {"tir": "\n".join(function.script() for function in functions.values())}
     sources[result.language] = result.source
     entries = tuple(entry_name(gemm, device, schedule) for _, schedule in plan.entries)
     return BuiltModule(library, entries, sources, result.log, result.resources)
+
+
+def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:
+    """Make a stage that builds do not keep from one that they do; None if the target has no such stage.
+
+    Raises
+    ------
+    MissingToolError
+        If the compiler or the disassembler is not installed.
+    """
+    origin, _ = LATER_STAGES.get(stage, ("", ""))
+    if origin not in sources:
+        return None
+    functions = {name: function for name, (_, function) in LATER_STAGES.items()}
+    return str(resolve(functions, "stage", stage)(sources[origin], device))
+
+
+def derivable_stages(sources: Mapping[str, str]) -> list[str]:
+    """Return the stages that `derive_stage` can make from ``sources``."""
+    return [stage for stage, (origin, _) in LATER_STAGES.items() if origin in sources]

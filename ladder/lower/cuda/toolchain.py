@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import knobs
+from ladder.lower.turn import yielded_turn
 from targets import TileDevice
 from tile_types.errors import CompilerError, MissingToolError
 
@@ -123,7 +125,9 @@ def run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
         path.write_text(source)
         options = list(device.compile_options)
         if output == "ptx":
-            options = [f"-arch={option.split(',')[0][5:]}" for option in options if option.startswith("arch=")]
+            options = [
+                f"-arch={option.split(',')[0][5:]}" for option in options if option.startswith("arch=")
+            ]
         command = [compiler, f"-{output}", *NVCC_FLAGS, *options, "-Xptxas=-v", "-o", result, path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
@@ -169,7 +173,9 @@ def disassemble(binary: bytes) -> str:
     """
     tool = shutil.which("cuobjdump") or shutil.which("nvdisasm")
     if tool is None:
-        raise MissingToolError("cannot show SASS: neither cuobjdump nor nvdisasm is on PATH; they come with CUDA")
+        raise MissingToolError(
+            "cannot show SASS: neither cuobjdump nor nvdisasm is on PATH; they come with CUDA"
+        )
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
@@ -178,6 +184,16 @@ def disassemble(binary: bytes) -> str:
     if done.returncode:
         raise CompilerError(f"{Path(tool).name} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def ptx_of(source: str, device: TileDevice) -> str:
+    """Return the PTX of CUDA source."""
+    return run_nvcc(source, device, "ptx")[0].decode()
+
+
+def sass_of(source: str, device: TileDevice) -> str:
+    """Return the machine code of CUDA source as text."""
+    return disassemble(run_nvcc(source, device, "cubin")[0])
 
 
 # ---- TVM ------------------------------------------------------------------------------
@@ -245,36 +261,48 @@ def _driver_stub() -> Path:
     return library
 
 
-@contextmanager
-def _callback(device: TileDevice) -> Iterator[Compilation]:
-    """Route TVM's request for device code to nvcc."""
+_running = threading.local()
+"""Per thread: the device and the `Compilation` that TVM's request for device code belongs to."""
+
+
+@functools.cache
+def _register_callback() -> None:
+    """Route TVM's requests for device code to nvcc."""
     import tvm_ffi
 
-    result = Compilation()
-    failures: list[Exception] = []
-
     def compile_source(code: str, *_: Any) -> bytes:
+        device, result = _running.device, _running.result
         try:
-            result.source = code
-            result.binary, result.log = run_nvcc(code, device, "cubin")
-            result.resources = parse_resources(result.log)
+            with yielded_turn():
+                binary, log = run_nvcc(code, device, "cubin")
         except (CompilerError, MissingToolError) as error:
-            failures.append(error)
+            _running.failure = error
             raise
-        return result.binary
+        result.source, result.binary, result.log = code, binary, log
+        result.resources = parse_resources(log)
+        return binary
 
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+
+
+@contextmanager
+def _callback(device: TileDevice) -> Iterator[Compilation]:
+    """Collect what TVM's code generator and nvcc make of one module."""
+    _register_callback()
+    _running.device, _running.result, _running.failure = device, Compilation(), None
     try:
-        yield result
+        yield _running.result
     except Exception as error:
         # An error that crossed TVM has lost its type: raise the one that started it.
-        if failures:
-            raise failures[0] from error
+        if _running.failure is not None:
+            raise _running.failure from error
         raise
 
 
 def compile_functions(functions: Mapping[str, Any], device: TileDevice, library: Path) -> Compilation:
     """Compile PrimFuncs and export one shared library with an entry for each.
+
+    If the caller holds `ladder.lower.turn.tvm_turn`, other threads get it while nvcc runs.
 
     Parameters
     ----------

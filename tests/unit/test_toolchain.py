@@ -1,0 +1,272 @@
+"""From TIR to machine code: missing tools, rejected kernels, the driver stub, reports, threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decode_kernels import emit_decode
+
+from ladder import knobs
+from ladder.ir.gemm import Gemm
+from ladder.lower import build as lower_build
+from ladder.lower.cuda import toolchain
+from ladder.lower.turn import tvm_turn, yielded_turn
+from schedules.schedule import GpuSchedule, Plan
+from targets import get_device
+from tile_types.errors import CompilerError, MissingToolError, UnknownNameError
+
+HOPPER = get_device("cuda/sm_90a")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling needs nvcc")
+
+PTXAS_LOG = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'first_kernel' for 'sm_90a'
+ptxas info    : Function properties for first_kernel
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 2 barriers, 8 bytes cumulative stack size
+ptxas info    : Compiling entry function 'second_kernel' for 'sm_90a'
+ptxas info    : Function properties for second_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 20 registers, used 1 barriers, 4096 bytes smem
+"""
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    """Write an executable shell script."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+# ---- missing and failing tools ----------------------------------------------------------
+def test_missing_nvcc_says_how_to_get_it(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with knobs.override(nvcc=None), pytest.raises(MissingToolError, match=r"not on PATH.*LADDER_NVCC"):
+        toolchain.nvcc()
+
+
+def test_a_wrong_knob_names_itself(tmp_path: Path) -> None:
+    missing = tmp_path / "no-such-nvcc"
+    with (
+        knobs.override(nvcc=missing),
+        pytest.raises(MissingToolError, match=r"LADDER_NVCC=.*no-such-nvcc does not exist"),
+    ):
+        toolchain.nvcc()
+
+
+def test_rejected_source_is_kept_and_the_log_quoted(tmp_path: Path) -> None:
+    fake = program(tmp_path, "nvcc", "echo 'kernel.cu(1): error: nonsense' >&2; exit 2")
+    with knobs.override(nvcc=fake), pytest.raises(CompilerError, match="error: nonsense") as caught:
+        toolchain.run_nvcc("this is no CUDA", HOPPER, "cubin")
+    kept = str(caught.value).split("source kept in ")[1].split(")")[0]
+    assert Path(kept).read_text() == "this is no CUDA"
+
+
+def test_a_rejected_kernel_keeps_its_error_type_across_tvm(tmp_path: Path) -> None:
+    fake = program(tmp_path, "nvcc", "echo 'ptxas fatal: too big' >&2; exit 1")
+    toolchain.load_compiler()
+    function = emit_decode(Gemm(64, 64, "uint4"), HOPPER, "rejected")
+    with knobs.override(nvcc=fake), pytest.raises(CompilerError, match="ptxas fatal: too big"):
+        toolchain.compile_functions({"rejected": function}, HOPPER, tmp_path / "k.so")
+
+
+def test_missing_disassembler(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingToolError, match="cuobjdump nor nvdisasm"):
+        toolchain.disassemble(b"")
+
+
+def test_disassembler_output_is_the_sass(monkeypatch: Any, tmp_path: Path) -> None:
+    program(tmp_path, "nvdisasm", "echo MOV R1, R2")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name) if name == "nvdisasm" else None)
+    assert toolchain.disassemble(b"cubin") == "MOV R1, R2\n"
+
+
+# ---- reports ----------------------------------------------------------------------------
+def test_resources_are_read_per_kernel() -> None:
+    report = toolchain.parse_resources(PTXAS_LOG)
+    assert report["first_kernel"] == {
+        "registers": 168,
+        "stack": 8,
+        "spill_stores": 4,
+        "spill_loads": 12,
+        "shared": 0,
+    }
+    assert report["second_kernel"]["registers"] == 20
+    assert report["second_kernel"]["shared"] == 4096
+
+
+# ---- the driver stub --------------------------------------------------------------------
+@pytest.mark.skipif(shutil.which("cc") is None, reason="building the stub needs a C compiler")
+def test_the_stub_answers_no_device(tmp_path: Path) -> None:
+    with knobs.override(cache_dir=tmp_path):
+        stub = ctypes.CDLL(str(toolchain._driver_stub()))
+    for name in toolchain.DRIVER_SYMBOLS:
+        assert getattr(stub, name)() == toolchain.NO_DEVICE
+
+
+def test_the_stub_needs_a_c_compiler(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with knobs.override(cache_dir=tmp_path), pytest.raises(MissingToolError, match="C compiler"):
+        toolchain._driver_stub()
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="reading symbols needs nm (binutils)")
+def test_the_stub_has_what_tvms_runtime_names() -> None:
+    from ladder.installation import find_library
+
+    library = find_library("libtvm_runtime_cuda.so")
+    table = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True).stdout
+    named = {word for word in table.split() if word.startswith("cu") and word[2:3].isupper()}
+    assert named
+    assert named <= set(toolchain.DRIVER_SYMBOLS)
+
+
+@needs_nvcc
+def test_machine_code_is_made_although_tvm_was_imported_first(tmp_path: Path) -> None:
+    """Without a driver TVM would silently keep source text, to be compiled when it is loaded."""
+    code = (
+        "import sys, tvm\n"
+        "from pathlib import Path\n"
+        "from decode_kernels import emit_decode\n"
+        "from ladder.ir.gemm import Gemm\n"
+        "from ladder.lower.cuda.toolchain import compile_functions\n"
+        "from targets import get_device\n"
+        "device = get_device('cuda/sm_90a')\n"
+        "f = emit_decode(Gemm(64, 64, 'uint4'), device, 'k')\n"
+        "out = compile_functions({'k': f}, device, Path(sys.argv[1]))\n"
+        "assert out.binary[:4] == b'\\x7fELF' and out.resources['k_kernel']['registers'] > 0\n"
+        "assert b'\\x7fELF' in Path(sys.argv[1]).read_bytes()[4:]\n"
+    )
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
+    command = [sys.executable, "-c", code, str(tmp_path / "k.so")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_linking_needs_a_c_compiler(monkeypatch: Any, tmp_path: Path) -> None:
+    fake = program(tmp_path, "nvcc", 'for last; do :; done; printf cubin > "$(dirname "$last")/kernel.cubin"')
+    toolchain.load_compiler()
+    function = emit_decode(Gemm(64, 64, "uint4"), HOPPER, "unlinked")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with knobs.override(nvcc=fake), pytest.raises(MissingToolError, match="C compiler"):
+        toolchain.compile_functions({"unlinked": function}, HOPPER, tmp_path / "k.so")
+
+
+# ---- turns ------------------------------------------------------------------------------
+def test_tvm_is_used_by_one_thread_at_a_time_but_yielded() -> None:
+    inside: list[str] = []
+    waiting = threading.Event()
+
+    def first() -> None:
+        with tvm_turn():
+            inside.append("first")
+            with yielded_turn():
+                waiting.set()
+                other.result(timeout=10)
+            inside.append("first again")
+
+    def second() -> None:
+        assert waiting.wait(10)
+        with tvm_turn():
+            inside.append("second")
+
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(second)
+        pool.submit(first).result(timeout=10)
+    assert inside == ["first", "second", "first again"]
+
+
+def test_yielding_without_a_turn_is_harmless() -> None:
+    with yielded_turn(), tvm_turn():
+        pass
+    with tvm_turn():
+        pass
+
+
+def test_threads_get_their_own_kernels(tmp_path: Path) -> None:
+    fake = program(
+        tmp_path, "nvcc", 'for last; do :; done; sleep 0.1; cp "$last" "$(dirname "$last")/kernel.cubin"'
+    )
+    toolchain.load_compiler()
+
+    def compile_one(name: str) -> tuple[str, bytes]:
+        with knobs.override(nvcc=fake), tvm_turn():
+            function = emit_decode(Gemm(64, 64, "uint4"), HOPPER, name)
+            done = toolchain.compile_functions({name: function}, HOPPER, tmp_path / f"{name}.so")
+        return name, done.binary
+
+    with ThreadPoolExecutor(3) as pool:
+        for name, binary in pool.map(compile_one, ["one", "two", "three"]):
+            assert f"{name}_kernel".encode() in binary
+
+
+# ---- build ------------------------------------------------------------------------------
+def test_equal_schedules_compile_once(monkeypatch: Any, tmp_path: Path) -> None:
+    emitted: list[str] = []
+
+    class Function:
+        def script(self) -> str:
+            return "tir text"
+
+    def emit(gemm: Any, device: Any, schedule: Any, name: str) -> Function:
+        emitted.append(name)
+        return Function()
+
+    def compile_functions(functions: Any, device: Any, library: Path) -> toolchain.Compilation:
+        return toolchain.Compilation(source="cuda text", binary=b"x")
+
+    monkeypatch.setattr(lower_build, "emit", emit)
+    monkeypatch.setattr(lower_build, "resolve", lambda *_: compile_functions)
+    small, large = GpuSchedule("mma", 16), GpuSchedule("mma", 64)
+    plan = Plan(((16, small), (64, large), (128, small)))
+    built = lower_build.build(Gemm(64, 64, "int4"), HOPPER, plan, tmp_path)
+    assert len(emitted) == 2
+    assert built.entries[0] == built.entries[2] != built.entries[1]
+    assert built.sources == {"tir": "tir text\ntir text", "cuda": "cuda text"}
+
+
+def test_entry_names_depend_on_what_shapes_the_code() -> None:
+    schedule = GpuSchedule("mma", 16)
+    name = lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER, schedule)
+    assert name == lower_build.entry_name(Gemm(4096, 512, "int4", group_size=64), HOPPER, schedule)
+    assert name.startswith("ladder_mma_")
+    others = {
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=128), HOPPER, schedule),
+        lower_build.entry_name(Gemm(64, 256, "uint4", group_size=64), HOPPER, schedule),
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), get_device("cuda/sm_80"), schedule),
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER, GpuSchedule("mma", 32)),
+    }
+    assert len(others | {name}) == 5
+
+
+def test_an_unknown_pipeline_is_named() -> None:
+    with pytest.raises(UnknownNameError, match="did you mean 'wgmma'"):
+        lower_build.resolve(lower_build.EMITTERS, "pipeline", "wgmm")
+
+
+@needs_nvcc
+def test_ptx_is_made_on_demand() -> None:
+    sources = {"cuda": 'extern "C" __global__ void empty_kernel() {}'}
+    text = lower_build.derive_stage("ptx", sources, HOPPER)
+    assert text is not None
+    assert ".target sm_90a" in text
+    assert ".entry empty_kernel" in text
+
+
+def test_stages_without_an_origin_are_unknown() -> None:
+    assert lower_build.derive_stage("ptx", {"llvm": ""}, HOPPER) is None
+    assert lower_build.derivable_stages({"cuda": "", "tir": ""}) == ["ptx", "sass"]
