@@ -94,7 +94,9 @@ def _statement(match: re.Match[str]) -> str:
 def translate(source: str) -> str:
     """Turn generated CUDA text into C++."""
     source = ASM.sub(_statement, source)
-    source = re.sub(r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = emu_shared;", source)
+    source = re.sub(
+        r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = emu_shared;", source
+    )
     source = re.sub(r"__launch_bounds__\([^)]*\)", "", source).replace("__global__", "")
     return re.sub(
         r"(unsigned int tvm_builtin_cuda_cvta_generic_to_shared\(void\* p\) \{).*?\n\}",
@@ -143,7 +145,9 @@ class Kernel:
         """Run the whole grid on C-contiguous arrays, in the kernel's argument order."""
         pointers, scalars, launch = self._arguments(arrays)
         cells = [ctypes.c_int(v) for v in scalars]
-        slots = [ctypes.c_void_p(p) for p in pointers] + [ctypes.cast(ctypes.byref(c), ctypes.c_void_p) for c in cells]
+        slots = [ctypes.c_void_p(p) for p in pointers] + [
+            ctypes.cast(ctypes.byref(c), ctypes.c_void_p) for c in cells
+        ]
         table = (ctypes.c_void_p * len(slots))(*slots)
         self.library.emu_run(
             table,

@@ -50,7 +50,11 @@ class Problem:
         weights = values[codes]
         column = np.arange(gemm.k) // group
         if narrow:
-            x = rng.integers(-100, 100, (m, gemm.k)) if gemm.activation == "int8" else rng.normal(size=(m, gemm.k))
+            x = (
+                rng.integers(-100, 100, (m, gemm.k))
+                if gemm.activation == "int8"
+                else rng.normal(size=(m, gemm.k))
+            )
         else:
             x = rng.normal(size=(m, gemm.k))
         self.x = x.astype(kind)
@@ -158,7 +162,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(placement="accumulator", warps=2, split_k=2),
         (4,),
     ),
-    "gemv int8 exact": ("sm_75", _gemm(activation="int8", weight="int5", k=500, token_scale=True), _gemv(), (7,)),
+    "gemv int8 exact": (
+        "sm_75",
+        _gemm(activation="int8", weight="int5", k=500, token_scale=True),
+        _gemv(),
+        (7,),
+    ),
     "gemv mixed fp8": (
         "sm_89",
         _gemm(activation="fp8_e4m3", weight="fp8_e5m2", k=320),
@@ -212,7 +221,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     ),
     "mma per-row zeros": ("sm_80", _gemm(zero="integer", k=130), _mma(), (2,)),
     "mma Turing": ("sm_75", _gemm(weight="int8", group_size=64, scale=True), _mma(tile_k=128), (20,)),
-    "mma Volta": ("sm_70", _gemm(weight="fp4_e2m1", group_size=16, scale=True), _mma(tile_m=32, warps=8), (20,)),
+    "mma Volta": (
+        "sm_70",
+        _gemm(weight="fp4_e2m1", group_size=16, scale=True),
+        _mma(tile_m=32, warps=8),
+        (20,),
+    ),
     "mma 16-bit weights": ("sm_80", _gemm(weight="float16", k=72), _mma(), (4,)),
 }
 

@@ -237,9 +237,7 @@ class Gemv:
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
-        self.sums = Accumulators(
-            self.groups, self.step, self.decoder.operand, plan.tile_m // STEP_TOKENS
-        )
+        self.sums = Accumulators(self.groups, self.step, self.decoder.operand, plan.tile_m // STEP_TOKENS)
         pool = b.shared_pool()
         self.tokens = pool.alloc((2, geo.tokens.words(plan.tile_m)), "uint32", align=128)
         pool.move_base_to(0)
@@ -350,4 +348,3 @@ class Gemv:
         value = b.bind(T.Cast("float32", total))
         m, n = self.first_token + token, self.first_row + row
         b.store(self.args.y, finish(self.gemm, value, m, n, self.args), m, n)
-

@@ -120,8 +120,8 @@ class GroupRegisters:
         self.rows = OPERAND_ROWS if groups.on_operand else step.lanes.rows_per_lane
         self.parts = 2 if groups.gemm.zero == "float" else 1
         scale_type, zero_type = types
-        self.scales = b.local(slots * self._scale_count, scale_type) if scale_type else None
-        self.zeros = b.local(slots * self._zero_count, zero_type) if zero_type else None
+        self.scales: Any = b.local(slots * self._scale_count, scale_type) if scale_type else None
+        self.zeros: Any = b.local(slots * self._zero_count, zero_type) if zero_type else None
 
     @property
     def _scale_count(self) -> int:
@@ -157,7 +157,10 @@ class GroupRegisters:
 
     def take(self, source: GroupRegisters, slot: int) -> None:
         """Emit the copy of one slot of ``source`` to slot 0."""
-        pairs = ((source.scales, self.scales, self._scale_count), (source.zeros, self.zeros, self._zero_count))
+        pairs = (
+            (source.scales, self.scales, self._scale_count),
+            (source.zeros, self.zeros, self._zero_count),
+        )
         for old, new, count in pairs:
             for i in range(count if new is not None else 0):
                 b.store(new, old[slot * count + i], i)
@@ -177,8 +180,7 @@ class GroupRegisters:
         replicate = pair16 if self.groups.lane == 16 else bytes4
         parts = [
             tuple(
-                b.bind(replicate(self.zeros[self._zero_at(0, granule, part, i)]))
-                for i in range(OPERAND_ROWS)
+                b.bind(replicate(self.zeros[self._zero_at(0, granule, part, i)])) for i in range(OPERAND_ROWS)
             )
             for part in range(self.parts)
         ]
@@ -215,7 +217,7 @@ class Accumulators:
         self.groups, self.step, self.weight, self.fragments = groups, step, weight, fragments
         self.width = step.lanes.accumulators
         self.partial = b.local(fragments * self.width, step.carrier)
-        self.total = b.local(fragments * self.width, "float32") if self.flushes else None
+        self.total: Any = b.local(fragments * self.width, "float32") if self.flushes else None
         for i in range(fragments * self.width):
             b.store(self.partial, self._zero(), i)
             if self.total is not None:
@@ -362,7 +364,9 @@ class TileMultiplier:
                     for r in range(4 * step, 4 * step + 4)
                 ]
                 if any(x is not None for x in a):
-                    self.accumulators.multiply(fragment, a, [self.tokens[2 * step], self.tokens[2 * step + 1]])
+                    self.accumulators.multiply(
+                        fragment, a, [self.tokens[2 * step], self.tokens[2 * step + 1]]
+                    )
             ends = low + self.groups.registers <= self.span
             inner = self.groups.per_tile > 1 and self.accumulators.groups.on_accumulator
             if self.accumulators.flushes and ends and (flush or inner):

@@ -194,7 +194,9 @@ class Geometry:
     @property
     def staged_blocks(self) -> int:
         """8-token blocks per warp that pass through shared memory at a time."""
-        return next(n for n in range(min(STAGED_BLOCKS, self.token_blocks), 0, -1) if self.token_blocks % n == 0)
+        return next(
+            n for n in range(min(STAGED_BLOCKS, self.token_blocks), 0, -1) if self.token_blocks % n == 0
+        )
 
     @property
     def staged_tokens(self) -> int:

@@ -104,7 +104,9 @@ class SpanLoader:
         token, piece = matrix_source(self.lane)
         at = self.tile.word(self._row(first_token + token), chunk + piece)
         b.ptx(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16", *(out[i] for i in range(4)), shared.ptr_to([*base, at])
+            "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
+            *(out[i] for i in range(4)),
+            shared.ptr_to([*base, at]),
         )
 
 
