@@ -18,7 +18,7 @@ from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
-from tile_types.errors import DeviceError
+from tile_types.errors import DeviceError, DTypeError
 
 if TYPE_CHECKING:
     from schedules.schedule import Plan
@@ -206,9 +206,15 @@ class Matmul:
 
     def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return 8-bit activations with their row scales."""
-        if x.dtype == self._dtype:
+        if x.dtype == self._dtype:  # one scale for all: 1
             return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
-        return quantize_tokens(x, self.gemm.activation) if x.is_floating_point() else (x, x)
+        if not x.is_floating_point():
+            raise DTypeError(
+                f"x is {x.dtype}; give floats to be quantized, or {self._dtype} with token_scale"
+            )
+        if self._dtype == torch.int8 and x.device.type == "cpu":
+            return operator.quantize_tokens(x)
+        return quantize_tokens(x, self.gemm.activation)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""

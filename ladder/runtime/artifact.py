@@ -23,6 +23,7 @@ from ladder.runtime.cache import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, target_of
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack
+from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
 from tile_types.errors import ArtifactError, DeviceError, ParseError
 
@@ -63,6 +64,8 @@ class Artifact:
     ) -> torch.Tensor:
         """Multiply ``x[..., K]`` by ``packed`` or by the exported weight; see `CompiledGemm`.
 
+        For 8-bit activations a float x is quantized here, with one scale per row.
+
         Raises
         ------
         ArtifactError
@@ -73,6 +76,9 @@ class Artifact:
             raise ArtifactError(
                 "this artefact was exported without weights; pass packed=artifact.pack(weight)"
             )
+        gemm = self.kernel.gemm
+        if gemm.token_scale and token_scale is None and x.dtype != self.kernel.dtype:
+            x, token_scale = quantize_tokens(x, gemm.activation)
         return self.kernel(x, weight, bias, token_scale)
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:

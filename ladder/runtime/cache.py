@@ -40,6 +40,9 @@ MANIFEST = "manifest.json"
 STALE_SECONDS = 3600.0
 """A temporary folder older than this belongs to a process that was killed."""
 
+ATTEMPTS = 8
+"""How often a write is tried against other processes that repair the same entry."""
+
 SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/lower")
 """Packages whose source text decides what a kernel is."""
 
@@ -75,10 +78,10 @@ class Identity:
     compiler: str
 
     @staticmethod
-    def of(gemm: Gemm, device: TileDevice) -> Identity:
-        """Collect the identity for a problem on a device."""
+    def of(gemm: Gemm | None, device: TileDevice) -> Identity:
+        """Collect the identity for a problem, or for a kernel without weights, on a device."""
         parts = (device.name, device.target, device.compile_options, sorted(device.features), device.cores)
-        return Identity(repr(parts), _type_text(gemm.weight), _compiler(device))
+        return Identity(repr(parts), _type_text(gemm.weight) if gemm else "", _compiler(device))
 
 
 def _type_text(name: str) -> str:
@@ -101,15 +104,20 @@ def _compiler(device: TileDevice) -> str:
         return "none"  # a miss then says which tool is missing
 
 
-def cache_key(gemm: Gemm, schedule: str, identity: Identity) -> str:
+def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:
     """Return the key of a kernel: a digest of everything that can change it.
 
-    N and K do not count: kernels take them from the tensors.
+    Parameters
+    ----------
+    facts
+        JSON-able description of the kernel: ``Gemm.shape_free`` (kernels take N and K from the
+        tensors) and the schedule.
+    identity
+        What else decides its code.
     """
     parts = {
         "format": FORMAT,
-        "gemm": gemm.shape_free(),
-        "schedule": schedule,
+        "facts": facts,
         "identity": astuple(identity),
         "ladder": ladder_version(),
         "sources": source_digest(),
@@ -211,29 +219,35 @@ class KernelCache:
         """
         full = {**manifest, "format": FORMAT, "key": key, "sha256": file_digest(built)}
         try:
-            self.kernels.mkdir(parents=True, exist_ok=True)
-            self.temporary.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.temporary))
-            try:
-                shutil.copyfile(built, folder / LIBRARY)
-                (folder / MANIFEST).write_text(json.dumps(full, indent=1, sort_keys=True))
-                self._publish(folder, self.kernels / key)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            for _ in range(ATTEMPTS):
+                self._write(key, built, full)
+                # Another process may have taken a broken entry of this key, and ours with it, away.
+                entry = self.lookup(key)
+                if entry is not None:
+                    return entry
         except OSError as error:
             raise CacheError(
                 f"cannot write the kernel cache {self.root}: {error}; set LADDER_CACHE_DIR to a folder"
                 " that you can write, or LADDER_CACHE=0"
             ) from error
-        entry = self.lookup(key)
-        if entry is None:
-            raise CacheError(f"the kernel cache {self.root} does not keep what is written to it")
-        return entry
+        raise CacheError(f"the kernel cache {self.root} does not keep what is written to it")
+
+    def _write(self, key: str, built: Path, manifest: Mapping[str, Any]) -> None:
+        """Write a whole entry in a temporary folder, then publish it."""
+        self.kernels.mkdir(parents=True, exist_ok=True)
+        self.temporary.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.temporary))
+        try:
+            shutil.copyfile(built, folder / LIBRARY)
+            (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+            self._publish(folder, self.kernels / key)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, folder: Path, final: Path) -> None:
         """Rename a complete folder into place unless an intact entry is already there."""
-        for _ in range(8):
+        for _ in range(ATTEMPTS):
             try:
                 folder.rename(final)
                 return

@@ -5,40 +5,32 @@ Only a miss of both caches imports the compiler.
 
 from __future__ import annotations
 
-import atexit
 import json
-import logging
-import shutil
-import sys
-import tempfile
 import threading
-import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
-from ladder.runtime.cache import Identity, KernelCache, cache_key
+from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
+from ladder.runtime.cache import Identity
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_plan
-from tile_types.errors import CacheError, DeviceError
+from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.lower.build import BuiltModule
     from schedules.tuning import TuningDatabase
     from targets import TileDevice
 
 ANY_M = 1 << 30
 """Limit of a plan that is one schedule for every M."""
-
-log = logging.getLogger("ladder.compile")
 
 
 @dataclass(frozen=True)
@@ -126,33 +118,7 @@ def target_of(where: torch.device) -> str:
     raise DeviceError(f"no kernels for tensors on {where}; use a CPU or an NVIDIA GPU")
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One compiled schedule on disk and what was recorded when it was built.
-
-    Parameters
-    ----------
-    library
-        The ``.so``.
-    manifest
-        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``sources``
-        (stage -> text), ``log`` and ``seconds`` of the build.
-    from_cache
-        Whether it was found on disk.
-    """
-
-    library: Path
-    manifest: Mapping[str, Any]
-    from_cache: bool
-
-    @property
-    def entry(self) -> str:
-        """Name of the function in the library."""
-        return str(self.manifest["entry"])
-
-
 _compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}
-_kernels: dict[str, Kernel] = {}
 _functions: dict[str, Any] = {}
 _lock = threading.RLock()
 
@@ -178,15 +144,16 @@ def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
 def forget() -> None:
     """Drop every loaded operator, so that the next use looks on disk again."""
     with _lock:
-        for memory in (_compiled, _kernels, _functions):
+        for memory in (_compiled, _functions):
             memory.clear()
+        forget_kernels()
 
 
 def _load(request: Request, where: torch.device | None) -> CompiledGemm:
     request = request if where is None else request.on(where)
     family = family_of(request.target)
     plan, kernels = obtain(request)
-    entries = [_function(kernel, family) for kernel in kernels]
+    entries = [load_entry(kernel, family) for kernel in kernels]
     return CompiledGemm(
         request.gemm,
         family,
@@ -196,8 +163,8 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
     )
 
 
-def _function(kernel: Kernel, family: str) -> Any:
-    """Return the entry of a library, loading each library once."""
+def load_entry(kernel: Kernel, family: str) -> Any:
+    """Return the entry of a kernel library, loading each library once."""
     path = str(kernel.library)
     if path not in _functions:
         _functions[path] = library.load_module(kernel.library, family)[kernel.entry]
@@ -235,87 +202,17 @@ def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
     """
     plan, device = plan_for(request), request.target
     identity = Identity.of(request.gemm, device)
+    jobs = [_job(request.gemm, device, schedule, identity) for _, schedule in plan.entries]
     with _lock:
-        return plan, [_kernel(request.gemm, device, schedule, identity) for _, schedule in plan.entries]
+        return plan, find_or_build(jobs)
 
 
-def _kernel(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Kernel:
-    """Return the kernel of one schedule from memory, from disk, or by building it."""
-    key = cache_key(gemm, str(schedule), identity)
-    if key not in _kernels:
-        _kernels[key] = _from_disk(key) or _build(gemm, device, schedule, key)
-    return _kernels[key]
+def _job(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Job:
+    """Describe the kernel of one schedule."""
 
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build
 
-def _from_disk(key: str) -> Kernel | None:
-    if not knobs.settings.cache:
-        return None
-    entry = KernelCache().lookup(key)
-    trace("cache %s %s", "hit" if entry else "miss", key[:12])
-    return Kernel(entry.library, entry.manifest, True) if entry else None
+        return build(gemm, device, Plan(((ANY_M, schedule),)), folder)
 
-
-def _build(gemm: Gemm, device: TileDevice, schedule: Schedule, key: str) -> Kernel:
-    """Compile one schedule and keep it in the cache, or for this process if it cannot be kept."""
-    from ladder.lower.build import build
-
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ladder-build-") as folder:
-        built = build(gemm, device, Plan(((ANY_M, schedule),)), Path(folder))
-        seconds = time.perf_counter() - start
-        trace("built %s for %s in %.2f s", built.entries[0], device.name, seconds)
-        manifest = {
-            "device": device.name,
-            "family": family_of(device),
-            "schedule": str(schedule),
-            "gemm": gemm.shape_free(),
-            "entry": built.entries[0],
-            "sources": dict(built.sources),
-            "log": built.log,
-            "resources": {name: dict(report) for name, report in built.resources.items()},
-            "seconds": round(seconds, 3),
-        }
-        _dump(manifest)
-        return _keep(key, Path(built.path), manifest)
-
-
-def _keep(key: str, path: Path, manifest: Mapping[str, Any]) -> Kernel:
-    """Put a kernel into the cache; without a cache, into a folder that goes with the process."""
-    if knobs.settings.cache:
-        try:
-            entry = KernelCache().store(key, path, manifest)
-            return Kernel(entry.library, entry.manifest, False)
-        except CacheError as error:
-            log.warning("%s; the kernel is used without being kept", error)
-    # A new folder each time: a library that is loaded must never be written to.
-    kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
-    shutil.copyfile(path, kept)
-    return Kernel(kept, manifest, False)
-
-
-@cache
-def _scratch_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="ladder-kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _dump(manifest: Mapping[str, Any]) -> None:
-    """Write every stage of a fresh kernel under LADDER_DUMP."""
-    folder = knobs.settings.dump
-    if folder is None:
-        return
-    target = folder / str(manifest["entry"])
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "schedule.txt").write_text(
-        f"{manifest['device']}\n{manifest['gemm']}\n{manifest['schedule']}\n"
-    )
-    for stage, text in manifest["sources"].items():
-        (target / f"{stage.replace('/', '_')}.txt").write_text(text)
-
-
-def trace(message: str, *values: object) -> None:
-    """Log a step; LADDER_TRACE also shows it on stderr."""
-    log.info(message, *values)
-    if knobs.settings.trace:
-        print(f"ladder: {message % values}", file=sys.stderr)
+    return Job({"gemm": gemm.shape_free(), "schedule": str(schedule)}, identity, device, make)

@@ -16,14 +16,18 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.tokens import quantize_tokens_on_cpu
 from tile_types.errors import LadderError
 
 SCHEMA = "matmul(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
+QUANTIZE_SCHEMA = "quantize_tokens(Tensor x) -> (Tensor codes, Tensor scale)"
+
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
-library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+for schema in (SCHEMA, QUANTIZE_SCHEMA):
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def _run(
@@ -56,6 +60,16 @@ def _refuse_gradient(context: Any, *gradients: Any) -> Any:
     )
 
 
+def _rows_like(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tell shapes and types of `quantize_tokens`'s results."""
+    return torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format), x.new_empty(
+        x.shape[:-1], dtype=torch.float32
+    )
+
+
+library.impl("quantize_tokens", quantize_tokens_on_cpu, "CPU")
+torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
+
 library.impl("matmul", _run, "CPU")
 library.impl("matmul", _run, "CUDA")
 torch.library.register_fake("ladder::matmul", _shape, lib=library)
@@ -63,6 +77,14 @@ torch.library.register_autograd("ladder::matmul", _refuse_gradient, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
+
+
+_quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
+
+
+def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize rows to int8 on the CPU, as one node of a graph where one is traced."""
+    return _quantize(x) if needs_dispatch(x) else quantize_tokens_on_cpu(x)
 
 
 def needs_dispatch(x: torch.Tensor) -> bool:

@@ -114,6 +114,18 @@ def single_plan():
     return Plan(((1 << 16, CpuSchedule("fma")),))
 
 
+@pytest.mark.usefixtures("empty_cache")
+def test_cleared_cache_between_lowering_and_calling(plain_compiler: list[Gemm]) -> None:
+    op = ladder.Matmul(N, K, "int8", plan=single_plan())
+    assert op.lower("cpu").kernels[0].library.is_file()
+    ladder.KernelCache().clear()
+    assert op(matrix(1, K, dtype=torch.float16), op.pack(ladder.quantize(matrix(N, K), "int8"))).shape == (
+        1,
+        N,
+    )
+    assert len(plain_compiler) == 2
+
+
 def test_without_cache_nothing_is_written(tmp_path, plain_compiler: list[Gemm]) -> None:
     with ladder.knobs.override(cache=False, cache_dir=tmp_path / "none"):
         op = ladder.Matmul(N, K, "int8")

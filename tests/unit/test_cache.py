@@ -28,7 +28,7 @@ IDENTITY = Identity("cuda/sm_80", "int4", "nvcc 13")
 
 
 def key_of(gemm: Gemm = GEMM, schedule: str = SCHEDULE, **identity: str) -> str:
-    return cache_key(gemm, schedule, replace(IDENTITY, **identity))
+    return cache_key({"gemm": gemm.shape_free(), "schedule": schedule}, replace(IDENTITY, **identity))
 
 
 @pytest.fixture

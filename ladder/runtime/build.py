@@ -1,0 +1,181 @@
+"""One kernel library: from memory, from disk, or from the compiler."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder import knobs
+from ladder.runtime.cache import Identity, KernelCache, cache_key
+from tile_types.errors import CacheError
+
+if TYPE_CHECKING:
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+log = logging.getLogger("ladder.build")
+
+BUILD_THREADS = 4
+"""Kernels in the works at once: one in TVM, the others with the device compiler."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled schedule on disk and what was recorded when it was built.
+
+    Parameters
+    ----------
+    library
+        The ``.so``.
+    manifest
+        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``sources``
+        (stage -> text), ``log`` and ``seconds`` of the build.
+    from_cache
+        Whether it was found on disk.
+    """
+
+    library: Path
+    manifest: Mapping[str, Any]
+    from_cache: bool
+
+    @property
+    def entry(self) -> str:
+        """Name of the function in the library."""
+        return str(self.manifest["entry"])
+
+
+_kernels: dict[str, Kernel] = {}
+
+
+def forget_kernels() -> None:
+    """Drop the memory of what was found or built."""
+    _kernels.clear()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel that is wanted.
+
+    Parameters
+    ----------
+    facts
+        JSON-able description of the kernel.
+    identity
+        What else decides its code.
+    device
+        Its target.
+    make
+        Compiles it into a folder; may run in any thread.
+    """
+
+    facts: Mapping[str, Any]
+    identity: Identity
+    device: TileDevice
+    make: Callable[[Path], BuiltModule]
+
+    @cached_property
+    def key(self) -> str:
+        """The kernel's key in the cache."""
+        return cache_key(self.facts, self.identity)
+
+
+def find_or_build(jobs: Sequence[Job]) -> list[Kernel]:
+    """Return the kernel of every job; those that are missing are compiled side by side."""
+    wanted = {job.key: job for job in jobs}
+    for key in wanted:
+        if key in _kernels and not _kernels[key].library.is_file():
+            del _kernels[key]  # the cache was cleared
+        if key not in _kernels and (found := _from_disk(key)):
+            _kernels[key] = found
+    missing = [job for key, job in wanted.items() if key not in _kernels]
+    if missing:
+        # Threads see the caller's knobs; the first failure is raised, builds in progress finish.
+        with ThreadPoolExecutor(BUILD_THREADS) as pool:
+            tasks = {job.key: pool.submit(copy_context().run, _build, job) for job in missing}
+            try:
+                for key, task in tasks.items():
+                    _kernels[key] = task.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+    return [_kernels[job.key] for job in jobs]
+
+
+def _from_disk(key: str) -> Kernel | None:
+    if not knobs.settings.cache:
+        return None
+    entry = KernelCache().lookup(key)
+    trace("cache %s %s", "hit" if entry else "miss", key[:12])
+    return Kernel(entry.library, entry.manifest, True) if entry else None
+
+
+def _build(job: Job) -> Kernel:
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ladder-build-") as folder:
+        built = job.make(Path(folder))
+        seconds = time.perf_counter() - start
+        trace("built %s for %s in %.2f s", built.entries[0], job.device.name, seconds)
+        manifest = {
+            **job.facts,
+            "device": job.device.name,
+            "family": "cuda" if job.device.is_gpu else "cpu",
+            "entry": built.entries[0],
+            "sources": dict(built.sources),
+            "log": built.log,
+            "resources": {name: dict(report) for name, report in built.resources.items()},
+            "seconds": round(seconds, 3),
+        }
+        _dump(manifest, job.facts)
+        return _keep(job.key, Path(built.path), manifest)
+
+
+def _keep(key: str, path: Path, manifest: Mapping[str, Any]) -> Kernel:
+    """Put a kernel into the cache; without a cache, into a folder that goes with the process."""
+    if knobs.settings.cache:
+        try:
+            entry = KernelCache().store(key, path, manifest)
+            return Kernel(entry.library, entry.manifest, False)
+        except CacheError as error:
+            log.warning("%s; the kernel is used without being kept", error)
+    # A new folder each time: a library that is loaded must never be written to.
+    kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
+    shutil.copyfile(path, kept)
+    return Kernel(kept, manifest, False)
+
+
+@cache
+def _scratch_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="ladder-kernels-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write every stage of a fresh kernel under LADDER_DUMP."""
+    folder = knobs.settings.dump
+    if folder is None:
+        return
+    target = folder / str(manifest["entry"])
+    target.mkdir(parents=True, exist_ok=True)
+    lines = [f"device: {manifest['device']}", *(f"{name}: {value}" for name, value in facts.items())]
+    (target / "facts.txt").write_text("\n".join(lines) + "\n")
+    for stage, text in manifest["sources"].items():
+        (target / f"{stage.replace('/', '_')}.txt").write_text(text)
+
+
+def trace(message: str, *values: object) -> None:
+    """Log a step; LADDER_TRACE also shows it on stderr."""
+    log.info(message, *values)
+    if knobs.settings.trace:
+        print(f"ladder: {message % values}", file=sys.stderr)
