@@ -126,7 +126,8 @@ class Kernel:
             "#define __CUDA_ARCH__ 800\n"
             f"{text}\nstatic void** emu_arguments;\n"
             f"static void emu_call() {{ {entry[0]}({binds}); }}\n"
-            'extern "C" void emu_run(void** a, int x, int y, int threads, size_t shared, int eager, int reverse) {\n'
+            'extern "C" void emu_run(void** a, int x, int y, int threads, size_t shared, int eager,'
+            " int reverse) {\n"
             "  emu_arguments = a; emu_kernel = emu_call;\n"
             "  for (int j = 0; j < y; j++) for (int i = 0; i < x; i++) {\n"
             "    emu_block = Index3{i, j, 0}; emu_run_block(threads, shared, eager, reverse); } }\n"

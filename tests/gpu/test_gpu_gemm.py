@@ -1,0 +1,164 @@
+"""Compiled kernels against float64 on a GPU, through the public interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import ladder
+from ladder.runtime.compile import target_of
+from schedules.schedule import GpuSchedule, Plan
+from tile_types.errors import ConversionError
+
+
+def _absent() -> str:
+    """Return why no GPU test can run here, or an empty string."""
+    if not torch.cuda.is_available():
+        return "needs an NVIDIA GPU (torch sees none)"
+    try:
+        target_of(torch.device("cuda"))
+    except ladder.DeviceError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_absent()), reason=_absent() or "runs")]
+
+SHAPES = ((512, 1024), (509, 1021))
+"""(N, K): one in whole tiles, one of primes."""
+
+TOKENS = (1, 3, 8, 16, 64, 257)
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+"""Relative Frobenius error by activation type (issue 2, Must hold); int8 gives float32 results."""
+
+WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "int8": ("int8", {}),
+    "int4_g128": ("int4", {"group_size": 128}),
+    "uint4_g64_zi": ("uint4", {"group_size": 64, "zero": "integer"}),
+    "uint3_g32_zf": ("uint3", {"group_size": 32, "zero": "float"}),
+    "uint2_g16": ("uint2", {"group_size": 16}),
+    "int5": ("int5", {}),
+    "int1": ("int1", {"group_size": 64}),
+    "ternary": ("ternary", {}),
+    "nf4_g64": ("nf4", {"group_size": 64}),
+    "mxfp4": ("mxfp4", {}),
+    "nvfp4": ("nvfp4", {}),
+    "mxfp6_e3m2": ("mxfp6_e3m2", {}),
+    "fp8_e4m3": ("fp8_e4m3", {}),
+    "fp8_e5m2_g128": ("fp8_e5m2", {"group_size": 128}),
+    "float16": ("float16", {}),
+}
+
+PIPELINES: dict[str, GpuSchedule] = {
+    "gemv": GpuSchedule("gemv", 8, stages=2, warps=8, split_k=2),
+    "gemv 16 tokens, one slice": GpuSchedule("gemv", 16, stages=1, warps=4, split_k=1),
+    "gemv split 8": GpuSchedule("gemv", 8, stages=1, warps=16, split_k=8),
+    "mma": GpuSchedule("mma", 64, 128, stages=3, warps=8),
+    "mma deep": GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
+    "mma small warps": GpuSchedule("mma", 16, 64, stages=2, warps=8),
+    "mma wide": GpuSchedule("mma", 128, 128, stages=2, warps=8, raster=2),
+}
+
+
+def _operands(m: int, k: int, activation: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return x and, for 8-bit types, a scale per row."""
+    values = torch.randn(m, k, device="cuda", generator=torch.Generator("cuda").manual_seed(m))
+    if activation in ("float16", "bfloat16"):
+        return values.to(getattr(torch, activation)), None
+    scale = torch.rand(m, device="cuda") + 0.5
+    if activation == "int8":
+        return (values * 40).round().clamp(-127, 127).to(torch.int8), scale
+    kinds = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+    return values.to(kinds[activation]), scale
+
+
+def _error(op: ladder.Matmul, weight: Any, m: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Run on a poisoned output and return the relative error against float64."""
+    gemm = op.gemm
+    packed = op.pack(weight, "cuda")
+    x, scale = _operands(m, gemm.k, gemm.activation)
+    kernel = op.compiled_for(x.device)
+
+    def poisoned(shape: Any, **options: Any) -> torch.Tensor:
+        return torch.full(shape, float("nan"), **options)
+
+    monkeypatch.setattr(kernel, "_empty", poisoned)
+    extras = {"token_scale": scale} if scale is not None else {}
+    if gemm.bias:
+        extras["bias"] = torch.randn(gemm.n, device="cuda").to(getattr(torch, gemm.output))
+    y = op(x, packed, **extras).double()
+    expected = x.double() @ torch.as_tensor(weight.dequantize(), device="cuda").double().T
+    if scale is not None:
+        expected *= scale.double()[:, None]
+    if gemm.bias:
+        expected += extras["bias"].double()
+    if "relu" in gemm.epilogue:
+        expected = expected.relu()
+    assert bool(torch.isfinite(y).all()), "some outputs were not stored"
+    return float((y - expected).norm() / expected.norm())
+
+
+def _bound(op: ladder.Matmul) -> float:
+    return max(BOUNDS[op.gemm.activation], {"float16": 5e-4, "bfloat16": 3e-3}.get(op.gemm.output, 0.0))
+
+
+def _quantized(n: int, k: int, name: str) -> tuple[Any, str, dict[str, Any]]:
+    """Return a quantized random weight, its type and the operator's options."""
+    ttype, options = WEIGHTS[name]
+    values = torch.randn(n, k, device="cuda", generator=torch.Generator("cuda").manual_seed(n))
+    return ladder.quantize(values.to(torch.float16), ttype, **options), ttype, options
+
+
+def _fits(name: str, activation: str) -> bool:
+    """Return whether the activation's core holds every value of the weight type."""
+    ttype, options = WEIGHTS[name]
+    try:
+        ladder.Matmul(*SHAPES[0], ttype, activation, **options)
+    except ConversionError:
+        return False
+    return True
+
+
+PAIRS = [(name, activation) for name in WEIGHTS for activation in BOUNDS if _fits(name, activation)]
+
+
+@pytest.mark.parametrize(("name", "activation"), PAIRS)
+def test_policy_serves_every_shape(name: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n, k in SHAPES:
+        weight, ttype, options = _quantized(n, k, name)
+        op = ladder.Matmul(n, k, ttype, activation, **options)
+        for m in TOKENS:
+            error = _error(op, weight, m, monkeypatch)
+            assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
+
+
+@pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("pipeline", list(PIPELINES))
+def test_each_pipeline_for_any_m(pipeline: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = PIPELINES[pipeline].__dict__
+    placement = "operand" if activation in ("float16", "bfloat16") else "accumulator"
+    plan = Plan(((1 << 20, GpuSchedule(**{**fields, "placement": placement})),))
+    name = "int4_g128" if activation == "float16" else "uint2_g16"
+    for n, k in SHAPES:
+        weight, ttype, options = _quantized(n, k, name)
+        op = ladder.Matmul(n, k, ttype, activation, bias=True, epilogue=("relu",), plan=plan, **options)
+        for m in (1, 8, 17, 130):
+            error = _error(op, weight, m, monkeypatch)
+            assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
+
+
+def test_long_k_passes_through_shared_memory_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, ttype, options = _quantized(64, 28672, "int4_g128")
+    op = ladder.Matmul(64, 28672, ttype, "float16", **options)
+    for m in (1, 8):
+        assert _error(op, weight, m, monkeypatch) <= BOUNDS["float16"]
+
+
+def test_no_rows_give_no_rows() -> None:
+    weight, ttype, options = _quantized(*SHAPES[1], "int4_g128")
+    op = ladder.Matmul(*SHAPES[1], ttype, "float16", **options)
+    x = torch.empty(0, SHAPES[1][1], dtype=torch.float16, device="cuda")
+    assert op(x, op.pack(weight, "cuda")).shape == (0, SHAPES[1][0])
