@@ -94,6 +94,18 @@ def test_disassembler_output_is_the_sass(monkeypatch: Any, tmp_path: Path) -> No
     assert toolchain.disassemble(b"cubin") == "MOV R1, R2\n"
 
 
+def test_a_release_that_dropped_the_architecture_is_named(tmp_path: Path) -> None:
+    new = program(tmp_path, "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
+    with (
+        knobs.override(nvcc=new),
+        pytest.raises(MissingToolError, match=r"sm_70 needs nvcc .*<13\.0.*13\.0\.88"),
+    ):
+        toolchain.run_nvcc("", get_device("cuda/sm_70"), "cubin")
+    old = program(tmp_path, "old-nvcc", "echo 'Cuda compilation tools, release 11.4, V11.4.1'")
+    with knobs.override(nvcc=old), pytest.raises(MissingToolError, match="sm_90a needs nvcc >="):
+        toolchain.run_nvcc("", HOPPER, "cubin")
+
+
 # ---- reports ----------------------------------------------------------------------------
 def test_resources_are_read_per_kernel() -> None:
     report = toolchain.parse_resources(PTXAS_LOG)

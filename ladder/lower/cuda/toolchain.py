@@ -90,6 +90,28 @@ def _version(compiler: Path) -> str:
     return match[1] if match else output.strip()
 
 
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+def require_release(compiler: Path, device: TileDevice) -> None:
+    """Raise unless the compiler's release is one of those that know the device.
+
+    Raises
+    ------
+    MissingToolError
+        Names the releases that do, as `TileDevice.toolkit` states them.
+    """
+    version = _version(compiler)
+    for condition in filter(None, device.toolkit.removeprefix("cuda").split(",")):
+        sign, limit = re.fullmatch(r"(>=|<)([\d.]+)", condition).groups()  # type: ignore[union-attr]
+        if re.fullmatch(r"[\d.]+", version) and (_release(version) >= _release(limit)) != (sign == ">="):
+            raise MissingToolError(
+                f"{device.name} needs nvcc {device.toolkit.removeprefix('cuda')}, but {compiler} is"
+                f" {version}; set LADDER_NVCC to such a release"
+            )
+
+
 def compiler_identity() -> str:
     """Return what tells two CUDA compilers apart in cache keys."""
     return f"nvcc {_version(nvcc())} {' '.join(NVCC_FLAGS)}"
@@ -115,11 +137,12 @@ def run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
     Raises
     ------
     MissingToolError
-        If there is no nvcc.
+        If there is no nvcc, or its release does not know the architecture.
     CompilerError
         If nvcc rejects the source; the source is kept and named.
     """
     compiler = nvcc()
+    require_release(compiler, device)
     with tempfile.TemporaryDirectory(prefix="ladder-nvcc-") as folder:
         path, result = Path(folder) / "kernel.cu", Path(folder) / f"kernel.{output}"
         path.write_text(source)
@@ -128,7 +151,16 @@ def run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]:
             options = [
                 f"-arch={option.split(',')[0][5:]}" for option in options if option.startswith("arch=")
             ]
-        command = [compiler, f"-{output}", *NVCC_FLAGS, *options, "-Xptxas=-v", "-o", result, path]
+        command: list[str | Path] = [
+            compiler,
+            f"-{output}",
+            *NVCC_FLAGS,
+            *options,
+            "-Xptxas=-v",
+            "-o",
+            result,
+            path,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return result.read_bytes(), done.stderr
@@ -253,7 +285,15 @@ def _driver_stub() -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         source, built = Path(scratch) / "driver.c", Path(scratch) / "libcuda.so.1"
         source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in DRIVER_SYMBOLS))
-        command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", built, source]
+        command: list[str | Path] = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            "-o",
+            built,
+            source,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerError(f"{compiler} cannot build the driver stub: {done.stderr.strip()}")
