@@ -21,6 +21,9 @@ SWIZZLE_ROW = 128
 STAGED_TOKENS = 32
 """Tokens that a wgmma epilogue stages through shared memory at a time."""
 
+QUAD_PAIR_COPIES = 3
+"""Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
+
 SPLIT_TOKENS = 64
 """Tokens per tile up to which a cluster sums slices of K."""
 
@@ -262,6 +265,8 @@ def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) 
     threads = block_threads(schedule)
     limit = min(255, device.registers_per_unit // threads // 8 * 8)
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
+    if "ldmatrix" not in device.features:
+        registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads
     if registers > limit:
         yield f"about {registers} registers per thread, limit {limit}"
     if shared > device.shared_per_block:

@@ -219,7 +219,13 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _mma(placement="accumulator"),
         (16,),
     ),
-    "mma per-row zeros": ("sm_80", _gemm(zero="integer", k=130), _mma(), (2,)),
+    "mma one group per stage": (
+        "sm_80",
+        _gemm(weight="int3", group_size=256, scale=True, zero="integer", k=700),
+        _mma(tile_k=128, stages=3),
+        (9,),
+    ),
+    "mma per-row zeros": ("sm_80", _gemm(zero="integer", k=130), _mma(tile_k=128), (2,)),
     "mma Turing": ("sm_75", _gemm(weight="int8", group_size=64, scale=True), _mma(tile_k=128), (20,)),
     "mma Volta": (
         "sm_70",

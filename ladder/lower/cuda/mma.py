@@ -172,9 +172,18 @@ class Geometry:
         return 128 * self.groups.bits
 
     @property
+    def stage_in_group(self) -> bool:
+        """Whether one scale row serves a whole stage."""
+        return self.groups.size % self.schedule.tile_k == 0
+
+    @property
     def group_rows(self) -> int:
         """Scale rows of a stage."""
-        return self.stage_tiles * self.groups.per_tile
+        return 1 if self.stage_in_group else self.stage_tiles * self.groups.per_tile
+
+    def group_row(self, step: int, granule: int) -> int:
+        """Return the scale row in a stage of a granule of its packed tile ``step``."""
+        return 0 if self.stage_in_group else step * self.groups.per_tile + granule
 
     @property
     def zero_parts(self) -> int:
@@ -395,7 +404,7 @@ class Mma:
         def read(name: str, granule: int, part: int, row: Expr) -> Expr:
             buffer = self.scales if name == "scales" else self.zeros
             column = row_tile * TILE + self.row_warp * 16 + row
-            return buffer[stage, step * self.groups.per_tile + granule, part, column]
+            return buffer[stage, self.geo.group_row(step, granule), part, column]
 
         self.group_registers[block].fetch(0, read)
 
