@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from tile_types import TType, list_types, representable
+from schedules.layouts import FragmentLayout, lane_of
+from tile_types import TType, get_type, list_types, representable
 
 CORES = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 
@@ -29,38 +32,139 @@ def conversions() -> list[tuple[str, str, str]]:
     ]
 
 
-def emit_decode(gemm: Gemm, device: Any, name: str) -> Any:
-    """Emit ``out[register, thread]`` for one tile of words; scales and zeros come as registers."""
-    from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import load_order, make_decoder
+SCALES = (0.375, 1.25)
+"""Scales of rows g and g+8."""
+ZEROS = (1.0, 0.0)
+REMAINDERS = (0.25, -0.125)
 
-    decoder = make_decoder(gemm, device)
-    parts = 2 if gemm.zero == "float" else 1
+
+def problems(core: str) -> list[Gemm]:
+    """Return a decode problem for every type that ``core`` holds, with every kind of zero point."""
+    scale = lane_of(core) == 16
+    found = [Gemm(64, 64, t, core, zero=z, scale=scale) for t, c, z in conversions() if c == core]
+    names = sorted({gemm.weight for gemm in found}) if scale else []
+    return found + [Gemm(64, 64, t, core, zero="float") for t in names if representable(t, core, "float")]
+
+
+def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
+    """Emit a kernel that decodes one tile per problem, all of one core, one after another.
+
+    Arguments: the tiles' words; per problem four registers of scales and zero points (see
+    `operands`); ``out[problem, register, thread]``.
+    """
+    from ladder.lower import builder as b
+    from ladder.lower.cuda.decode import make_decoder
+
+    cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
+    decoders = [make_decoder(gemm, device) for gemm in cases]
+    total = sum(128 * decoder.words for decoder in decoders)
     with b.function(name) as result:
-        words = b.tensor("words", (128 * decoder.words,), "uint32")
-        scales = b.tensor("scales", (2,), "uint32")
-        zeros = b.tensor("zeros", (2 * parts,), "uint32")
-        out = b.tensor("out", (decoder.lane, 128), "uint32")
+        words = b.tensor("words", (total,), "uint32")
+        scales = b.tensor("scales", (len(cases), 2), "uint32")
+        zeros = b.tensor("zeros", (len(cases), 4), "uint32")
+        out = b.tensor("out", (len(cases), decoders[0].lane, 128), "uint32")
         b.device()
         b.block_index([1])
         thread = b.thread_index(128)
-        own = b.local(decoder.words, "uint32")
-        at = 0
-        for offset, width in load_order(decoder.words):
-            for v in range(width):
-                b.store(own, words[offset + thread * width + v], at)
-                at += 1
-        registers = b.local(decoder.lane, "uint32")
-        scale = (scales[0], scales[1]) if gemm.scale and decoder.lane == 16 else None
-        zero: Any = None
-        if gemm.zero == "integer":
-            zero = (zeros[0], zeros[1])
-        elif gemm.zero == "float":
-            zero = ((zeros[0], zeros[1]), (zeros[2], zeros[3]))
-        decoder.registers(own, 0, decoder.lane, registers, 0, scale, zero)
-        for index in range(decoder.lane):
-            b.store(out, registers[index], index, thread)
+        start = 0
+        for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
+            scale = (scales[index, 0], scales[index, 1]) if gemm.scale and decoder.lane == 16 else None
+            low, high = zeros[index, 0], zeros[index, 2]
+            pairs = {
+                "none": None,
+                "integer": (low, high),
+                "float": ((low, zeros[index, 1]), (high, zeros[index, 3])),
+            }
+            own = _load(words, start, decoder.words, thread)
+            registers = b.local(decoder.lane, "uint32")
+            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[gemm.zero])
+            for register in range(decoder.lane):
+                b.store(out, registers[register], index, register, thread)
+            start += 128 * decoder.words
     return result.func
+
+
+def _load(words: Any, start: int, count: int, thread: Any) -> Any:
+    from ladder.lower import builder as b
+    from ladder.lower.cuda.decode import load_order
+
+    own = b.local(count, "uint32")
+    at = 0
+    for offset, width in load_order(count):
+        for v in range(width):
+            b.store(own, words[start + offset + thread * width + v], at)
+            at += 1
+    return own
+
+
+def repeated(core: str, values: Sequence[float]) -> Any:
+    """Return numbers as registers that repeat them in every lane: uint32[len(values)]."""
+    if lane_of(core) == 8:
+        return np.array(values).astype(np.int8).view(np.uint8).astype(np.uint32) * np.uint32(0x01010101)
+    dtype = np.float16 if core == "float16" else ml_dtypes.bfloat16
+    return np.array(values).astype(dtype).view(np.uint16).astype(np.uint32) * np.uint32(0x00010001)
+
+
+def operands(gemm: Gemm) -> tuple[Any, Any]:
+    """Return two registers of scales and four of zero points (each row's, then its remainder)."""
+    low, high = ZEROS
+    if gemm.zero == "integer":
+        low, high = (max(z, get_type(gemm.weight).minimum) for z in ZEROS)
+    scales = repeated(gemm.activation, SCALES) if gemm.scale else np.zeros(2, np.uint32)
+    return scales, repeated(gemm.activation, (low, REMAINDERS[0], high, REMAINDERS[1]))
+
+
+def tile_words(gemm: Gemm, lane: int) -> Any:
+    """Return a packed tile of the problem's weight type."""
+    import torch
+
+    ttype = get_type(gemm.weight)
+    codes = torch.from_numpy(tile_codes(ttype).astype(np.int32))
+    return FragmentLayout(ttype.elem_bits, lane).pack(codes).view(torch.int32).numpy().view(np.uint32)
+
+
+def expected_registers(gemm: Gemm, decoder: Any) -> Any:
+    """Return ``[register, thread]`` words by the machine that proofs run on."""
+    from ladder.lower.cuda.decode import load_order
+    from ladder.lower.cuda.proof import NumpyMachine
+
+    m = NumpyMachine()
+    flat, threads = tile_words(gemm, decoder.lane), np.arange(128)
+    words = [m.input(flat[o + threads * w + v]) for o, w in load_order(decoder.words) for v in range(w)]
+    scales, zeros = ([m.input(np.array([bits])) for bits in row] for row in operands(gemm))
+    rows = []
+    for register in range(decoder.lane):
+        h = register % 2
+        inside = zeros[2 * h] if gemm.zero == "integer" else None
+        value = decoder.choice.recipe.register(m, words, register, inside)
+        for part in zeros[2 * h : 2 * h + 2] if gemm.zero == "float" else ():
+            value = m.float_sub(decoder.operand, value, part)
+        if gemm.scale and decoder.lane == 16:
+            value = m.float_mul(decoder.operand, value, scales[h])
+        rows.append(np.broadcast_to(value.content, (128,)))
+    return np.stack(rows)
+
+
+def differing(gemms: Sequence[Gemm], device: Any, out: Any) -> list[str]:
+    """Return the problems whose registers in ``out`` are not, bit for bit, as expected."""
+    from ladder.lower.cuda.decode import make_decoder
+
+    wrong = []
+    for gemm, registers in zip(gemms, out, strict=True):
+        decoder = make_decoder(gemm, device)
+        if not np.array_equal(registers, expected_registers(gemm, decoder)):
+            wrong.append(f"{gemm.weight} zero={gemm.zero} by {decoder.choice.strategy}")
+    return wrong
+
+
+def arguments(gemms: Sequence[Gemm], device: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the numpy arguments of `emit_decode`'s kernel."""
+    from ladder.lower.cuda.decode import make_decoder
+
+    lane = make_decoder(gemms[0], device).lane
+    words = np.concatenate([tile_words(gemm, lane) for gemm in gemms])
+    scales, zeros = (np.stack(rows) for rows in zip(*map(operands, gemms), strict=True))
+    return words, scales, zeros, np.zeros((len(gemms), lane, 128), np.uint32)
 
 
 def tile_codes(ttype: TType, seed: int = 0) -> Any:

@@ -241,6 +241,11 @@ template <__nv_fp8_interpretation_t F> static void ptx_narrow(uint16_t& d, uint3
   uint32_t high = __nv_cvt_double_to_fp8(emu_half<__half>(a, 16), __NV_SATFINITE, F);
   d = (uint16_t)(low | high << 8);
 }
+static float __uint_as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+static void ptx_halves(uint32_t& d, float high, float low) {
+  __half pair[2] = {__float2half_rn(low), __float2half_rn(high)};
+  memcpy(&d, pair, 4);
+}
 static void ptx_join(uint32_t& d, uint16_t low, uint16_t high) { d = low | (uint32_t)high << 16; }
 
 // ---- the block -------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ INSTRUCTIONS = (
     (r"fma\.rn\.bf16x2", "ptx_fma2<__nv_bfloat16>"),
     (r"cvt\.rn\.satfinite\.e4m3x2\.f16x2", "ptx_narrow<__NV_E4M3>"),
     (r"cvt\.rn\.satfinite\.e5m2x2\.f16x2", "ptx_narrow<__NV_E5M2>"),
+    (r"cvt\.rn\.f16x2\.f32", "ptx_halves"),
     (r"mov\.b32", "ptx_join"),
     (r"\.reg", "uint16_t h = 0; (void)"),
 )

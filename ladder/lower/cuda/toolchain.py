@@ -305,30 +305,26 @@ _running = threading.local()
 """Per thread: the device and the `Compilation` that TVM's request for device code belongs to."""
 
 
-@functools.cache
-def _register_callback() -> None:
-    """Route TVM's requests for device code to nvcc."""
-    import tvm_ffi
-
-    def compile_source(code: str, *_: Any) -> bytes:
-        device, result = _running.device, _running.result
-        try:
-            with yielded_turn():
-                binary, log = run_nvcc(code, device, "cubin")
-        except (CompilerError, MissingToolError) as error:
-            _running.failure = error
-            raise
-        result.source, result.binary, result.log = code, binary, log
-        result.resources = parse_resources(log)
-        return binary
-
-    tvm_ffi.register_global_func("tvm_callback_cuda_compile", compile_source, override=True)
+def _compile_source(code: str, *_: Any) -> bytes:
+    """Answer TVM's request for device code."""
+    device, result = _running.device, _running.result
+    try:
+        with yielded_turn():
+            binary, log = run_nvcc(code, device, "cubin")
+    except (CompilerError, MissingToolError) as error:
+        _running.failure = error
+        raise
+    result.source, result.binary, result.log = code, binary, log
+    result.resources = parse_resources(log)
+    return binary
 
 
 @contextmanager
 def _callback(device: TileDevice) -> Iterator[Compilation]:
-    """Collect what TVM's code generator and nvcc make of one module."""
-    _register_callback()
+    """Route TVM's requests for device code to nvcc and collect what comes out."""
+    import tvm_ffi
+
+    tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile_source, override=True)
     _running.device, _running.result, _running.failure = device, Compilation(), None
     try:
         yield _running.result
