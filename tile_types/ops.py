@@ -60,7 +60,7 @@ class NumpyOps:
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         """Return ``numpy.where``; a Python number takes the dtype of the other branch."""
-        then, otherwise = _same_dtype(then, otherwise, lambda number, like: like.dtype.type(number))
+        then, otherwise = _same_dtype(then, otherwise, self.constant)
         return np.where(condition, then, otherwise)
 
     def bitcast(self, value: Any, dtype: str) -> Any:
@@ -98,9 +98,7 @@ class TorchOps:
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         """Return ``torch.where``; a Python number takes the dtype of the other branch."""
-        then, otherwise = _same_dtype(
-            then, otherwise, lambda number, like: self._torch.tensor(number, dtype=like.dtype)
-        )
+        then, otherwise = _same_dtype(then, otherwise, self.constant)
         like = condition if condition.dim() else then
         return self._torch.where(condition, then.to(like.device), otherwise.to(like.device))
 
@@ -141,9 +139,7 @@ class TirOps:
 
     def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
         """Return a select node (both branches are evaluated)."""
-        then, otherwise = _same_dtype(
-            then, otherwise, lambda number, like: self._tirx.const(number, str(like.ty.dtype))
-        )
+        then, otherwise = _same_dtype(then, otherwise, self.constant)
         return self._tirx.Select(condition, then, otherwise)
 
     def bitcast(self, value: Any, dtype: str) -> Any:
@@ -166,10 +162,18 @@ class TirOps:
         return entries[0]
 
 
-def _same_dtype(then: Any, otherwise: Any, convert: Callable[[float, Any], Any]) -> tuple[Any, Any]:
-    """Give a bare Python number the dtype of the other branch."""
-    if isinstance(then, (bool, int, float)):
-        return convert(then, otherwise), otherwise
-    if isinstance(otherwise, (bool, int, float)):
-        return then, convert(otherwise, then)
-    return then, otherwise
+def _dtype_of(value: Any) -> str:
+    """Return the element type's name of an array, a tensor or a TIR expression."""
+    dtype = value.dtype if hasattr(value, "dtype") else value.ty.dtype
+    return str(dtype).removeprefix("torch.")
+
+
+def _same_dtype(then: Any, otherwise: Any, constant: Callable[[float, str], Any]) -> tuple[Any, Any]:
+    """Give a bare Python number the dtype of the other branch; two of them become float32 or int32."""
+    bare = [isinstance(branch, (bool, int, float)) for branch in (then, otherwise)]
+    if all(bare):
+        dtype = "float32" if isinstance(then, float) or isinstance(otherwise, float) else "int32"
+        return constant(then, dtype), constant(otherwise, dtype)
+    if bare[0]:
+        return constant(then, _dtype_of(otherwise)), otherwise
+    return (then, constant(otherwise, _dtype_of(then))) if bare[1] else (then, otherwise)

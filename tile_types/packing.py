@@ -53,7 +53,7 @@ def pack_codes(codes: Array, bits: int) -> Array:
     unit = "uint8" if is_dense(bits) else "int32"
     count = codes.shape[-1]
     padded = xp.pad_last(xp.cast(codes, unit) & ((1 << bits) - 1), -count % per_unit)
-    slots = padded.reshape(*codes.shape[:-1], -1, per_unit)
+    slots = padded.reshape(*codes.shape[:-1], padded.shape[-1] // per_unit, per_unit)
     packed = xp.empty(tuple(slots.shape[:-1]), unit, codes)
     packed[...] = slots[..., 0]
     for slot in range(1, per_unit):
@@ -98,7 +98,7 @@ def unpack_codes(storage: Array, bits: int, count: int) -> Array:
     mask = (1 << bits) - 1
     for slot in range(per_unit):
         codes[..., slot] = xp.cast((words >> (bits * slot)) & mask, code_dtype(bits))
-    return codes.reshape(*storage.shape[:-1], -1)[..., :count]
+    return codes.reshape(*storage.shape[:-1], storage.shape[-1] * per_unit)[..., :count]
 
 
 def _checked(array: Array, bits: int) -> Arrays:

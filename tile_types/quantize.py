@@ -244,7 +244,7 @@ def _default_scaling(element: TType, scale_type: str, zero: str) -> str:
         return "none"
     if zero != "none":
         return "minmax"
-    if scale_type == "e8m0":
+    if scale_type == "e8m0" and element.exact:
         return "mx"
     return "absmean" if set(element.probe_values()) == {-1.0, 0.0, 1.0} else "absmax"
 
@@ -258,7 +258,7 @@ def _check_recipe(recipe: Recipe, scale_asked: bool) -> None:
         ),
         (
             rule == "none" and (zero != "none" or scale_asked),
-            f"{name} with scaling 'none' has no scale: leave out group size, block, scale type and zero point",
+            f"{name} with scaling 'none' has no scale: leave out group, block, scale type and zero point",
         ),
         (
             rule in ("minmax", "hqq") and zero == "none",

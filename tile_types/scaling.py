@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from tile_types.arrays import Array, arrays_of
 from tile_types.errors import ValueRangeError
 from tile_types.library import get_type
@@ -21,6 +23,8 @@ ZERO_BLOCK_SCALE = 2.0**-14
 """Scale of a block of zeros: any positive one is right, a moderate one overflows nowhere later."""
 
 SMALLEST_TENSOR_SCALE = 2.0**-126
+
+_HUGE = float("inf")
 
 HQQ_ITERATIONS, HQQ_NORM, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
 """Settings of the half-quadratic solver as its authors publish them (Badri and Shaji, 2023)."""
@@ -140,8 +144,6 @@ def mx_scale(stats: Statistics, element: TType, zero: str) -> Array:
     return xp.where(absmax > 0, scale, absmax)
 
 
-_HUGE = float("inf")
-
 SCALINGS: dict[str, Callable[[Statistics, TType, str], Array]] = {
     "absmax": absmax_scale,
     "absmean": absmean_scale,
@@ -214,6 +216,9 @@ def initial_zero(scale: Array, stats: Statistics, element: TType, zero: str, sca
     if scaling in ("absmax", "absmean", "mx"):
         return scale * 0 + reach(element, zero)[0]
     xp = arrays_of(scale)
+    if not element.is_integer:  # floats are finest near 0: map the middle of the weights there
+        middle = element.decode_codes(element.encode(np.array([element.minimum / 2 + element.maximum / 2])))
+        return float(middle[0]) - (stats.low + stats.high) / 2 / scale
     low = xp.clip(stats.low, -_HUGE, 0.0) if zero == "integer" else stats.low
     return element.minimum - low / scale
 
@@ -225,6 +230,14 @@ def round_zero(zero: Array, element: TType, kind: str, scale_type: str) -> Array
         return native(zero, scale_type)
     nearest = xp.clip(xp.rint(zero), element.minimum, element.maximum)
     return xp.cast(nearest, "int8" if element.minimum < 0 else "uint8")
+
+
+def nearest_value(values: Array, element: TType) -> Array:
+    """Return the element's values nearest to float64 values."""
+    xp = arrays_of(values)
+    if element.is_integer:
+        return xp.clip(xp.rint(values), element.minimum, element.maximum)
+    return element.decode_array(element.encode_finite(values))
 
 
 def refine_zero(units: Array, mask: Array, zero: Array, element: TType, scale_type: str) -> Array:
@@ -254,15 +267,16 @@ def refine_zero(units: Array, mask: Array, zero: Array, element: TType, scale_ty
     count = xp.sum(mask, 1)
     beta, best, best_error = HQQ_BETA, zero, None
     for _ in range(HQQ_ITERATIONS):
-        level = element.decode_array(element.encode_finite(units + zero[:, :, None]))
+        level = nearest_value(units + zero[:, :, None], element)
         error = units - (level - zero[:, :, None])
         size = xp.clip(abs(error), 1e-12, _HUGE)
-        norm = xp.sum(size**HQQ_NORM * mask, 2)
+        slope = size ** (HQQ_NORM - 1)
+        norm = xp.sum(size * slope * mask, 2)
         if best_error is None:
             best_error = norm
         best = xp.where(norm < best_error, zero, best)
         best_error = xp.where(norm < best_error, norm, best_error)
-        shrunk = xp.sign(error) * xp.clip(size - size ** (HQQ_NORM - 1) / beta, 0.0, _HUGE)
+        shrunk = xp.sign(error) * xp.clip(size - slope / beta, 0.0, _HUGE)
         zero = xp.sum((level - units + shrunk) * mask, 2) / count
         zero = xp.cast(native(zero, scale_type), "float64")
         beta *= HQQ_GROWTH
