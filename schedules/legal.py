@@ -170,7 +170,9 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return 44 + sums + (schedule.stages + 1) * in_flight
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
-        return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40
+        # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
+        halves = promotes(gemm, schedule) and gemm.scale and packed_group(gemm.group_size, gemm.k) == 16
+        return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     return sums + 2 * 16 * row_tiles + bits + 32
 
