@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from ladder.ir.gemm import Gemm
@@ -174,7 +175,11 @@ def compile_all(work: Sequence[Case], device: str, jobs: int) -> dict[Case, str]
             if failure:
                 failures[case] = failure
             if done % 20 == 0 or failure:
-                print(f"[{done}/{len(tasks)}] {case}: {seconds:.1f} s {failure[:300]}", file=sys.stderr, flush=True)
+                print(
+                    f"[{done}/{len(tasks)}] {case}: {seconds:.1f} s {failure[:300]}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return failures
 
 
@@ -230,7 +235,7 @@ class Baseline:
             copies = max(2, math.ceil(2.4e8 / (2 * n * k)))
             weights = [torch.randn(n, k, device="cuda").to(kind) for _ in range(copies)]
             x = torch.randn(m, k, device="cuda").to(kind)
-            calls = [lambda w=w: torch.matmul(x, w.t()) for w in weights]
+            calls = [partial(torch.matmul, x, w.t()) for w in weights]
             self.times[key] = graph_time_us(calls)
         return self.times[key]
 
@@ -252,7 +257,9 @@ def activations(case: Case, m: int, k: int) -> Any:
     return values.to(getattr(torch, TORCH_NAMES.get(case.activation, case.activation)))
 
 
-def run_case(case: Case, shape: tuple[int, int], device: str, baseline: Baseline | None) -> Iterator[dict[str, Any]]:
+def run_case(
+    case: Case, shape: tuple[int, int], device: str, baseline: Baseline | None
+) -> Iterator[dict[str, Any]]:
     """Check one case at every M of one shape, and time the small ones."""
     import torch
 
@@ -278,7 +285,7 @@ def run_case(case: Case, shape: tuple[int, int], device: str, baseline: Baseline
         row |= {"kernel": operator.entry_name(m), "relative_error": error, "bound": BOUNDS[case.activation]}
         row["ok"] = bool(error <= BOUNDS[case.activation]) and bool(torch.isfinite(y).all())
         if timed and baseline is not None and m in TIMED_TOKENS:
-            row["time_us"] = graph_time_us([lambda w=w: operator.run(x, w) for w in weights])
+            row["time_us"] = graph_time_us([partial(operator.run, x, w) for w in weights])
             row["baseline_us"] = baseline.dequantise_us(gemm, m, packed.nbytes)
             row["speedup"] = row["baseline_us"] / row["time_us"]
         yield row
@@ -331,7 +338,12 @@ def measure(work: Sequence[Case], arguments: argparse.Namespace) -> Iterator[dic
             try:
                 yield from run_case(case, shape, arguments.target, baseline)
             except Exception as error:  # likewise
-                yield {**asdict(case), "n": shape[0], "k": shape[1], "failure": f"{type(error).__name__}: {error}"[:500]}
+                yield {
+                    **asdict(case),
+                    "n": shape[0],
+                    "k": shape[1],
+                    "failure": f"{type(error).__name__}: {error}"[:500],
+                }
                 if "CUDA" in str(error):
                     raise
             torch.cuda.empty_cache()
@@ -353,7 +365,10 @@ def main() -> int:
     work = [case for case in every if case not in refused]
     start = time.perf_counter()
     failures = compile_all(work, arguments.target, arguments.jobs)
-    print(f"compiled {len(work)} cases in {time.perf_counter() - start:.0f} s, {len(failures)} failed", flush=True)
+    print(
+        f"compiled {len(work)} cases in {time.perf_counter() - start:.0f} s, {len(failures)} failed",
+        flush=True,
+    )
     if arguments.compile_only:
         return 1 if failures else 0
     rows: list[dict[str, Any]] = [{**asdict(case), "refused": reason} for case, reason in refused.items()]

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def measure(
             operator = compiled(request(gemm, device, schedule).text)
             y = operator.run(x, packed)
             row["relative_error"] = float((y.double() - reference).norm() / reference.norm())
-            row["time_us"] = graph_time_us([lambda w=w: operator.run(x, w) for w in copies], repeats=7)
+            row["time_us"] = graph_time_us([partial(operator.run, x, w) for w in copies], repeats=7)
         except RuntimeError as error:
             row["failure"] = str(error)[:200]
         yield row

@@ -9,6 +9,7 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import Arguments
+from tile_types.errors import ScheduleError
 
 Expr = Any
 
@@ -41,7 +42,10 @@ def unary(name: str, value: Expr) -> Expr:
     """Apply a unary operator of the operator table to a float32 expression."""
     from ladder.ir.ops import get_operator
 
-    return get_operator(name).lower(value)
+    lower = get_operator(name).lower
+    if lower is None:
+        raise ScheduleError(f"{name!r} is not element-wise, so it cannot run in an epilogue")
+    return lower(value)
 
 
 def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: Expr) -> None:

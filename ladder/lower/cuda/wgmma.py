@@ -188,7 +188,9 @@ class Kernel:
             def produce(row_tile: Expr, token: Expr) -> None:
                 stages_per_tile = self.turns * (self.geo.body // self.geo.slabs)
                 with b.loop(stages_per_tile) as step:
-                    self._fill_stage(ring, row_tile, token, b.bind(self.first_tile + step * self.geo.stage_tiles))
+                    self._fill_stage(
+                        ring, row_tile, token, b.bind(self.first_tile + step * self.geo.stage_tiles)
+                    )
                     ring.advance()
 
             self._for_each_tile(produce)
@@ -266,10 +268,10 @@ class Kernel:
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
         self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
-        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
+        self.total: Any = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
         self.operands = b.local(2 * geo.m64 * 16, "uint32")
         self.tile_words = b.local(geo.bits, "uint32")
-        self.pending = b.local(2 * geo.m64, "float32") if geo.promotes else None
+        self.pending: Any = b.local(2 * geo.m64, "float32") if geo.promotes else None
         self.x_descriptor = b.local(1, "uint64")
         b.emit(
             T.cuda.wgmma.encode_matrix_descriptor(
@@ -379,7 +381,10 @@ class Kernel:
         if self.zeros is not None:
             duplicate = pair16 if geo.lane == 16 else bytes4
             parts = [
-                tuple(duplicate(self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)) for h in (0, 1))
+                tuple(
+                    duplicate(self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8))
+                    for h in (0, 1)
+                )
                 for part in range(geo.zero_parts)
             ]
             zeros = parts[0] if geo.zero_parts == 1 else tuple(zip(*parts, strict=True))
@@ -407,7 +412,9 @@ class Kernel:
         start = self.ring.stage.value * geo.x_bytes + (within * plan.tile_m * 128 + step * 32)
         descriptor = self.x_descriptor[0] + T.Cast("uint64", start >> 4)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
-        modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(self.gemm.activation, (1, 1))
+        modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(
+            self.gemm.activation, (1, 1)
+        )
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 

@@ -65,15 +65,23 @@ class Geometry:
             plan.tile_k % self.slab == 0,
             f"tile_k={plan.tile_k} is no multiple of a 128-byte row ({self.slab} elements)",
         )
-        check(self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4")
+        check(
+            self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
+        )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(
-            (TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64 or plan.split_k == 1,
+            ((TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64) or plan.split_k == 1,
             "split_k needs at most 64 tokens per tile",
         )
-        check(self.shared_bytes <= SHARED_LIMIT, f"{self.shared_bytes} bytes of shared memory exceed {SHARED_LIMIT}")
-        check(self.register_estimate <= self.register_limit, f"about {self.register_estimate} registers per thread")
+        check(
+            self.shared_bytes <= SHARED_LIMIT,
+            f"{self.shared_bytes} bytes of shared memory exceed {SHARED_LIMIT}",
+        )
+        check(
+            self.register_estimate <= self.register_limit,
+            f"about {self.register_estimate} registers per thread",
+        )
 
     # ---- operands -------------------------------------------------------------------
     @property
@@ -219,7 +227,7 @@ class Geometry:
 
     @property
     def pitch(self) -> int:
-        """Floats per staged token of one warpgroup; +4 keeps the transposing stores free of bank conflicts."""
+        """Floats per staged token of a warpgroup; +4 keeps transposing stores free of bank conflicts."""
         return TILE * self.m64 + 4
 
     @property
@@ -245,7 +253,9 @@ class Geometry:
 
         Each of the four schedulers has 16 Ki registers for its share of the warps.
         """
-        return {1: 255, 2: MATH_REGISTERS}.get(self.warpgroups, 65536 // (128 * (self.warpgroups + 1)) // 8 * 8)
+        return {1: 255, 2: MATH_REGISTERS}.get(
+            self.warpgroups, 65536 // (128 * (self.warpgroups + 1)) // 8 * 8
+        )
 
 
 def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
