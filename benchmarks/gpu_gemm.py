@@ -206,7 +206,7 @@ def graph_time_us(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> floa
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times[2:])
+    return float(statistics.median(times[2:]))
 
 
 def copy_bandwidth() -> float:
@@ -377,12 +377,13 @@ def main() -> int:
         if not row.get("ok", False):
             print("NOT OK", {k: v for k, v in row.items() if k != "bound"}, flush=True)
     rows += [{**asdict(case), "failure": reason} for case, reason in failures.items()]
-    report = {"environment": environment(), "summary": summary(rows), "rows": rows}
+    outcome = summary(rows)
+    report = {"environment": environment(), "summary": outcome, "rows": rows}
     if arguments.output:
         with open(arguments.output, "w", encoding="utf-8") as file:
             json.dump(report, file, indent=1)
-    print(json.dumps(report["summary"], indent=1))
-    return 0 if report["summary"]["passed"] == report["summary"]["ran"] and not failures else 1
+    print(json.dumps(outcome, indent=1))
+    return 0 if outcome["passed"] == outcome["ran"] and not failures else 1
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,12 +30,17 @@ from targets import get_device
 from tile_types.errors import ScheduleError
 
 
-def candidates(gemm: Gemm, device: str, m: int, top: int) -> list[Schedule]:
-    """Return schedules to try at M = ``m``: the whole legal grid, or the ``top`` best predicted."""
+def candidates(gemm: Gemm, device: str, m: int, top: int, sample: int) -> list[Schedule]:
+    """Return schedules to try at M = ``m``.
+
+    The ``top`` best predicted; if that is 0, ``sample`` random ones of the legal grid; if that
+    is 0 too, the whole grid.
+    """
     target = get_device(device)
     if top:
         return [candidate.schedule for candidate in rank(gemm, target, m, full=True)[:top]]
-    return [s for s in grid(gemm, pipelines_for(target, m), m) if is_legal(gemm, target, s)]
+    legal = [s for s in grid(gemm, pipelines_for(target, m), m) if is_legal(gemm, target, s)]
+    return random.Random(m).sample(legal, min(sample, len(legal))) if sample else legal
 
 
 def grid(gemm: Gemm, pipelines: Sequence[str], m: int) -> Iterator[GpuSchedule]:
@@ -115,6 +121,12 @@ def winners(case: Case, rows: Sequence[dict[str, Any]]) -> dict[tuple[int, int, 
     return best
 
 
+def shape_of(text: str) -> tuple[int, int]:
+    """Read ``NxK``."""
+    n, _, k = text.partition("x")
+    return int(n), int(k)
+
+
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -126,15 +138,18 @@ def main() -> int:
     parser.add_argument("--shapes", default="4096x4096")
     parser.add_argument("-m", default="16,64")
     parser.add_argument("--top", type=int, default=0, help="only the best predicted; 0 tries the whole grid")
+    parser.add_argument(
+        "--sample", type=int, default=0, help="random candidates of the grid per M; 0 tries all"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="")
     parser.add_argument("--database", default="", help="folder of a tuning database that gets the winners")
     arguments = parser.parse_args()
     case = Case(arguments.weight, arguments.activation, arguments.group_size, arguments.zero)
-    shapes = [tuple(map(int, shape.split("x"))) for shape in arguments.shapes.split(",")]
+    shapes = [shape_of(text) for text in arguments.shapes.split(",")]
     tokens = [int(m) for m in arguments.m.split(",")]
     gemm = problem(case, *shapes[0])
-    trials = {m: candidates(gemm, arguments.target, m, arguments.top) for m in tokens}
+    trials = {m: candidates(gemm, arguments.target, m, arguments.top, arguments.sample) for m in tokens}
     unique = list(dict.fromkeys(s for schedules in trials.values() for s in schedules))
     start = time.perf_counter()
     with ProcessPoolExecutor(arguments.jobs) as pool:
@@ -162,7 +177,7 @@ def main() -> int:
 
 def record(case: Case, best: dict[tuple[int, int, int], dict[str, Any]], device: str, folder: Path) -> None:
     """Add the winners to a tuning database."""
-    from ladder.runtime.cache import ladder_version
+    from ladder.installation import ladder_version
     from schedules.schedule import parse_schedule
     from schedules.tuning import TuningDatabase
 
