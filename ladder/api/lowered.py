@@ -66,7 +66,7 @@ class Lowered:
             return str(self.plan)
         from ladder.lower.build import LATER_STAGES, derive_stage
 
-        sources = self.kernel(m).manifest["sources"]
+        sources = self.kernel(m).sources()
         text = sources.get(stage) or derive_stage(stage, sources, self.request.target)
         if text is None:
             later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]

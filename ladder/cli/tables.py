@@ -123,7 +123,7 @@ def cache_entries() -> list[dict[str, Any]]:
             "bytes": entry.nbytes,
             "device": entry.manifest.get("device"),
             "gemm": entry.manifest.get("gemm"),
-            "kernels": entry.manifest.get("entries"),
+            "kernel": entry.manifest.get("entry"),
         }
         for entry in KernelCache().entries()
     ]

@@ -39,15 +39,18 @@ class Kernel:
     library
         The ``.so``.
     manifest
-        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``sources``
-        (stage -> text), ``log`` and ``seconds`` of the build.
+        ``device``, ``family``, ``schedule``, ``gemm``, ``entry`` (the function's name), ``log``,
+        ``resources`` and ``seconds`` of the build.
     from_cache
         Whether it was found on disk.
+    sources
+        Returns stage -> text.
     """
 
     library: Path
     manifest: Mapping[str, Any]
     from_cache: bool
+    sources: Callable[[], Mapping[str, str]]
 
     @property
     def entry(self) -> str:
@@ -117,7 +120,7 @@ def _from_disk(key: str) -> Kernel | None:
         return None
     entry = KernelCache().lookup(key)
     trace("cache %s %s", "hit" if entry else "miss", key[:12])
-    return Kernel(entry.library, entry.manifest, True) if entry else None
+    return Kernel(entry.library, entry.manifest, True, entry.sources) if entry else None
 
 
 def _build(job: Job) -> Kernel:
@@ -131,27 +134,26 @@ def _build(job: Job) -> Kernel:
             "device": job.device.name,
             "family": "cuda" if job.device.is_gpu else "cpu",
             "entry": built.entries[0],
-            "sources": dict(built.sources),
             "log": built.log,
             "resources": {name: dict(report) for name, report in built.resources.items()},
             "seconds": round(seconds, 3),
         }
-        _dump(manifest, job.facts)
-        return _keep(job.key, Path(built.path), manifest)
+        _dump(manifest, job.facts, built.sources)
+        return _keep(job.key, Path(built.path), manifest, dict(built.sources))
 
 
-def _keep(key: str, path: Path, manifest: Mapping[str, Any]) -> Kernel:
+def _keep(key: str, path: Path, manifest: Mapping[str, Any], sources: Mapping[str, str]) -> Kernel:
     """Put a kernel into the cache; without a cache, into a folder that goes with the process."""
     if knobs.settings.cache:
         try:
-            entry = KernelCache().store(key, path, manifest)
-            return Kernel(entry.library, entry.manifest, False)
+            entry = KernelCache().store(key, path, manifest, sources)
+            return Kernel(entry.library, entry.manifest, False, entry.sources)
         except CacheError as error:
             log.warning("%s; the kernel is used without being kept", error)
     # A new folder each time: a library that is loaded must never be written to.
     kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
     shutil.copyfile(path, kept)
-    return Kernel(kept, manifest, False)
+    return Kernel(kept, manifest, False, lambda: sources)
 
 
 @cache
@@ -161,7 +163,7 @@ def _scratch_folder() -> str:
     return folder
 
 
-def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     """Write every stage of a fresh kernel under LADDER_DUMP."""
     folder = knobs.settings.dump
     if folder is None:
@@ -170,7 +172,7 @@ def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     lines = [f"device: {manifest['device']}", *(f"{name}: {value}" for name, value in facts.items())]
     (target / "facts.txt").write_text("\n".join(lines) + "\n")
-    for stage, text in manifest["sources"].items():
+    for stage, text in sources.items():
         (target / f"{stage.replace('/', '_')}.txt").write_text(text)
 
 

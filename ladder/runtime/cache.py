@@ -36,6 +36,9 @@ FORMAT = 1
 
 LIBRARY = "kernel.so"
 MANIFEST = "manifest.json"
+SOURCES_FILE = "sources.json"
+"""Stage -> text; apart from the manifest, because looking up a kernel need not read it."""
+
 
 STALE_SECONDS = 3600.0
 """A temporary folder older than this belongs to a process that was killed."""
@@ -78,10 +81,22 @@ class Identity:
     compiler: str
 
     @staticmethod
-    def of(gemm: Gemm | None, device: TileDevice) -> Identity:
-        """Collect the identity for a problem, or for a kernel without weights, on a device."""
+    def of(gemm: Gemm | None, device: TileDevice, *, compiled: bool = True) -> Identity:
+        """Collect the identity for a problem on a device.
+
+        Parameters
+        ----------
+        gemm
+            The problem; None for a kernel without weights.
+        device
+            The target.
+        compiled
+            Whether a compiler takes part.
+        """
         parts = (device.name, device.target, device.compile_options, sorted(device.features), device.cores)
-        return Identity(repr(parts), _type_text(gemm.weight) if gemm else "", _compiler(device))
+        return Identity(
+            repr(parts), _type_text(gemm.weight) if gemm else "", _compiler(device) if compiled else ""
+        )
 
 
 def _type_text(name: str) -> str:
@@ -132,6 +147,20 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def seal(value: Any) -> str:
+    """Return JSON text that `unseal` knows to be whole."""
+    body = json.dumps(value, sort_keys=True)
+    return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+
+
+def unseal(text: str) -> Any:
+    """Return what `seal` was given; raises ValueError if a byte is missing or changed."""
+    digest, _, body = text.partition("\n")
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise ValueError("the digest does not match")
+    return json.loads(body)
+
+
 @dataclass(frozen=True)
 class CacheEntry:
     """One kernel in the cache.
@@ -154,6 +183,20 @@ class CacheEntry:
     def library(self) -> Path:
         """Path of the kernel library."""
         return self.folder / LIBRARY
+
+    def sources(self) -> dict[str, str]:
+        """Return stage -> text.
+
+        Raises
+        ------
+        CacheError
+            If the file was damaged.
+        """
+        path = self.folder / SOURCES_FILE
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError) as error:
+            raise CacheError(f"cannot read {path} ({error}); run `ladder cache clear`") from error
 
     @property
     def nbytes(self) -> int:
@@ -200,7 +243,9 @@ class KernelCache:
             return "the library was truncated or changed"
         return ""
 
-    def store(self, key: str, built: Path, manifest: Mapping[str, Any]) -> CacheEntry:
+    def store(
+        self, key: str, built: Path, manifest: Mapping[str, Any], sources: Mapping[str, str] | None = None
+    ) -> CacheEntry:
         """Put a kernel library into the cache and return the entry to use.
 
         Parameters
@@ -211,6 +256,8 @@ class KernelCache:
             The library; it is copied.
         manifest
             JSON-able facts to keep beside it.
+        sources
+            Stage -> text, for people.
 
         Raises
         ------
@@ -220,7 +267,7 @@ class KernelCache:
         full = {**manifest, "format": FORMAT, "key": key, "sha256": file_digest(built)}
         try:
             for _ in range(ATTEMPTS):
-                self._write(key, built, full)
+                self._write(key, built, full, sources or {})
                 # Another process may have taken a broken entry of this key, and ours with it, away.
                 entry = self.lookup(key)
                 if entry is not None:
@@ -232,7 +279,7 @@ class KernelCache:
             ) from error
         raise CacheError(f"the kernel cache {self.root} does not keep what is written to it")
 
-    def _write(self, key: str, built: Path, manifest: Mapping[str, Any]) -> None:
+    def _write(self, key: str, built: Path, manifest: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         """Write a whole entry in a temporary folder, then publish it."""
         self.kernels.mkdir(parents=True, exist_ok=True)
         self.temporary.mkdir(parents=True, exist_ok=True)
@@ -241,6 +288,7 @@ class KernelCache:
         try:
             shutil.copyfile(built, folder / LIBRARY)
             (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+            (folder / SOURCES_FILE).write_text(json.dumps(dict(sources)))
             self._publish(folder, self.kernels / key)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -267,6 +315,36 @@ class KernelCache:
                 if path.name.startswith("broken-") or now - path.stat().st_mtime > STALE_SECONDS:
                     shutil.rmtree(path, ignore_errors=True)
 
+    def read_note(self, folder: str, key: str) -> Any:
+        """Return the JSON value that `write_note` stored, None if it is absent or damaged."""
+        path = self.root / folder / f"{key}.json"
+        try:
+            return unseal(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("cache entry %s is not intact (%s); it will be made again", path, error)
+            return None
+
+    def write_note(self, folder: str, key: str, value: Any) -> None:
+        """Store a small JSON value under ``folder``; whole or not at all.
+
+        Raises
+        ------
+        CacheError
+            If the folder cannot be written.
+        """
+        path = self.root / folder / f"{key}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as stream:
+                stream.write(seal(value))
+            Path(stream.name).replace(path)
+        except OSError as error:
+            raise CacheError(
+                f"cannot write {path}: {error}; set LADDER_CACHE_DIR to a folder that you can write"
+            ) from error
+
     def entries(self) -> Iterator[CacheEntry]:
         """Yield every intact entry, by key."""
         if not self.kernels.is_dir():
@@ -281,7 +359,7 @@ class KernelCache:
         return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
 
     def clear(self) -> int:
-        """Remove all kernels; tuning results stay. Returns how many entries were removed.
+        """Remove all kernels and plans; tuning results stay. Returns how many kernels were removed.
 
         Raises
         ------
@@ -296,6 +374,8 @@ class KernelCache:
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(doomed / "entry")
                     removed += 1
+            if (self.root / "plans").is_dir():
+                shutil.rmtree(self.root / "plans", ignore_errors=True)
             if self.temporary.is_dir():
                 self._sweep()
         except OSError as error:

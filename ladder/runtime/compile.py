@@ -5,6 +5,7 @@ Only a miss of both caches imports the compiler.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from dataclasses import asdict, dataclass, replace
@@ -12,15 +13,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
 from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
-from ladder.runtime.cache import Identity
+from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_plan
-from tile_types.errors import DeviceError
+from tile_types.errors import CacheError, DeviceError
 
 if TYPE_CHECKING:
     import torch
@@ -177,9 +179,30 @@ def family_of(device: TileDevice) -> str:
 
 
 def plan_for(request: Request) -> Plan:
-    """Return the schedules of a request: its own, else the policy's."""
+    """Return the schedules of a request: its own, else the policy's, which are kept on disk."""
     if request.plan is not None:
         return request.plan
+    if not knobs.settings.cache:
+        return _choose(request)
+    folder, key = cache_root() / "tuning", _plan_key(request)
+    # A measurement that arrives in the folder makes older choices stale.
+    key = f"{key}-{folder.stat().st_mtime_ns if folder.is_dir() else 0}"
+    stored = KernelCache().read_note("plans", key)
+    if stored is not None:
+        return parse_plan(stored)
+    plan = _choose(request)
+    with contextlib.suppress(CacheError):  # `find_or_build` warns of it
+        KernelCache().write_note("plans", key, str(plan))
+    return plan
+
+
+def _plan_key(request: Request) -> str:
+    """Return the digest of what decides the policy's choice, the tuning database apart."""
+    facts = {"gemm": asdict(request.gemm), "purpose": "plan"}
+    return cache_key(facts, Identity.of(None, request.target, compiled=False))
+
+
+def _choose(request: Request) -> Plan:
     from schedules.policy import make_plan
 
     return make_plan(request.gemm, request.target, tuning_database())

@@ -37,6 +37,23 @@ def _open(path: Path) -> None:
         ) from error
 
 
+def load_foreign_interface() -> None:
+    """Import ``tvm_ffi``, which calls kernels; ahead of time, it takes half of a warm first call.
+
+    Raises
+    ------
+    MissingToolError
+        If it, or torch, is not installed.
+    """
+    try:
+        import torch  # noqa: F401  torch brings the CUDA runtime library
+        import tvm_ffi  # noqa: F401
+    except ImportError as error:
+        raise MissingToolError(
+            f"running kernels needs {error.name or 'tvm_ffi'}: install apache-tvm-ffi and torch"
+        ) from error
+
+
 def load_runtime(family: str = "cpu") -> None:
     """Load what kernels of a device family need; later calls return at once.
 
@@ -54,13 +71,7 @@ def load_runtime(family: str = "cpu") -> None:
     if needed in _loaded:
         return
     with _lock:
-        try:
-            import torch  # noqa: F401  torch brings the CUDA runtime library
-            import tvm_ffi  # noqa: F401
-        except ImportError as error:
-            raise MissingToolError(
-                f"running kernels needs {error.name or 'tvm_ffi'}: install apache-tvm-ffi and torch"
-            ) from error
+        load_foreign_interface()
         if RUNTIME not in _loaded:
             _prepare_threads()
             _open(find_library(RUNTIME))

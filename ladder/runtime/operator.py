@@ -16,8 +16,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.tokens import quantize_tokens_on_cpu
 from tile_types.errors import LadderError
+
+load_foreign_interface()
 
 SCHEMA = "matmul(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 

@@ -53,6 +53,28 @@ def test_export_refuses_a_weight_of_another_family(tmp_path: Path) -> None:
         op.export(tmp_path / "gpu.ladder", packed, target="cuda/sm_80")
 
 
+WARM = """
+    import sys, time
+    import torch, ladder
+    w = ladder.quantize(torch.ones(48, 72), "int4")
+    op = ladder.Matmul(48, 72, "int4")
+    packed, x = op.pack(w), torch.ones(1, 72).half()
+    start = time.thread_time()  # not wall time: tests run side by side
+    op(x, packed)
+    print(time.thread_time() - start)
+    assert "tvm" not in sys.modules
+"""
+
+
+def test_first_call_with_a_warm_cache_is_fast_and_needs_no_compiler(shared_cache: Path) -> None:
+    op = ladder.Matmul(N, K, "int4")
+    op(torch.ones(1, K).half(), op.pack(ladder.quantize(torch.ones(N, K), "int4")))
+    code = "import ladder.lower.cpu as c; c.pack = lambda g, w: {'dense': w.dequantize('float32')}\n"
+    runs = [run(code + textwrap.dedent(WARM), LADDER_CACHE_DIR=str(shared_cache)) for _ in range(2)]
+    assert all(done.returncode == 0 for done in runs), runs[0].stderr
+    assert min(float(done.stdout) for done in runs) < 0.05
+
+
 BLOCKED = """
     import sys
 

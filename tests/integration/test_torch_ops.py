@@ -9,6 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ladder
 from ladder.runtime import compile as runtime_compile
 from ladder.runtime import operator
+from ladder.runtime.tokens import quantize_tokens
 
 pytestmark = pytest.mark.usefixtures("plain_compiler")
 
@@ -37,6 +38,19 @@ def test_opcheck_with_bias_and_token_scale() -> None:
     x = torch.randint(-127, 128, (3, K), dtype=torch.int8)
     arguments = (x, packed.tensors, torch.randn(N), torch.rand(3), op.request.text)
     torch.library.opcheck(operator.matmul, arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_opcheck_of_token_quantization(dtype: torch.dtype) -> None:
+    x = rows(6, dtype).reshape(2, 3, K)
+    x[1, 1] = 0
+    torch.library.opcheck(torch.ops.ladder.quantize_tokens.default, (x,))
+    codes, scale = operator.quantize_tokens(x)
+    expected, expected_scale = quantize_tokens(x, "int8")
+    assert (codes.int() - expected.int()).abs().max() <= 1  # x / scale and x * (1 / scale) round apart
+    assert (codes != expected).float().mean() < 0.01
+    torch.testing.assert_close(scale, expected_scale)
+    assert operator.quantize_tokens(x[:0])[0].shape == (0, 3, K)
 
 
 class Graphs:

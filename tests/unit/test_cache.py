@@ -93,6 +93,25 @@ def test_store_then_lookup(kernels: KernelCache, library: Path) -> None:
     assert not any(kernels.temporary.iterdir())
 
 
+def test_sources_are_kept_and_their_damage_is_named(kernels: KernelCache, library: Path) -> None:
+    entry = kernels.store("k1", library, {}, {"tir": "text"})
+    assert kernels.lookup("k1").sources() == {"tir": "text"}
+    (entry.folder / cache.SOURCES_FILE).write_text("{")
+    with pytest.raises(CacheError, match="cache clear"):
+        kernels.lookup("k1").sources()
+
+
+def test_notes_are_whole_or_absent(kernels: KernelCache, caplog: pytest.LogCaptureFixture) -> None:
+    assert kernels.read_note("plans", "a") is None
+    kernels.write_note("plans", "a", ["m<=1: x", 2])
+    assert kernels.read_note("plans", "a") == ["m<=1: x", 2]
+    path = kernels.root / "plans" / "a.json"
+    assert list(path.parent.iterdir()) == [path]
+    path.write_text(path.read_text()[:-3])
+    assert kernels.read_note("plans", "a") is None
+    assert "not intact" in caplog.text
+
+
 def test_clear_removes_kernels_only(kernels: KernelCache, library: Path) -> None:
     for key in ("k1", "k2"):
         kernels.store(key, library, {})

@@ -1,0 +1,130 @@
+"""The runtime on a GPU: streams, CUDA graphs, moving modules, artefacts, opcheck."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ladder  # noqa: E402
+from ladder.runtime import operator  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here"),
+]
+
+N, K = 192, 320
+
+
+def relative_error(y, exact) -> float:
+    return float((y.double() - exact).norm() / exact.norm())
+
+
+@pytest.fixture(scope="module")
+def problem():
+    weight = ladder.quantize(torch.randn(N, K, device="cuda"), "int4", group_size=64)
+    op = ladder.Matmul(N, K, "int4", "float16", group_size=64)
+    packed = op.pack(weight)
+    assert packed.device.type == "cuda"
+    return op, packed, weight.dequantize("float64")
+
+
+@pytest.mark.parametrize("m", [0, 1, 3, 16, 64, 257, 1025])
+def test_every_m_with_one_build(problem, m: int) -> None:
+    op, packed, dense = problem
+    x = torch.randn(m, K, device="cuda").half()
+    y = op(x, packed)
+    assert y.shape == (m, N)
+    assert m == 0 or relative_error(y, x.double() @ dense.t()) <= 5e-4
+
+
+def test_runs_on_the_current_stream(problem) -> None:
+    """The side stream is kept busy before x gets its values: a launch elsewhere would read the old ones."""
+    op, packed, dense = problem
+    x, source = torch.zeros(8, K, device="cuda").half(), torch.randn(8, K, device="cuda").half()
+    op(x, packed)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.copy_(source)
+        y = op(x, packed)
+    side.synchronize()
+    assert relative_error(y, source.double() @ dense.t()) <= 5e-4
+
+
+@pytest.mark.parametrize("m", [1, 16, 128])
+def test_cuda_graph_replays_with_new_activations(problem, m: int) -> None:
+    op, packed, dense = problem
+    x = torch.randn(m, K, device="cuda").half()
+    op(x, packed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = op(x, packed)
+    for _ in range(2):
+        x.copy_(torch.randn(m, K, device="cuda"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert relative_error(y, x.double() @ dense.t()) <= 5e-4
+
+
+def test_opcheck_on_the_gpu(problem) -> None:
+    op, packed, _ = problem
+    x = torch.randn(3, K, device="cuda").half()
+    torch.library.opcheck(operator.matmul, (x, packed.tensors, None, None, op.request.text))
+
+
+def test_module_moves_between_cpu_and_gpu() -> None:
+    torch.manual_seed(0)
+    module = ladder.Linear.from_linear(torch.nn.Linear(K, N).half(), "nf4", group_size=64)
+    x = torch.randn(4, K).half()
+    with torch.no_grad():
+        on_cpu = module(x)
+        on_gpu = module.cuda()(x.cuda())
+        again = module.cpu()(x)
+    assert relative_error(on_gpu.cpu(), on_cpu.double()) <= 1e-3
+    assert torch.equal(again, on_cpu)
+    with pytest.raises(ladder.DeviceError, match="move"):
+        module(x.cuda())
+
+
+@pytest.mark.parametrize("activation", ["int8", "fp8_e4m3"])
+def test_dynamic_activations(activation: str) -> None:
+    if activation == "fp8_e4m3" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no fp8")
+    torch.manual_seed(0)
+    module = ladder.Linear.from_linear(
+        torch.nn.Linear(K, N, device="cuda").bfloat16(), "int4", group_size=64, activation=activation
+    )
+    x = torch.randn(5, K, device="cuda").bfloat16()
+    exact = x.double() @ module.canonical.to("cuda").dequantize("float64").t() + module.bias.double()
+    with torch.no_grad():
+        assert relative_error(module(x), exact) <= 5e-2
+
+
+def test_artefact_on_the_gpu(problem, tmp_path) -> None:
+    op, packed, _ = problem
+    loaded = ladder.load(op.export(tmp_path / "op.ladder", packed))
+    x = torch.randn(7, K, device="cuda").half()
+    assert torch.equal(loaded(x), op(x, packed))
+    with pytest.raises(ladder.ArtifactError, match="sm_70"):
+        ladder.load(op.export(tmp_path / "other.ladder", target="cuda/sm_70"))
+
+
+def test_compiled_model_with_cuda_graphs(problem) -> None:
+    op, packed, dense = problem
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x, packed) * 1.0, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(16, K, device="cuda").half()
+        torch.compiler.cudagraph_mark_step_begin()
+        assert relative_error(compiled(x), x.double() @ dense.t()) <= 5e-4
+
+
+def test_host_cost_is_a_few_microseconds(problem) -> None:
+    op, packed, _ = problem
+    x = torch.randn(1, K, device="cuda").half()
+    cost = operator.host_cost_us(op.compiled_for(x.device), x, packed.tensors)
+    print({name: round(value, 2) for name, value in cost.items()})
+    assert cost["direct"] < 50
