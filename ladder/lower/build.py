@@ -137,8 +137,3 @@ def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> 
         return None
     functions = {name: function for name, (_, function) in LATER_STAGES.items()}
     return str(resolve(functions, "stage", stage)(sources[origin], device))
-
-
-def derivable_stages(sources: Mapping[str, str]) -> list[str]:
-    """Return the stages that `derive_stage` can make from ``sources``."""
-    return [stage for stage, (origin, _) in LATER_STAGES.items() if origin in sources]

@@ -281,4 +281,4 @@ def test_ptx_is_made_on_demand() -> None:
 
 def test_stages_without_an_origin_are_unknown() -> None:
     assert lower_build.derive_stage("ptx", {"llvm": ""}, HOPPER) is None
-    assert lower_build.derivable_stages({"cuda": "", "tir": ""}) == ["ptx", "sass"]
+    assert lower_build.derive_stage("cuda", {"llvm": ""}, HOPPER) is None
