@@ -16,8 +16,8 @@ from tile_types.errors import ValueRangeError
 from tile_types.library import get_type
 from tile_types.ttype import TType, code_dtype
 
-CHUNK_ELEMENTS = 1 << 22
-"""Elements handled at once in float64: bounds the temporaries to tens of MB."""
+CHUNK_ELEMENTS = 1 << 20
+"""Elements handled at once in float64: bounds the temporaries to tens of MB and keeps most in cache."""
 
 ZERO_BLOCK_SCALE = 2.0**-14
 """Scale of a block of zeros: any positive one is right, a moderate one overflows nowhere later."""
