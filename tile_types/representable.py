@@ -18,7 +18,7 @@ CORES = ("float16", "bfloat16", "tfloat32", "float32", "int8", "fp8_e4m3", "fp8_
 """Operand types of matrix cores, in the order in which they are suggested."""
 
 CODEBOOK_SIGNIFICANT_BITS = 8
-"""A codebook of rounded reals needs a core that keeps at least bfloat16's precision."""
+"""Rounded reals (codebooks, float zero points) need a core that keeps at least bfloat16's precision."""
 
 ZERO_KINDS = ("none", "integer", "float")
 
@@ -47,7 +47,7 @@ def representable(ttype: TType | str, core: str, zero: str = "none") -> bool:
     zero
         ``"integer"``: every difference of two values must survive, since a zero point may be
         any of the type's integers. ``"float"``: the zero point is subtracted in the core's
-        own rounding, so the core must be a float type and hold the codes' values.
+        own rounding, so the core must keep at least bfloat16's precision and hold the codes' values.
 
     Raises
     ------
@@ -99,7 +99,9 @@ def _core(core: str) -> TType:
 @lru_cache(maxsize=4096)
 def _representable(element: TType, core: TType, zero: str) -> bool:
     values = element.probe_values()
-    if (zero == "integer" and not element.is_integer) or (zero == "float" and core.is_integer):
+    if zero == "integer" and not element.is_integer:
+        return False
+    if zero == "float" and significant_bits(core.name) < CODEBOOK_SIGNIFICANT_BITS:
         return False
     if not element.exact:
         rounded = _survivors(values, core)

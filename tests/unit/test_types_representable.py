@@ -71,6 +71,7 @@ def test_integer_zero_points_need_every_difference(name: str, core: str) -> None
         ("nf4", "float16", "integer", False),
         ("uint4", "float16", "float", True),
         ("uint4", "int8", "float", False),
+        ("uint4", "fp8_e4m3", "float", False),
         ("bfloat16", "float16", "none", False),
         ("float16", "bfloat16", "none", False),
         ("float32", "tfloat32", "none", False),
