@@ -15,7 +15,7 @@ from targets import TileDevice
 from tile_types import get_type, representable
 
 LARGEST_M = 1 << 16
-BUCKETS = (1, 2, 4, 8, LARGEST_M)
+BUCKETS = (1, 2, 4, 8, 16, LARGEST_M)
 """Largest M of each range of the plan."""
 
 CORE_OPERANDS = {
@@ -27,7 +27,12 @@ CORE_OPERANDS = {
 }
 """Operand type of every core that the CPU pipeline can emit."""
 
-WIDENINGS = {"int8": ("bfloat16",), "fp8_e4m3": ("bfloat16",), "fp8_e5m2": ("bfloat16",), "bfloat16": ("bfloat16",)}
+WIDENINGS = {
+    "int8": ("bfloat16",),
+    "fp8_e4m3": ("bfloat16",),
+    "fp8_e5m2": ("bfloat16",),
+    "bfloat16": ("bfloat16",),
+}
 """16-bit operand types that hold every value of an activation type."""
 
 REGISTERS = 32
@@ -54,8 +59,8 @@ _NARROW = ((1, 1, 16), (2, 2, 16), (LARGEST_M, 4, 16))
 """The same where a 512-bit value takes several registers."""
 
 TABLE: tuple[Row, ...] = (
-    *_rows("amx_bf16", (LARGEST_M, 32, 32)),
-    *_rows("amx_int8", (LARGEST_M, 32, 32)),
+    *_rows("amx_bf16", (16, 16, 32), (LARGEST_M, 32, 32)),
+    *_rows("amx_int8", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("avx512_bf16", *_VECTOR),
     *_rows("avx512_vnni", *_VECTOR),
     *_rows("fma", *_VECTOR),
@@ -101,7 +106,10 @@ def require_core(gemm: Gemm, device: TileDevice, schedule: CpuSchedule) -> None:
     """Raise ScheduleError unless the device has the schedule's core and the core holds the values."""
     core_operand(gemm, schedule.core)
     names = {core.name for core in device.cores}
-    check(schedule.core in names, f"{device.name} has no core {schedule.core!r}; it has {', '.join(sorted(names))}")
+    check(
+        schedule.core in names,
+        f"{device.name} has no core {schedule.core!r}; it has {', '.join(sorted(names))}",
+    )
     if schedule.core.startswith("amx"):
         check(
             (schedule.tile_m, schedule.tile_n) in ((16, 32), (32, 32)),
@@ -109,7 +117,10 @@ def require_core(gemm: Gemm, device: TileDevice, schedule: CpuSchedule) -> None:
         )
         return
     check(16 % schedule.tile_m == 0, f"tile_m must be a power of two up to 16, got {schedule.tile_m}")
-    check(128 % schedule.tile_n == 0 and schedule.tile_n >= 16, f"tile_n must be 16, 32, 64 or 128, got {schedule.tile_n}")
+    check(
+        128 % schedule.tile_n == 0 and schedule.tile_n >= 16,
+        f"tile_n must be 16, 32, 64 or 128, got {schedule.tile_n}",
+    )
     accumulators = schedule.tile_m * schedule.tile_n // 16
     check(accumulators < REGISTERS, f"{accumulators} accumulators do not fit in {REGISTERS} registers")
 

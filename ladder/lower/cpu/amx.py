@@ -180,9 +180,7 @@ class AmxTiles:
         index = (row * self.chunk_steps + position) * LANES
         b.store(decoded, v.as_type(value, "uint32x16"), v.lanes(index))
 
-    def _multiply(
-        self, token: Expr, start: Expr, extent: Expr, chunk: Expr, memory: tuple[Any, Any]
-    ) -> None:
+    def _multiply(self, token: Expr, start: Expr, extent: Expr, chunk: Expr, memory: tuple[Any, Any]) -> None:
         """Emit C += A · B for the tokens from ``token`` and all row blocks of the tile."""
         kernel, (decoded, raw) = self.kernel, memory
         token_tiles = kernel.tokens // TILE_ROWS
@@ -205,9 +203,7 @@ class AmxTiles:
                 row_start = (token + a * TILE_ROWS) * kernel.x.steps + start + part * self.steps
                 self.tiles.load(4 + a, kernel.x.words, row_start, kernel.x.steps)
             for row in range(kernel.rows):
-                self.tiles.load(
-                    6 + row, decoded, (row * self.chunk_steps + part * self.steps) * LANES, LANES
-                )
+                self.tiles.load(6 + row, decoded, (row * self.chunk_steps + part * self.steps) * LANES, LANES)
             for index, (a, row) in enumerate(pairs):
                 self.tiles.multiply(index, 4 + a, 6 + row)
         for index, (a, row) in enumerate(pairs):
@@ -220,4 +216,3 @@ class AmxTiles:
             with b.loop(here) as token:
                 at = v.lanes((row * TOKENS + token) * LANES)
                 self.kernel.add_group(totals, raw[at], at, (token, group, 0), columns)
-

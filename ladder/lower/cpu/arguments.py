@@ -55,7 +55,12 @@ def _tensor(name: str, shape: tuple[Expr, ...], dtype: str) -> Any:
 def declare_arguments(gemm: Gemm, layout: CpuLayout) -> Arguments:
     """Declare the arguments in calling order; every extent is symbolic."""
     m, n, k = b.symbol("M"), b.symbol("N"), b.symbol("K")
-    blocks, units, n_pad, groups = b.symbol("blocks"), b.symbol("units"), b.symbol("n_pad"), b.symbol("groups")
+    blocks, units, n_pad, groups = (
+        b.symbol("blocks"),
+        b.symbol("units"),
+        b.symbol("n_pad"),
+        b.symbol("groups"),
+    )
     integer_zero = layout.lane == 8 and gemm.zero == "integer"
     zero_dtype = "int32" if integer_zero else "float32"
     x = _tensor("x", (m, k), TIR_NAMES.get(gemm.activation, gemm.activation))

@@ -248,9 +248,7 @@ def multiply(operand: str, total: Expr, weights: Expr, x: Expr) -> Expr:
     return v.fma(weights, v.as_type(x, "float32x16"), total)
 
 
-def _add_group(
-    kernel: Kernel, tile: Expr, block: Expr, totals: Any, accumulators: Any, group: Expr
-) -> None:
+def _add_group(kernel: Kernel, tile: Expr, block: Expr, totals: Any, accumulators: Any, group: Expr) -> None:
     """Emit ``totals += scale * (accumulators - zero * sum of x)`` for the whole tile."""
     for row in range(kernel.rows):
         columns = v.lanes((tile * kernel.rows + row) * ROWS)

@@ -64,9 +64,9 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
 
     layout = cpu_layout(gemm)
     element = get_type(gemm.weight)
-    codes = torch.as_tensor(weight.codes()).to(torch.int64)
+    codes = torch.as_tensor(weight.codes())
     if layout.lane == 8:
-        codes = torch.from_numpy(recoding(element)[0])[codes]
+        codes = torch.from_numpy(recoding(element)[0].astype(np.uint8))[codes.to(torch.int32)]
         fill = 0
     else:
         fill = int(element.valid_codes()[abs(element.probe_values()).argmin()])
@@ -75,7 +75,9 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     scale = None if weight.scale is None else _rows(weight, weight.scale) * factor
     if gemm.scale:
         if scale is None:
-            raise ShapeError("the operator takes group scales, the weight has none; build it with scale=False")
+            raise ShapeError(
+                "the operator takes group scales, the weight has none; build it with scale=False"
+            )
         arrays["scales"] = _grouped(layout, gemm, scale, torch.float32)
     if gemm.zero != "none":
         integer = layout.lane == 8 and gemm.zero == "integer"
@@ -94,7 +96,8 @@ def _rows(weight: QuantizedTensor, array: Any) -> torch.Tensor:
 
     if not isinstance(array, torch.Tensor):
         array = torch.from_numpy(np.asarray(array).astype(np.float64))
-    return array.to(torch.float64).repeat_interleave(weight.block[0], 0)[: weight.shape[0]]
+    rows: torch.Tensor = array.to(torch.float64).repeat_interleave(weight.block[0], 0)
+    return rows[: weight.shape[0]]
 
 
 def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -34,7 +34,9 @@ def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
 
     target = Target(device.tvm_target)
     try:
-        return tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
+        # LLVM eliminates common subexpressions; TVM's own pass takes a third of the build.
+        with tvm.transform.PassContext(disabled_pass=["tirx.CommonSubexprElim"]):
+            return tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
     except (RuntimeError, ValueError, TypeError) as error:
         raise CompilerError(f"LLVM rejected {', '.join(functions)} for {device.name}: {error}") from error
 

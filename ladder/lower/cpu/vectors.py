@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,11 +21,12 @@ declare <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float>, <32 x bfloa
 define internal <16 x float> @ladder_dpbf16(<16 x float> %c, <32 x i16> %a, <16 x i32> %b) alwaysinline {
   %x = bitcast <32 x i16> %a to <32 x bfloat>
   %y = bitcast <16 x i32> %b to <32 x bfloat>
-  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(<16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
+  %r = call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512(
+    <16 x float> %c, <32 x bfloat> %x, <32 x bfloat> %y)
   ret <16 x float> %r
 }
 """
-"""TVM's LLVM backend has no bfloat16 vectors, so the one instruction that takes them is wrapped in LLVM IR."""
+"""TVM's LLVM backend has no bfloat16 vectors: the one instruction that takes them is wrapped in LLVM IR."""
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def constant(value: float, dtype: str, count: int = 16) -> Expr:
     return T.broadcast(tirx.const(value, dtype), count)
 
 
-def table(values: Sequence[int], dtype: str) -> Expr:
+def table(values: Iterable[int], dtype: str) -> Expr:
     """Return a constant vector."""
     scalars = [tirx.const(int(value), dtype) for value in values]
     return tirx.Shuffle(scalars, [tirx.const(i, "int32") for i in range(len(scalars))])
@@ -123,5 +124,5 @@ def dot_int8(total: Expr, weights: Expr, x: Expr) -> Expr:
 
 
 def fma(a: Expr, b: Expr, c: Expr) -> Expr:
-    """Return ``a * b + c`` with one rounding, float32x16."""
-    return T.call_llvm_pure_intrin("float32x16", "llvm.fma", a, b, c)
+    """Return ``a * b + c``, float32x16, with one rounding where the machine has such an instruction."""
+    return T.call_llvm_pure_intrin("float32x16", "llvm.fmuladd", a, b, c)

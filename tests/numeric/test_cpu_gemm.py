@@ -1,0 +1,172 @@
+"""CPU kernels against float64 on shapes that divide nothing, for every type and activation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from ladder.ir.gemm import ACTIVATIONS
+from ladder.lower import cpu
+from ladder.lower.cpu.toolchain import compile_module
+from schedules.cpu_policy import CORE_OPERANDS, cpu_candidates, operand_type
+from schedules.schedule import CpuSchedule
+from targets import get_device, host_cpu
+from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
+from tile_types import get_type, list_types
+from tile_types.errors import DTypeError, ScheduleError
+
+HOST = host_cpu()
+PORTABLE = get_device("cpu/avx2" if "avx2" in HOST.features else "cpu/dotprod")
+WEIGHTS = [t.name for t in list_types() if not t.is_block]
+N, K, GROUP = 37, 131, 48
+
+
+def cores(device, gemm):
+    """Return a small tile for every core of the device that holds the problem's values."""
+    names = {core.name for core in device.cores} & CORE_OPERANDS.keys()
+    fitting = {core for core in names if CORE_OPERANDS[core] in (operand_type(gemm), "float32")}
+    return [CpuSchedule(core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("activation", ["bfloat16", "int8"])
+def test_every_weight_type_on_every_core(weight: str, activation: str) -> None:
+    case = problem(weight, activation, N, K, GROUP)
+    bound = BOUNDS["float32" if get_type(weight).exact else "bfloat16"]
+    for entry in compile_entries(case.gemm, HOST, cores(HOST, case.gemm)):
+        assert relative_error(case, entry, 3) <= bound
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_every_weight_type_without_vector_extensions(weight: str) -> None:
+    case = problem(weight, "float32", N, K, GROUP)
+    (entry,) = compile_entries(case.gemm, PORTABLE, [CpuSchedule("fma", 2, 16)])
+    assert relative_error(case, entry, 3) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("zero", ["none", "integer", "float"])
+def test_every_activation_zero_point_and_output(activation: str, zero: str) -> None:
+    output = {"none": "float16", "integer": "bfloat16", "float": "float32"}[zero]
+    token = activation == "int8"
+    case = problem("uint4", activation, N, K, 32, zero=zero, output=output, bias=True, token_scale=token)
+    for device in (HOST, PORTABLE):
+        for entry in compile_entries(case.gemm, device, cores(device, case.gemm)):
+            for m in (1, 5):
+                assert relative_error(case, entry, m) <= BOUNDS[output]
+
+
+@pytest.mark.parametrize("group", [0, 8, 16, 20, 100, 128])
+@pytest.mark.parametrize("activation", ["bfloat16", "int8"])
+def test_every_kind_of_group(group: int, activation: str) -> None:
+    case = problem("int3", activation, 19, 211, group)
+    bound = BOUNDS["float32"]
+    for entry in compile_entries(case.gemm, HOST, cores(HOST, case.gemm)[:1]):
+        assert relative_error(case, entry, 2) <= bound
+
+
+@pytest.mark.parametrize("activation", ["bfloat16", "float16", "int8"])
+def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> None:
+    case = problem("int4", activation, 300, 521, 128)
+    schedules = [
+        s for s in cpu_candidates(case.gemm, HOST, 1) if CORE_OPERANDS[s.core] == operand_type(case.gemm)
+    ]
+    for entry in compile_entries(case.gemm, HOST, schedules):
+        for m in (1, 3, 17, 131):
+            assert relative_error(case, entry, m) <= BOUNDS["float32"]
+
+
+def test_one_build_serves_other_shapes() -> None:
+    first = problem("nf4", "float16", N, K, 32)
+    (entry,) = compile_entries(first.gemm, HOST, [CpuSchedule("fma", 4, 16)])
+    for n, k, m in ((1, 1, 1), (16, 32, 4), (129, 1009, 7), (128, 64, 2)):
+        other = problem("nf4", "float16", n, k, 32 if k > 32 else 0)
+        if k > 32:
+            assert relative_error(other, entry, m) <= BOUNDS["float32"]
+
+
+def test_no_tokens_write_nothing() -> None:
+    case = problem("int4", "bfloat16", N, K, GROUP)
+    (entry,) = compile_entries(case.gemm, HOST, [cores(HOST, case.gemm)[0]])
+    y = torch.empty(0, N)
+    entry(torch.empty(0, K, dtype=torch.bfloat16), *cpu.pack(case.gemm, case.weight).values(), y)
+    assert y.shape == (0, N)
+
+
+def test_epilogue_operators_apply_in_order() -> None:
+    case = problem("int4", "float32", N, K, 32, epilogue=("relu", "square"))
+    (entry,) = compile_entries(case.gemm, HOST, [CpuSchedule("fma", 2, 16)])
+    x = torch.randn(3, K)
+    y = torch.empty(3, N)
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    expected = np.maximum(x.double().numpy() @ case.values.T, 0) ** 2
+    assert np.linalg.norm(y.numpy() - expected) <= BOUNDS["float32"] * np.linalg.norm(expected)
+
+
+def test_large_activations_stay_finite_in_float32_sums() -> None:
+    case = problem("int4", "float16", N, K, 32)
+    (entry,) = compile_entries(case.gemm, HOST, [CpuSchedule("fma", 1, 16)])
+    x = torch.full((1, K), 60000.0, dtype=torch.float16)
+    assert relative_error(case, entry, 1, x) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("source", ["bfloat16", "float16", "float32"])
+def test_dynamic_quantization_per_token(source: str) -> None:
+    module = compile_module({"quantize": cpu.emit_quantize(source, HOST, "quantize")}, HOST)
+    x = (torch.randn(5, 77, generator=torch.Generator().manual_seed(3)) * 3).to(getattr(torch, source))
+    x[2] = 0
+    codes, scale = torch.empty(5, 77, dtype=torch.int8), torch.empty(5)
+    module["quantize"](x, codes, scale)
+    wide = x.double()
+    expected = wide.abs().amax(1) / 127
+    torch.testing.assert_close(scale.double(), expected, rtol=1e-6, atol=0)
+    error = (codes.double() * scale.double()[:, None] - wide).abs().amax(1)
+    assert bool((error <= expected * 0.5001).all())
+    assert bool((codes[2] == 0).all())
+    assert int(codes.abs().max()) == 127
+
+
+def test_accumulators_stay_in_registers() -> None:
+    """The innermost loop of the widest tile must not touch the stack."""
+    if "avx512_bf16" not in HOST.features:
+        pytest.skip("the assembly checked here is AVX-512 BF16; this CPU has none")
+    case = problem("int4", "bfloat16", 128, 256, 128)
+    function = cpu.emit(case.gemm, HOST, CpuSchedule("avx512_bf16", 16, 16), "entry")
+    assembly = compile_module({"entry": function}, HOST).mod.inspect_source("asm").splitlines()
+    places = [index for index, line in enumerate(assembly) if "vdpbf16ps" in line]
+    assert len(places) == 16 * 16
+    inner = "\n".join(assembly[places[0] : places[-1]])
+    assert "(%rsp)" not in inner
+    assert sum("vpermw" in line for line in assembly) == 16
+
+
+def test_errors_name_what_fits() -> None:
+    case = problem("int4", "bfloat16", N, K, GROUP)
+    with pytest.raises(ScheduleError, match="no core 'avx512_bf16'"):
+        cpu.emit(case.gemm, get_device("cpu/avx2"), CpuSchedule("avx512_bf16", 1, 16), "e")
+    with pytest.raises(ScheduleError, match="needs bfloat16"):
+        cpu.emit(case.gemm, HOST, CpuSchedule("avx512_vnni", 1, 16), "e")
+    with pytest.raises(ScheduleError, match="power of two"):
+        cpu.emit(case.gemm, HOST, CpuSchedule("fma", 3, 16), "e")
+    with pytest.raises(DTypeError, match="bfloat16, float16, float32"):
+        cpu.emit_quantize("int8", HOST, "q")
+
+
+def test_rows_of_x_may_be_padded_with_zeros() -> None:
+    for activation, pitch in (("bfloat16", 136), ("int8", 144)):
+        case = problem("int4", activation, N, K, GROUP)
+        (entry, *_) = compile_entries(case.gemm, HOST, cores(HOST, case.gemm))
+        x = activations(case.gemm, 3)
+        padded = torch.nn.functional.pad(x, (0, pitch - K))
+        y = [torch.empty(3, N) for _ in range(2)]
+        for argument, result in zip((x, padded), y, strict=True):
+            entry(argument, *cpu.pack(case.gemm, case.weight).values(), result)
+        assert torch.equal(y[0], y[1])
+
+
+def test_portable_kernels_compile_for_arm() -> None:
+    arm = get_device("cpu/dotprod")
+    case = problem("nf4", "float16", N, K, 32)
+    module = compile_module({"entry": cpu.emit(case.gemm, arm, CpuSchedule("fma", 4, 16), "entry")}, arm)
+    assert "fmla" in module.mod.inspect_source("asm")
