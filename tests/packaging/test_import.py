@@ -20,7 +20,8 @@ def python(code: str, *, folder: Path = ROOT, path: str = "") -> subprocess.Comp
 
 
 def test_import_takes_less_than_a_third_of_a_second() -> None:
-    code = "import time; start = time.perf_counter(); import ladder; print(time.perf_counter() - start)"
+    """Processor time, so that a busy machine does not count; no thread shares the work."""
+    code = "import time; start = time.process_time(); import ladder; print(time.process_time() - start)"
     seconds = min(float(python(code).stdout) for _ in range(3))
     assert seconds < 0.3
 
