@@ -1,23 +1,34 @@
 """Predicted time of one GEMM under one schedule, and what bounds it.
 
-The model is a roofline per memory layer and core, corrected for what small problems suffer
-from: units left idle, too few bytes in flight to cover latency (Little's law), the serial
-chain of K steps, and the reduction of split K. It ranks candidates where no device is
-present; profiling decides where one is. Constants named ``*_SECONDS`` were fitted to the H200 runs
-of the project (cuBLAS-free kernels at 4096² and 8192², M = 1 … 4096).
+A block is a serial chain of K steps (wait for a stage, load, decode, multiply); the blocks of
+one multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Constants
+named ``*_CYCLES``, ``*_SECONDS`` and ``*_SHARE`` of the ``wgmma`` and ``gemv`` parts were fitted
+to 2,963 runs on an H200 (int4 g128 with float16 and int8 activations, 4096², 8192², 28672x8192,
+M = 1 … 4096; 2026-11-21, `benchmarks.gpu_tune`; a sample lies in ``tests/unit/measured_gpu.json``).
+They describe the generated kernels, so refit them when an emitter changes. The ``mma`` part keeps
+a roofline that was not fitted. The model ranks candidates where no device is present; profiling
+decides where one is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import LANES, packed_group, padded, planes
-from schedules.legal import block_rows, operand_bytes, resources, scale_bytes, weight_bits
+from schedules.legal import (
+    SWIZZLE_ROW,
+    block_rows,
+    operand_bytes,
+    promotes,
+    resources,
+    scale_bytes,
+    weight_bits,
+)
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
 from targets import Core, TileDevice
 from tile_types import get_type
@@ -26,27 +37,67 @@ from tile_types.errors import ScheduleError
 LAUNCH_SECONDS = 2.0e-6
 """A kernel in a CUDA graph, start to start, with nothing to do."""
 
-STEP_SECONDS: Mapping[str, float] = {"gemv": 60e-9, "mma": 90e-9, "wgmma": 70e-9}
-"""Serial cost of one K step of 64 that no other work of the block hides."""
+OVERLAP = 4
+"""Exponent that joins the time on multiprocessors with DRAM and L2: near the longest of the three."""
 
-CLUSTER_SECONDS = 1.0e-6
-"""Two cluster barriers and the reads through distributed shared memory."""
+STAGE_CYCLES = 680
+"""wgmma: dependent latency of entering a stage: barrier, shared loads, first decode, release."""
 
-BLOCK_REDUCE_SECONDS = 0.15e-6
-"""Summing one more K slice through the block's own shared memory."""
+SLAB_CYCLES = 122
+"""wgmma: issue slots per scheduler for 128 bytes of K of 64 rows, decoding aside."""
 
-OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+EXPOSED_SHARE = 0.3
+"""wgmma: part of the issue slots of a slab that a block's own chain waits for."""
+
+PROMOTION_CYCLES = 100
+"""wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
+
+TENSOR_SHARE = 0.9
+"""wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
+
+HALF_RATE_TOKENS = 32
+"""Below this many tokens a wgmma takes as long as with this many."""
+
+BLOCK_SECONDS = 0.4e-6
+"""wgmma: set-up of a block: barriers, tensor map, first bytes."""
+
+OUTPUT_SECONDS = 1.5e-6 / 4096
+"""wgmma: filling and draining a block, per output of its tile; a persistent kernel overlaps it."""
+
+CLUSTER_SECONDS = 1.6e-6
+"""wgmma, split K: launching a cluster and its two barriers."""
+
+EXCHANGE_SECONDS = 1.7e-6 / 4096
+"""wgmma, split K: reading one partial sum of another block through distributed shared memory."""
+
+CLUSTER_LOSS = 0.04
+"""Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
+
+GEMV_TILE_CYCLES = 528
+"""gemv: dependent latency of one packed tile: x fragments, decode, four products in a chain."""
+
+GEMV_FETCH_CYCLES = 1000
+"""gemv: latency of a tile's words, hidden in proportion to the tiles in flight."""
+
+GEMV_ISSUE_CYCLES = 57
+"""gemv: issue slots per warp and tile, decoding aside."""
+
+GEMV_SPREAD = 1.6
+"""gemv: slow-down of DRAM when one slice streams alone; slices side by side read longer runs."""
+
+MMA_STEP_SECONDS = 90e-9
+"""mma: serial cost of one K step of 64 that no other work of the block hides."""
+
 ROUND_SECONDS = 1.5e-6
-"""Prologue and epilogue of one round of blocks; a persistent kernel overlaps them with the next tile."""
+"""mma: prologue and epilogue of one round of blocks."""
 
 CONTENTION = 0.03
 """How much of the parts that overlap with the longest one shows nevertheless."""
 
 WARPS_TO_ISSUE = 16
-"""Warps per SM below which dependent decode instructions leave issue slots empty."""
+"""mma: warps per SM below which dependent decode instructions leave issue slots empty."""
 
-HALF_RATE_TOKENS = 32
-"""Below this many tokens a wgmma takes as long as with this many."""
+OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -72,6 +123,7 @@ class Cost:
     flops: int
 
 
+@lru_cache(maxsize=4096)
 def weight_bytes(gemm: Gemm) -> int:
     """Return the bytes of packed weights with their scales and zeros."""
     n, k = padded(gemm.n), padded(gemm.k)
@@ -80,6 +132,7 @@ def weight_bytes(gemm: Gemm) -> int:
     return n * k * weight_bits(gemm) // 8 + scales
 
 
+@lru_cache(maxsize=4096)
 def minimum_bytes(gemm: Gemm, m: int) -> int:
     """Return the bytes that any kernel must move: weights, activations and results once."""
     activation = {"float32": 4, "float16": 2, "bfloat16": 2}.get(gemm.activation, 1)
@@ -102,6 +155,7 @@ def convert_ops(weight: str) -> float:
     return 1.0 if len(np.unique(np.diff(values))) < 2 else 2.0
 
 
+@lru_cache(maxsize=4096)
 def decode_ops(gemm: Gemm, placement: str) -> float:
     """Return vector operations per weight to extract, convert, offset and scale it."""
     per_register = 1.5 * len(planes(weight_bits(gemm))) + convert_ops(gemm.weight)
@@ -145,6 +199,36 @@ def _cost(gemm: Gemm, m: int, overlapped: dict[str, float], serial: dict[str, fl
 
 
 @dataclass(frozen=True)
+class Work:
+    """What the blocks of a launch cost a multiprocessor, in seconds.
+
+    Parameters
+    ----------
+    chain
+        Serial latency of one block, were it alone.
+    issue, tensor
+        Time of the issue slots and of the tensor cores that one block takes from its neighbours.
+    power
+        How chain and shared units add up: 1 in sequence, 2 partly overlapped.
+    """
+
+    chain: float
+    issue: float
+    tensor: float
+    power: float
+
+    def together(self, blocks: float) -> float:
+        """Return the time of ``blocks`` that run side by side."""
+        shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
+        return float((self.chain**self.power + shared) ** (1 / self.power))
+
+    def waves(self, blocks: int, resident: int) -> float:
+        """Return the time of ``blocks``, at most ``resident`` of them at once."""
+        full, rest = divmod(blocks, resident)
+        return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
+
+
+@dataclass(frozen=True)
 class Grid:
     """Blocks of one launch and how well they fill the device."""
 
@@ -159,30 +243,111 @@ class Grid:
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
-    blocks = along_m * along_n * (schedule.split_k if schedule.pipeline == "wgmma" else 1)
+    split = schedule.split_k if schedule.pipeline == "wgmma" else 1
     needs = resources(gemm, device, schedule)
-    rounds = -(-blocks // device.units)
-    fill = blocks / (rounds * device.units)
-    return Grid(along_m, along_n, blocks, needs.stage, max(1, needs.blocks_per_unit), rounds, fill)
+    units = usable_units(device, split)
+    blocks = along_m * along_n * split
+    rounds = -(-blocks // units)
+    resident = max(1, needs.blocks_per_unit)
+    return Grid(along_m, along_n, blocks, needs.stage, resident, rounds, blocks / (rounds * units))
+
+
+def usable_units(device: TileDevice, cluster: int) -> int:
+    """Return the multiprocessors that clusters of this many blocks can occupy."""
+    if cluster == 1:
+        return device.units
+    return max(cluster, int(device.units * (1 - CLUSTER_LOSS * (cluster - 2))) // cluster * cluster)
 
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
-    core = device.core_for(gemm.activation, schedule.pipeline)
     grid = _grid(gemm, device, schedule, m)
+    if schedule.pipeline == "mma":
+        return _predict_mma(gemm, device, schedule, m, grid)
+    spread = 1.0
+    if schedule.pipeline == "gemv":
+        work = _gemv_work(gemm, device, schedule)
+        spread = 1 + GEMV_SPREAD / schedule.split_k
+    else:
+        work = _wgmma_work(gemm, device, schedule)
+    units = _unit_seconds(schedule, grid, work)
+    dram = spread * _dram_seconds(gemm, device, schedule, m, grid)
+    l2 = _l2_seconds(gemm, device, m, grid)
+    seconds = LAUNCH_SECONDS + (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
+    parts = {
+        "launch": LAUNCH_SECONDS,
+        "dram": dram,
+        "l2": l2,
+        "latency": -(-grid.rounds // grid.resident) * work.chain,
+        "decode": grid.rounds * work.issue,
+        "core": grid.rounds * work.tensor,
+    }
+    bound = max(parts, key=parts.__getitem__)
+    return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _unit_seconds(schedule: GpuSchedule, grid: Grid, work: Work) -> float:
+    """Return the time of the busiest multiprocessor."""
+    if schedule.persistent:  # one block walks all tiles; loads of the next one overlap the epilogue
+        return BLOCK_SECONDS + grid.rounds * work.together(1)
+    return work.waves(grid.rounds, grid.resident)
+
+
+def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
+    """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
+    core = device.core_for(gemm.activation, "wgmma")
+    slab = SWIZZLE_ROW // operand_bytes(gemm)
+    slabs = schedule.tile_k // slab
+    turn = max(2, slabs) * slab * schedule.split_k  # K that one turn of the loop takes from all slices
+    count = -(-padded(gemm.k) // turn) * max(2, slabs)
+    row_tiles = schedule.tile_n // 16 // schedule.warps
+    issue = row_tiles * (SLAB_CYCLES + slab / 2 * decode_ops(gemm, schedule.placement))
+    stall = STAGE_CYCLES / slabs
+    if promotes(gemm, schedule):
+        promotions = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
+        issue += row_tiles * promotions * 2 * schedule.tile_m
+        stall += (promotions - 1) * PROMOTION_CYCLES
+    tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
+    tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * TENSOR_SHARE)
+    chain = count * (stall + EXPOSED_SHARE * issue) / device.clock
+    if not schedule.persistent:
+        chain += BLOCK_SECONDS + _edge_seconds(schedule)
+    warpgroups = schedule.warps // 4
+    return Work(chain, count * warpgroups * issue / device.clock, count * tensor / device.clock, 2.0)
+
+
+def _edge_seconds(schedule: GpuSchedule) -> float:
+    """Return what a block's tile costs outside the K loop."""
+    outputs = schedule.tile_m * schedule.tile_n
+    if schedule.split_k == 1:
+        return outputs * OUTPUT_SECONDS
+    others = outputs * (1 - 1 / schedule.split_k)
+    return outputs * OUTPUT_SECONDS + CLUSTER_SECONDS + others * EXCHANGE_SECONDS
+
+
+def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
+    """Return the work of one block: every warp decodes 16 rows of its slice's packed tiles."""
+    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    chain = tiles * (GEMV_TILE_CYCLES + GEMV_FETCH_CYCLES / schedule.stages)
+    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8 + 32 * decode_ops(gemm, schedule.placement)
+    warps = schedule.warps / 4  # per scheduler
+    return Work(chain / device.clock, tiles * warps * issue / device.clock, 0.0, 1.0)
+
+
+def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> Cost:
+    core = device.core_for(gemm.activation, schedule.pipeline)
     compute, decode = _compute_seconds(gemm, device, schedule, core, grid)
     overlapped = {
         "dram": _dram_seconds(gemm, device, schedule, m, grid),
         "l2": _l2_seconds(gemm, device, m, grid),
         # Without warp specialisation half of the decoding waits for the tensor core.
-        "core": compute if schedule.pipeline == "wgmma" else compute + 0.5 * decode,
+        "core": compute + 0.5 * decode,
         "decode": decode,
         "steps": _step_seconds(gemm, schedule, grid),
     }
     serial = {
         "launch": LAUNCH_SECONDS,
         "latency": 2 * device.layer("dram").latency,
-        "reduce": _reduce_seconds(device, schedule),
-        "rounds": _round_seconds(schedule, grid),
+        "rounds": (-(-grid.rounds // grid.resident) - 1) * ROUND_SECONDS,
     }
     return _cost(gemm, m, overlapped, serial)
 
@@ -201,6 +366,8 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
         share += columns / grid.along_m * m * gemm.k * operand_bytes(gemm)
         waves = grid.along_m * grid.along_n / (rows * columns)
         moved = max(once, int(waves * share))
+    if schedule.pipeline == "gemv":  # its chain has a fetch latency
+        return moved / bandwidth
     busy = min(grid.blocks, device.units * grid.resident)
     in_flight = busy * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)
@@ -217,12 +384,11 @@ def _compute_seconds(
     gemm: Gemm, device: TileDevice, schedule: GpuSchedule, core: Core, grid: Grid
 ) -> tuple[float, float]:
     """Time of the tensor cores and of decoding, with the idle part of the last wave."""
-    tokens = schedule.tile_m if schedule.pipeline != "wgmma" else max(schedule.tile_m, HALF_RATE_TOKENS)
     rows, columns = grid.along_n * block_rows(schedule), padded(gemm.k)
-    flops = 2.0 * grid.along_m * tokens * rows * columns
+    flops = 2.0 * grid.along_m * schedule.tile_m * rows * columns
     compute = flops / (device.peak(core) * core.sustained) / grid.fill
     # Warps beyond one per 16 rows of weights decode the same rows again.
-    copies = max(1, schedule.warps * 16 // schedule.tile_n) if schedule.pipeline == "mma" else 1
+    copies = max(1, schedule.warps * 16 // schedule.tile_n)
     operations = decode_ops(gemm, schedule.placement) * grid.along_m * copies * rows * columns
     issue = min(1.0, min(grid.rounds, grid.resident) * schedule.warps / WARPS_TO_ISSUE)
     decode = operations / (device.vector_ops_per_cycle * device.units * device.clock * issue) / grid.fill
@@ -231,26 +397,9 @@ def _compute_seconds(
 
 def _step_seconds(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
     """Time of the serial chain of K steps, shared by the blocks that a unit interleaves."""
-    steps = padded(gemm.k) / 64 / schedule.split_k
     shallow = 1 + 1 / max(1, schedule.stages - 1)
-    return -(-grid.rounds // grid.resident) * steps * STEP_SECONDS[schedule.pipeline] * shallow
-
-
-def _round_seconds(schedule: GpuSchedule, grid: Grid) -> float:
-    """Time of prologues and epilogues that no other resident block hides."""
-    exposed = -(-grid.rounds // grid.resident) - 1
-    return 0.0 if schedule.persistent else exposed * ROUND_SECONDS
-
-
-def _reduce_seconds(device: TileDevice, schedule: GpuSchedule) -> float:
-    """Time to sum the slices of K."""
-    if schedule.split_k == 1:
-        return 0.0
-    if schedule.pipeline == "gemv":
-        return BLOCK_REDUCE_SECONDS * schedule.split_k
-    bytes_read = 4 * schedule.tile_m * schedule.tile_n * (schedule.split_k - 1) / schedule.split_k
-    per_unit = 0.25 * device.layer("shared").bandwidth / device.units
-    return CLUSTER_SECONDS + bytes_read / per_unit
+    steps = padded(gemm.k) / 64
+    return -(-grid.rounds // grid.resident) * steps * MMA_STEP_SECONDS * shallow
 
 
 def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) -> Cost:

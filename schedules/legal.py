@@ -24,6 +24,12 @@ STAGED_TOKENS = 32
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
+TOKEN_BUFFER = 56 * 1024
+"""Largest of gemv's two buffers of A: two blocks share an SM of 228 KiB."""
+
+GEMV_SPARE = 14
+"""Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
+
 SPLIT_TOKENS = 64
 """Tokens per tile up to which a cluster sums slices of K."""
 
@@ -150,14 +156,21 @@ def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
-        tokens = 2 * schedule.split_k * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
-        return max(tokens, 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4))
+        sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
+        return max(2 * _token_bytes(gemm, schedule), sums)
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
     staged = schedule.tile_m if schedule.split_k > 1 else min(schedule.tile_m, STAGED_TOKENS)
     warpgroups = schedule.warps // 4
     return pipeline + warpgroups * staged * (schedule.tile_n // warpgroups + 4) * 4 + 3 * 1024
+
+
+def _token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return one of gemv's two buffers of A: all stages, or a divisor of them that fits `TOKEN_BUFFER`."""
+    step = schedule.split_k * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
+    divisors = (s for s in range(schedule.stages, 0, -1) if schedule.stages % s == 0)
+    return next((s * step for s in divisors if s * step <= TOKEN_BUFFER), step)
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -181,7 +194,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     """Return what one block of ``schedule`` takes on ``device``."""
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
-    by_registers = device.registers_per_unit // (max(1, -(-registers // 8) * 8) * threads)
+    used = registers - (GEMV_SPARE if schedule.pipeline == "gemv" else 0)
+    by_registers = device.registers_per_unit // (max(1, -(-used // 8) * 8) * threads)
     by_shared = device.shared_per_unit // (shared + 1024)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)

@@ -7,10 +7,10 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import Cost, predict
@@ -18,7 +18,16 @@ from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.hint import Hint, device_hint
 from schedules.layouts import packed_group, padded
-from schedules.legal import RULES, Rule, block_rows, is_legal, operand_bytes, placement_for
+from schedules.legal import (
+    RULES,
+    SWIZZLE_ROW,
+    Rule,
+    block_rows,
+    is_legal,
+    operand_bytes,
+    placement_for,
+    stage_bytes,
+)
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
@@ -29,6 +38,14 @@ GPU_BUCKETS = (8, 16, 32, 64, 128, 256, LARGEST_M)
 
 TYPICAL_LARGE_M = 4096
 """The M for which the last range is tuned."""
+
+
+DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
+"""Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
+
+
+MOST_SLICES = 4
+"""Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
 
 
 @dataclass(frozen=True)
@@ -122,16 +139,46 @@ def tilings(
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
-        Every legal schedule, for tuning; by default one depth of pipelining per tile, the
-        deepest that fits, and at most two warpgroups.
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, at most two
+        warpgroups, and only splits of K that still find idle multiprocessors.
     """
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     for schedule in _tiles(gemm, device, pipeline, m, full):
+        if not full and pipeline == "wgmma" and not _finds_idle(gemm, device, schedule, m):
+            continue
         if not aligned(hint, gemm, schedule) or not is_legal(gemm, device, schedule):
             continue  # deeper pipelines only need more
-        depths = (replace(schedule, stages=stages) for stages in reversed(RULES[pipeline].stages))
-        legal = (deep for deep in depths if is_legal(gemm, device, deep))
-        yield from legal if full else islice(legal, 1)
+        if full:
+            depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
+            yield from (deep for deep in depths if is_legal(gemm, device, deep))
+        else:
+            yield from _depths(gemm, device, schedule)
+
+
+def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
+    """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
+
+    Those of `DEPTHS`, for wgmma up to the first that covers DRAM's latency: deeper ones only
+    take room from other blocks. Shallower ones replace them for the smallest step of K alone:
+    a longer step with so few buffers was never measured.
+    """
+    dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
+    wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
+    found = None
+    for stages in DEPTHS[schedule.pipeline]:
+        deep = replace(schedule, stages=stages)
+        if not is_legal(gemm, device, deep):
+            break
+        if found and schedule.pipeline != "wgmma":
+            yield found
+        found = deep
+        if schedule.pipeline == "wgmma" and (stages - 1) * stage >= wanted:
+            break
+    if found:
+        yield found
+    elif schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+        shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
+        yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
 def _tiles(gemm: Gemm, device: TileDevice, pipeline: str, m: int, full: bool) -> Iterator[GpuSchedule]:
@@ -144,6 +191,8 @@ def _tiles(gemm: Gemm, device: TileDevice, pipeline: str, m: int, full: bool) ->
         if pipeline == "gemv":
             warps = tuple(row_warps * split for row_warps in (1, 2, 4))
         for tile_m, tile_n, tile_k, count in product(_useful_m(rule, m), rule.tile_n, rule.tile_k, warps):
+            if pipeline == "wgmma" and tile_n % (16 * count):
+                continue  # most of the product: spare the full check
             yield GpuSchedule(
                 pipeline,
                 tile_m,
@@ -161,6 +210,12 @@ def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
     """Return the smallest token tile that holds ``m`` and the next smaller one."""
     limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
     return tuple(tile for tile in rule.tile_m if tile <= limit)[-2:]
+
+
+def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+    """Whether K is not split, or its slices still find multiprocessors with few blocks."""
+    blocks = -(-m // tile.tile_m) * -(-gemm.n // tile.tile_n)
+    return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
 
 
 def _worthwhile(gemm: Gemm, device: TileDevice, split: int, persistent: bool, m: int) -> bool:

@@ -32,13 +32,6 @@ H200 = get_device("cuda/sm_90a")
 INT4 = Gemm(8192, 8192, "int4", group_size=128)
 LARGE = GpuSchedule("wgmma", 256, 128, 64, stages=4, warps=8, persistent=True)
 
-# µs per call of the project's own int4 g128 prototypes on an H200 (2026-11-21, one run).
-MEASURED = [
-    (8192, 8192, {1: 11.7, 16: 15.1, 64: 19.5, 256: 48.2, 4096: 682.0}),
-    (4096, 4096, {1: 5.9, 16: 7.6, 64: 11.3, 256: 17.4, 4096: 175.0}),
-    (28672, 8192, {1: 40.7, 16: 45.7, 64: 63.9, 256: 208.8, 4096: 2740.0}),
-]
-
 
 def test_measured_best_schedule_is_legal() -> None:
     needs = check_legal(INT4, H200, LARGE)
@@ -108,17 +101,6 @@ def test_every_tiling_is_legal_and_spans_core_to_dram() -> None:
             assert core.m <= register.m <= shared.m == dram.m
             assert core.n <= register.n <= shared.n == dram.n
             assert core.k <= shared.k <= dram.k
-
-
-def test_model_agrees_with_measured_times() -> None:
-    errors = []
-    for n, k, times in MEASURED:
-        gemm = Gemm(n, k, "int4", group_size=128)
-        for m, microseconds in times.items():
-            predicted = predict(gemm, H200, make_plan(gemm, H200).schedule_for(m), m).seconds * 1e6
-            errors.append(abs(predicted / microseconds - 1))
-    assert sorted(errors)[len(errors) // 2] <= 0.15
-    assert max(errors) <= 0.5
 
 
 def test_model_knows_what_binds() -> None:
@@ -196,7 +178,7 @@ def test_planning_is_quick() -> None:
         start = time.process_time()
         make_plan(gemm, H200)
         times.append(time.process_time() - start)
-    assert min(times) < 0.2
+    assert min(times) < 0.1
 
 
 def test_unsupported_activations_and_devices() -> None:
