@@ -19,6 +19,9 @@ Call = Callable[[], object]
 MIN_SECONDS, MAX_SECONDS, ROUNDS = 0.4, 6.0, 7
 """Each contender is timed for at least this long and this many rounds, but no longer than the limit."""
 
+REST_SECONDS = 0.02
+"""Longer than idle OpenMP workers spin (libgomp: some 4 ms)."""
+
 MAX_COPIES = 64
 FALLBACK_CACHE = 64 << 20
 """Bytes assumed for the last-level cache of a CPU that does not tell."""
@@ -72,7 +75,9 @@ def _host_clock(calls: Sequence[Call]) -> Callable[[], float]:
     calls[0]()
 
     def timed() -> float:
-        # The other contender's threads may still spin: one call, not timed, waits them out.
+        # Two thread pools in one process: the other's workers spin for some milliseconds after
+        # their last call and would take this one's cores. Rest, then wake our own workers.
+        time.sleep(REST_SECONDS)
         calls[-1]()
         start = time.perf_counter()
         for call in calls:
