@@ -95,8 +95,8 @@ def quantized(case: Case, n: int, k: int, device: str) -> Any:
     generator = torch.Generator(device=device).manual_seed(n + k)
     values = torch.randn(n, k, device=device, generator=generator) * 0.05
     ttype = get_type(case.weight)
-    if case.zero == "none" and ttype.element_type.minimum >= 0:
-        values = values.abs()
+    if sign := one_sided(case):
+        values = sign * values.abs()
     # Scales in the activation's own type, as checkpoints have them.
     scale = "bfloat16" if case.activation == "bfloat16" else None
     options: dict[str, Any] = {} if ttype.is_block or ttype.elem_bits > 8 else {"scale_type": scale}
@@ -246,14 +246,27 @@ class Baseline:
         return self.dense_us(gemm.n, gemm.k, dtype, m) + passes * 1e6
 
 
+def one_sided(case: Case) -> int:
+    """Return the sign that all weights of a case share, or 0."""
+    element = get_type(case.weight).element_type
+    if case.zero != "none":
+        return 0
+    return 1 if element.minimum >= 0 else -1 if element.maximum <= 0 else 0
+
+
 def activations(case: Case, m: int, k: int) -> Any:
-    """Draw A [m, k] in the case's activation type."""
+    """Draw A [m, k] in the case's activation type.
+
+    Weights of one sign meet activations of one sign, as behind a ReLU: otherwise the sums
+    cancel, and the relative error measures the data's condition instead of the kernel.
+    """
     import torch
 
     generator = torch.Generator(device="cuda").manual_seed(m)
-    if case.activation == "int8":
-        return torch.randint(-127, 128, (m, k), device="cuda", generator=generator, dtype=torch.int8)
     values = torch.randn(m, k, device="cuda", generator=generator)
+    values = values.abs() if one_sided(case) else values
+    if case.activation == "int8":
+        return (values * 40).round().clamp(-127, 127).to(torch.int8)
     return values.to(getattr(torch, TORCH_NAMES.get(case.activation, case.activation)))
 
 

@@ -63,9 +63,16 @@ PIPELINES: dict[str, GpuSchedule] = {
 }
 
 
-def _operands(m: int, k: int, activation: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return x and, for 8-bit types, a scale per row."""
+def _operands(gemm: ladder.Gemm, m: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return x and, for 8-bit types, a scale per row.
+
+    Weights of one sign meet x of one sign: otherwise the sums cancel, and the relative error
+    measures the data's condition instead of the kernel.
+    """
+    k, activation = gemm.k, gemm.activation
     values = torch.randn(m, k, device="cuda", generator=torch.Generator("cuda").manual_seed(m))
+    if gemm.zero == "none" and _one_sided(gemm.weight):
+        values = values.abs()
     if activation in ("float16", "bfloat16"):
         return values.to(getattr(torch, activation)), None
     scale = torch.rand(m, device="cuda") + 0.5
@@ -79,7 +86,7 @@ def _error(op: ladder.Matmul, weight: Any, m: int, monkeypatch: pytest.MonkeyPat
     """Run on a poisoned output and return the relative error against float64."""
     gemm = op.gemm
     packed = op.pack(weight, "cuda")
-    x, scale = _operands(m, gemm.k, gemm.activation)
+    x, scale = _operands(gemm, m)
     kernel = op.compiled_for(x.device)
 
     def poisoned(shape: Any, **options: Any) -> torch.Tensor:
@@ -105,6 +112,12 @@ def _bound(op: ladder.Matmul) -> float:
     return max(BOUNDS[op.gemm.activation], {"float16": 5e-4, "bfloat16": 3e-3}.get(op.gemm.output, 0.0))
 
 
+def _one_sided(name: str) -> int:
+    """Return the sign that all values of a type share, or 0."""
+    element = ladder.get_type(name).element_type
+    return 1 if element.minimum >= 0 else -1 if element.maximum <= 0 else 0
+
+
 def _quantized(n: int, k: int, name: str, activation: str) -> tuple[Any, str, dict[str, Any]]:
     """Return a quantized random weight, its type and the operator's options.
 
@@ -113,10 +126,8 @@ def _quantized(n: int, k: int, name: str, activation: str) -> tuple[Any, str, di
     """
     ttype, options = WEIGHTS[name]
     values = torch.randn(n, k, device="cuda", generator=torch.Generator("cuda").manual_seed(n))
-    if ladder.get_type(ttype).element_type.minimum >= 0 and "zero" not in options:
-        values = values.abs()
-    if ladder.get_type(ttype).element_type.maximum <= 0:
-        values = -values.abs()
+    if "zero" not in options and (sign := _one_sided(ttype)):
+        values = sign * values.abs()
     dtype = torch.bfloat16 if activation == "bfloat16" else torch.float16
     return ladder.quantize(values.to(dtype), ttype, **options), ttype, options
 

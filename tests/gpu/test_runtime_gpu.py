@@ -108,8 +108,8 @@ def test_artefact_on_the_gpu(problem, tmp_path) -> None:
     loaded = ladder.load(op.export(tmp_path / "op.ladder", packed))
     x = torch.randn(7, K, device="cuda").half()
     assert torch.equal(loaded(x), op(x, packed))
-    with pytest.raises(ladder.ArtifactError, match="sm_70"):
-        ladder.load(op.export(tmp_path / "other.ladder", target="cuda/sm_70"))
+    with pytest.raises(ladder.ArtifactError, match="sm_80"):
+        ladder.load(op.export(tmp_path / "other.ladder", target="cuda/sm_80"))
 
 
 def test_compiled_model_with_cuda_graphs(problem) -> None:
