@@ -19,8 +19,8 @@ Call = Callable[[], object]
 MIN_SECONDS, MAX_SECONDS, ROUNDS = 0.4, 6.0, 7
 """Each contender is timed for at least this long and this many rounds, but no longer than the limit."""
 
-REST_SECONDS = 0.02
-"""Longer than idle OpenMP workers spin (libgomp: some 4 ms)."""
+REST_SECONDS, WARM_SECONDS, ROUND_SECONDS = 0.02, 0.02, 0.04
+"""Between two contenders on a CPU: longer than idle OpenMP workers spin (libgomp: some 4 ms)."""
 
 MAX_COPIES = 64
 FALLBACK_CACHE = 64 << 20
@@ -72,19 +72,30 @@ def side_by_side(contenders: Mapping[str, Sequence[Call]], device: TileDevice) -
 
 
 def _host_clock(calls: Sequence[Call]) -> Callable[[], float]:
-    calls[0]()
+    """Return a stopwatch of one pass over the calls.
+
+    Two thread pools in one process disturb each other: the other's workers spin for some
+    milliseconds after their last call, and ours, once asleep, take as long to find a core of
+    their own. So each reading rests, warms up, and then lasts long enough for both to fade.
+    """
 
     def timed() -> float:
-        # Two thread pools in one process: the other's workers spin for some milliseconds after
-        # their last call and would take this one's cores. Rest, then wake our own workers.
         time.sleep(REST_SECONDS)
-        calls[-1]()
-        start = time.perf_counter()
+        _passes(calls, WARM_SECONDS)
+        return _passes(calls, ROUND_SECONDS)
+
+    calls[0]()
+    return timed
+
+
+def _passes(calls: Sequence[Call], seconds: float) -> float:
+    """Repeat all calls for at least ``seconds``; return the mean time of one pass."""
+    start, count = time.perf_counter(), 0
+    while (spent := time.perf_counter() - start) < seconds or not count:
         for call in calls:
             call()
-        return time.perf_counter() - start
-
-    return timed
+        count += 1
+    return spent / count
 
 
 def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
@@ -130,7 +141,8 @@ def ceiling(device: TileDevice, activation: str) -> Ceiling:
     peak = device.peak(device.core_for(activation))
     if device.is_gpu:
         return Ceiling(device.layer("dram").bandwidth, peak, "data sheet")
-    return Ceiling(read_bandwidth(), peak, "bandwidth measured in this run")
+    clock = f"compute at a nominal {device.clock / 1e9:.1f} GHz"
+    return Ceiling(read_bandwidth(), peak, f"bandwidth measured in this run, {clock}")
 
 
 def read_bandwidth() -> float:

@@ -58,6 +58,8 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure for a moment only: these tests look at what is reported, not at how fast it is."""
     monkeypatch.setattr("ladder.cli.measure.MIN_SECONDS", 0.0)
     monkeypatch.setattr("ladder.cli.measure.ROUNDS", 1)
+    for name in ("REST_SECONDS", "WARM_SECONDS", "ROUND_SECONDS"):
+        monkeypatch.setattr(f"ladder.cli.measure.{name}", 0.0)
     monkeypatch.setattr("ladder.cli.measure.MAX_COPIES", 2)
     monkeypatch.setattr("ladder.cli.measure.BANDWIDTH_BUFFER", 1 << 20)
 
