@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
+from ladder.runtime.threads import keep_apart
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class CompiledGemm:
 
         self.gemm = gemm
         self.family = family
+        self._on_cpu = family == "cpu"
         self.layout = layout_of(gemm, family)
         self.limits = list(limits)
         self.entries = list(entries)
@@ -123,6 +125,8 @@ class CompiledGemm:
             extras = (
                 self._extra_arguments(m, x, bias, token_scale) if self._has_extras(bias, token_scale) else ()
             )
+            if self._on_cpu:
+                keep_apart()
             self.entries[min(bisect_left(self.limits, m), self._last)](matrix, *weight, *extras, y)
         return y if len(shape) == 2 else y.view(*shape[:-1], self.gemm.n)
 

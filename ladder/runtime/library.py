@@ -15,6 +15,7 @@ from typing import Any
 
 from ladder import knobs
 from ladder.installation import find_library
+from ladder.runtime import threads
 from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
@@ -116,13 +117,8 @@ def thread_count() -> int:
 
 
 def _prepare_threads() -> None:
-    """Tell the runtime's thread pool its size before a thread of ours first uses it.
-
-    Each calling thread owns a pool that reads the environment when it starts. Pinning is
-    switched off: it would pin the caller, and with it all of torch's threads, to one core.
-    """
-    os.environ.setdefault("TVM_BIND_THREADS", "0")
-    os.environ["TVM_NUM_THREADS"] = str(thread_count())
+    """Tell the runtime's thread pool its size before a thread of ours first uses it."""
+    threads.prepare_environment(thread_count())
 
 
 def apply_threads() -> None:
@@ -134,4 +130,4 @@ def apply_threads() -> None:
     count = thread_count()
     os.environ["TVM_NUM_THREADS"] = str(count)
     if tvm_ffi.get_global_func("runtime.NumThreads")() != count:
-        tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+        threads.start_workers(count)
