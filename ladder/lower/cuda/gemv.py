@@ -1,14 +1,18 @@
 """The pipeline for few tokens: packed words stream from global memory into registers.
 
-A block owns 16 rows per row-warp; its warps split K into interleaved slices. Each thread
-keeps ``stages`` tiles of words in flight, x passes through shared memory in chunks of K, and
-``mma`` reduces. Slices are added in shared memory at the end. Nothing depends on the size of
-M, N or K: tails are guarded, and blocks along the second grid axis serve further tokens.
+A block owns 16 rows per row-warp; its warps split K. Tiles go to the slices in *runs* of
+neighbours, so that tiles of a group share one fetch of its scales. Each thread keeps
+``stages`` tiles of words in flight, x passes through shared memory in chunks of K (the fewer
+tokens, the longer), and ``mma`` reduces. Slices are added in shared memory at the end. Nothing
+depends on the size of M, N or K: *turns* of ``stages`` tiles per slice run without guards as
+long as they and the loads they issue stay within K, guarded turns finish, and blocks along
+the second grid axis serve further tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 from tvm.script import tirx as T
@@ -20,7 +24,7 @@ from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
-from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile
+from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -37,6 +41,9 @@ LOADS = {
 
 BASE_REGISTERS = 44
 """Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
+
+RESIDENT_THREADS = 1024
+"""Threads per multiprocessor that buffers of x leave room for."""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -115,7 +122,7 @@ class Geometry:
 
     @property
     def _registers_per_tile(self) -> int:
-        """Registers that one more tile in flight takes."""
+        """Registers that one more tile in flight takes, at most."""
         values = (2 if self.groups.gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[
             self.groups.gemm.zero
         ]
@@ -134,37 +141,65 @@ class Geometry:
         spare = 65536 // self.threads - self.registers + self.schedule.stages * self._registers_per_tile
         return max(1, spare // self._registers_per_tile)
 
-    def _chunks(self, slots: int) -> int:
-        """Return the 16-byte chunks of a token in ``slots`` tiles of every slice."""
-        return slots * self.schedule.split_k * TILE * self.step.element_bytes // CHUNK_BYTES
-
     @property
-    def slots(self) -> int:
-        """Tiles per slice between two block barriers: a divisor of ``stages``.
+    def run(self) -> int:
+        """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
 
-        The largest for which two buffers of x leave room for a second block.
+        The largest for which two buffers of x leave room for `RESIDENT_THREADS`.
         """
-        budget = min(self.device.shared_per_unit // 2 - 1024, self.device.shared_per_block) // 2
-        stages = self.schedule.stages
+        device, stages = self.device, self.schedule.stages
+        blocks = max(1, RESIDENT_THREADS // self.threads)
+        budget = min(device.shared_per_unit // blocks - 1024, device.shared_per_block) // 2
         sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
-        fits = (s for s in sizes if self._chunks(s) * CHUNK_BYTES * self.schedule.tile_m <= budget)
-        return next(fits, 1)
+        return next((s for s in sizes if self._buffer_chunks(s) * CHUNK_BYTES <= budget), 1)
 
     @property
-    def tokens(self) -> TokenTile:
-        """Layout of one buffer of x; rows are padded to what the swizzle permutes."""
-        chunks = self.chunks
-        return TokenTile(chunks if chunks == 4 else -(-chunks // 8) * 8)
+    def runs_per_turn(self) -> int:
+        """Runs of a slice that are in flight together."""
+        return self.schedule.stages // self.run
 
     @property
-    def chunks(self) -> int:
-        """16-byte chunks per token that one buffer of x holds."""
-        return self._chunks(self.slots)
+    def round_tiles(self) -> int:
+        """Tiles of K that one run of every slice covers."""
+        return self.run * self.schedule.split_k
+
+    @property
+    def turn_tiles(self) -> int:
+        """Tiles of K that are in flight together."""
+        return self.schedule.stages * self.schedule.split_k
 
     @property
     def tile_chunks(self) -> int:
         """16-byte chunks per token of one packed tile."""
         return TILE * self.step.element_bytes // CHUNK_BYTES
+
+    @property
+    def unit_rounds(self) -> int:
+        """Rounds by which buffers of x grow, so that the swizzle permutes whole rows of eight chunks."""
+        return self._unit(self.run)
+
+    def _unit(self, run: int) -> int:
+        return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
+
+    def _buffer_chunks(self, run: int) -> int:
+        """Return the 16-byte chunks of a buffer that holds a unit of rounds for ``tile_m`` tokens."""
+        return self.schedule.tile_m * self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+
+    @property
+    def buffer_chunks(self) -> int:
+        """16-byte chunks of one buffer of x."""
+        return self._buffer_chunks(self.run)
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles of a run that share scales and zero points."""
+        return gcd(self.run, self.groups.tiles)
+
+    @property
+    def flush_tiles(self) -> int:
+        """Tiles of a run after which partial sums are flushed, where they are at all."""
+        period = self.group_tiles if self.groups.on_accumulator else self.run
+        return gcd(period, self.step.promote // TILE)
 
     @property
     def pitch(self) -> int:
@@ -174,7 +209,7 @@ class Geometry:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        tokens = 2 * self.tokens.words(self.schedule.tile_m)
+        tokens = 2 * self.buffer_chunks * CHUNK_WORDS
         return 4 * max(tokens, self.schedule.split_k * self.schedule.tile_m * self.pitch)
 
 
@@ -195,19 +230,31 @@ class Gemv:
         self._locate()
         self._allocate()
         for slot in range(self.schedule.stages):
-            self._load(slot, slot)
-        self._copy_tokens(0)
+            self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
+        self._place_tokens()
         multiplier = TileMultiplier(self.decoder, self.sums, 1, self.schedule.tile_m // STEP_TOKENS)
-        rounds = (self.slice_tiles + self.schedule.stages - 1) // self.schedule.stages
-        with b.loop(b.bind(rounds)) as turn:
-            for slot in range(self.schedule.stages):
-                position = b.bind(turn * self.schedule.stages + slot)
-                if slot % self.geo.slots == 0:
-                    chunk = b.bind(turn * (self.schedule.stages // self.geo.slots) + slot // self.geo.slots)
-                    self._advance(chunk)
-                with b.when(self._tile(position) < self.args.k_tiles):
-                    self._consume(multiplier, slot, position, chunk)
+        turn = self.geo.turn_tiles
+        turns = b.keep((self.args.k_tiles + turn - 1) // turn)
+        whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
+        with b.loop(whole):
+            self._turn(multiplier, guarded=False)
+        with b.loop(turns, whole):
+            self._turn(multiplier, guarded=True)
         self._finish()
+
+    def _turn(self, multiplier: TileMultiplier, *, guarded: bool) -> None:
+        """Multiply ``stages`` tiles and refill their slots; guards keep both within K."""
+        geo = self.geo
+        for first in range(0, self.schedule.stages, geo.run):
+            with b.when(self.rounds_left.value == 0):
+                self._advance()
+            for index in range(geo.run):
+                self._consume(multiplier, first + index, guarded)
+                self._load(first + index, geo.turn_tiles + index, guarded=guarded)
+            self.run_at.set(self.run_at.value + self.schedule.split_k)
+            self.words_at.set(self.words_at.value + geo.round_tiles * self.tile_words)
+            self.chunk_at.set(self.chunk_at.value + geo.round_tiles * geo.tile_chunks)
+            self.rounds_left.set(self.rounds_left.value - 1)
 
     # ---- set-up ---------------------------------------------------------------------
     def _locate(self) -> None:
@@ -227,97 +274,134 @@ class Gemv:
         part = b.bind(block % parts)
         row, column = self.step.lanes.operand(self.lane)
         self.owner = b.bind((part * geo.row_warps + self.row_warp) * 32 + row * 4 + column)
-        self.first_row = b.bind(self.row_tile * TILE + part * geo.rows)
+        self.first_row = b.keep(self.row_tile * TILE + part * geo.rows)
         self.first_token = b.bind(token_block * self.schedule.tile_m)
         self.token_count = b.bind(T.min(args.m - self.first_token, self.schedule.tile_m))
-        self.last_token = b.bind(self.token_count - 1)
-        split = self.schedule.split_k
-        self.slice_tiles = (args.k_tiles + split - 1) // split
+        self.column = b.keep(self.first_row + self.row_warp * 16)
+        # The run being consumed, counted over all slices, and its first word.
+        self.tile_words = 128 * self.groups.bits
+        self.run_at = b.Variable("int32", self.slice)
+        self.words_at = b.Variable(
+            "int32", (self.row_tile * args.k_tiles + self.slice * geo.run) * self.tile_words
+        )
 
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
         self.sums = Accumulators(self.groups, self.step, self.decoder.operand, plan.tile_m // STEP_TOKENS)
         pool = b.shared_pool()
-        self.tokens = pool.alloc((2, geo.tokens.words(plan.tile_m)), "uint32", align=128)
+        self.tokens = pool.alloc((2 * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
-        self.ring = b.local(plan.stages * self.groups.bits, "uint32")
-        self.words = b.local(self.groups.bits, "uint32")
-        # One more slot holds the tile being multiplied while its own slot is refilled.
+        self.ring = [b.local(self.groups.bits, "uint32") for _ in range(plan.stages)]
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
-        self.group_ring = GroupRegisters(self.groups, self.step, self.lane, types, plan.stages)
-        self.group_now = GroupRegisters(self.groups, self.step, self.lane, types)
+        self.group_ring = [
+            GroupRegisters(self.groups, self.step, self.lane, types)
+            for _ in range(plan.stages // geo.group_tiles)
+        ]
 
     # ---- weights --------------------------------------------------------------------
-    def _tile(self, position: Expr) -> Expr:
-        """Return the K tile at a position of this thread's slice."""
-        return position * self.schedule.split_k + self.slice
+    def _inside(self, distance: int) -> Expr:
+        """Return whether the tile ``distance`` after the first of the current run lies within K."""
+        return self.run_at.value * self.geo.run + distance < self.args.k_tiles
 
-    def _load(self, slot: int, position: Expr) -> None:
-        """Emit the loads of a tile's words, scales and zero points, unless it lies beyond K."""
-        tile = b.bind(self._tile(position))
-        with b.when(tile < self.args.k_tiles):
-            at = slot * self.groups.bits
+    def _load(self, slot: int, distance: int, *, guarded: bool) -> None:
+        """Emit the loads of a tile's words and, after the last tile of a group, of its scales.
+
+        ``distance`` counts tiles from the first of the current run.
+        """
+        with b.when(self._inside(distance) if guarded else True):
+            at = 0
             for offset, width in load_order(self.groups.bits):
-                source = self.args.words.ptr_to([self.row_tile, tile, offset + self.owner * width])
-                b.ptx(LOADS[width], *(self.ring[at + i] for i in range(width)), source)
+                word = self.words_at.value + self.owner * width + (distance * self.tile_words + offset)
+                targets = (self.ring[slot][at + i] for i in range(width))
+                b.ptx(LOADS[width], *targets, self.args.words.ptr_to([0, 0, word]))
                 at += width
-            self.group_ring.fetch(slot, lambda *where: self._read_group(tile, *where))
+        before = self.geo.group_tiles - 1
+        if slot % self.geo.group_tiles == before and (self.gemm.scale or self.gemm.zero != "none"):
+            with b.when(self._inside(distance - before) if guarded else True):
+                registers = self.group_ring[slot // self.geo.group_tiles]
+                registers.fetch(lambda *where: self._read_group(distance - before, *where))
 
-    def _read_group(self, tile: Expr, name: str, granule: int, part: int, row: Expr) -> Expr:
+    def _read_group(self, distance: int, name: str, granule: int, part: int, row: Expr) -> Expr:
         """Return one scale or zero point of a K tile."""
         array = getattr(self.args, name)
-        column = self.first_row + self.row_warp * 16 + row
-        group = self.groups.row(tile, granule)
+        run = self.run_at.value + distance // self.geo.run
+        group = self.groups.run_row(run, self.geo.run, distance % self.geo.run, granule)
         if name == "zeros" and self.gemm.zero == "float":
-            return array[group, part, column]
-        return array[group, column]
+            return array[group, part, self.column + row]
+        return array[group, self.column + row]
 
     # ---- tokens ---------------------------------------------------------------------
-    def _copy_tokens(self, chunk: Expr) -> None:
-        """Emit the copy of x's chunk ``chunk`` of K into its buffer; zeros beyond x."""
-        tile, chunks = self.geo.tokens, self.geo.chunks
-        per_chunk = CHUNK_BYTES // self.step.element_bytes
-        buffer, x = chunk % 2, self.args.x
-        pieces = self.token_count * chunks
-        with b.loop(b.bind((pieces + self.geo.threads - 1) // self.geo.threads)) as turn:
-            piece = b.bind(turn * self.geo.threads + self.thread)
-            token, at = b.bind(piece // chunks), b.bind(piece % chunks)
-            column = b.bind((chunk * chunks + at) * per_chunk)
-            valid = b.bind(column < self.args.k_x)
-            with b.when(token < self.token_count):
-                source = x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                self.copier.chunk(self.tokens.ptr_to([buffer, tile.word(token, at)]), source, valid)
-        self.copier.commit()
+    def _place_tokens(self) -> None:
+        """Lay out the buffers of x, start the first copy and find this lane's share.
 
-    def _advance(self, chunk: Expr) -> None:
-        """Wait for a chunk of x, and start the copy of the next one into the other buffer."""
+        A buffer holds ``rounds`` rounds of each token: the fewer tokens, the more rounds.
+        """
+        geo, plan = self.geo, self.schedule
+        unit = geo.unit_rounds * geo.round_tiles
+        units = T.min(plan.tile_m // self.token_count, (self.args.k_tiles + unit - 1) // unit)
+        self.rounds = b.keep(units * geo.unit_rounds)
+        self.token_chunks = b.keep(units * (unit * geo.tile_chunks))
+        self.token_tile = TokenTile(self.token_chunks)
+        self.buffer = b.Variable("int32", 0)
+        self.rounds_left = b.Variable("int32", 0)
+        self.chunk_at = b.Variable("int32", 0)
+        self.next_chunk = b.Variable("int32", 0)
+        self.loader = RunLoader(
+            self.step.lanes,
+            self.lane,
+            self.token_tile,
+            plan.tile_m // STEP_TOKENS,
+            self.token_count - 1,
+            aligned=geo.run * geo.tile_chunks % 8 == 0,
+        )
+        self._copy_tokens(0)
+
+    def _copy_tokens(self, buffer: Expr) -> None:
+        """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
+        per_chunk = CHUNK_BYTES // self.step.element_bytes
+        turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
+        first = b.bind(self.next_chunk.value)
+        base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
+        with b.loop(self.token_count) as token, b.loop(turns) as turn:
+            at = b.bind(turn * self.geo.threads + self.thread)
+            column = b.bind((first + at) * per_chunk)
+            valid = b.bind(column < self.args.k_x)
+            with b.when(at < self.token_chunks):
+                source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
+                target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
+                self.copier.chunk(target, source, valid)
+        self.copier.commit()
+        self.next_chunk.set(self.next_chunk.value + self.token_chunks)
+
+    def _advance(self) -> None:
+        """Wait for a buffer of x, and start the copy of what follows into the other one."""
+        geo = self.geo
         self.copier.wait(0)
         b.block_sync()
-        per_chunk = self.geo.slots * self.schedule.split_k
-        with b.when((chunk + 1) * per_chunk < self.args.k_tiles):
-            self._copy_tokens(b.bind(chunk + 1))
+        mine = self.slice * (geo.run * geo.tile_chunks)
+        self.chunk_at.set(self.buffer.value * geo.buffer_chunks + mine)
+        self.rounds_left.set(self.rounds)
+        self.buffer.set(1 - self.buffer.value)
+        with b.when(self.next_chunk.value < self.args.k_tiles * geo.tile_chunks):
+            self._copy_tokens(self.buffer.value)
 
     # ---- products -------------------------------------------------------------------
-    def _consume(self, multiplier: TileMultiplier, slot: int, position: Expr, chunk: Expr) -> None:
-        """Refill the slot, then decode and multiply what it held."""
-        bits = self.groups.bits
-        for i in range(bits):
-            b.store(self.words, self.ring[slot * bits + i], i)
-        self.group_now.take(self.group_ring, slot)
-        self._load(slot, position + self.schedule.stages)
-        loader = SpanLoader(self.step.lanes, self.lane, self.geo.tokens, self.last_token)
-        buffer = b.bind(chunk % 2)
-        first = b.bind((slot % self.geo.slots * self.schedule.split_k + self.slice) * self.geo.tile_chunks)
+    def _consume(self, multiplier: TileMultiplier, slot: int, guarded: bool) -> None:
+        """Decode and multiply what a slot holds."""
+        geo, index = self.geo, slot % self.geo.run
 
         def load_tokens(token_block: int, span: int, out: Any) -> None:
-            at = first + span * SPAN_CHUNKS
-            loader.load(self.tokens, [buffer], token_block * STEP_TOKENS, at, out)
+            chunk = index * geo.tile_chunks + span * SPAN_CHUNKS
+            self.loader.load(self.tokens, self.chunk_at.value, token_block, chunk, out)
 
-        # The tiles of a slice lie apart, so each is a group's end to it.
-        multiplier.emit([self.words], [self.group_now], load_tokens, flush=True)
+        group = self.group_ring[slot // geo.group_tiles]
+        # A guarded tile may be the last of its group that exists.
+        flush = guarded or (index + 1) % geo.flush_tiles == 0
+        with b.when(self._inside(index) if guarded else True):
+            multiplier.emit([self.ring[slot]], [group], load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------
     def _finish(self) -> None:

@@ -88,13 +88,24 @@ class Groups:
             return 0
         return tile * self.per_tile + granule if self.tiles == 1 else tile // self.tiles
 
+    def run_row(self, run: Expr, length: int, index: int, granule: int) -> Expr:
+        """Return `row` of tile ``index`` of run ``run``, runs being ``length`` tiles.
+
+        Knowing that runs start at multiples of their length saves divisions.
+        """
+        if self.tiles > 1 and length % self.tiles == 0:
+            return run * (length // self.tiles) + index // self.tiles
+        if self.tiles > 1 and self.tiles % length == 0:
+            return run // (self.tiles // length)
+        return self.row(run * length + index, granule)
+
 
 Reader = Callable[[str, int, int, Expr], Expr]
 """``read(name, granule, part, row)``: element of ``"scales"`` or ``"zeros"`` for fragment row 0..15."""
 
 
 class GroupRegisters:
-    """Scales and zero points of the tiles in flight, as loaded: conversion waits until use.
+    """Scales and zero points of a tile, or of neighbours that share them, as loaded: converted on use.
 
     Parameters
     ----------
@@ -104,8 +115,6 @@ class GroupRegisters:
         The lane of the warp.
     types
         Element types of scales and zero points, or None where absent.
-    slots
-        Tiles in flight.
     """
 
     def __init__(
@@ -114,14 +123,13 @@ class GroupRegisters:
         step: MatrixStep,
         lane: Expr,
         types: tuple[str | None, str | None],
-        slots: int = 1,
     ) -> None:
         self.groups, self.step, self.lane = groups, step, lane
         self.rows = OPERAND_ROWS if groups.on_operand else step.lanes.rows_per_lane
         self.parts = 2 if groups.gemm.zero == "float" else 1
         scale_type, zero_type = types
-        self.scales: Any = b.local(slots * self._scale_count, scale_type) if scale_type else None
-        self.zeros: Any = b.local(slots * self._zero_count, zero_type) if zero_type else None
+        self.scales: Any = b.local(self._scale_count, scale_type) if scale_type else None
+        self.zeros: Any = b.local(self._zero_count, zero_type) if zero_type else None
 
     @property
     def _scale_count(self) -> int:
@@ -139,31 +147,21 @@ class GroupRegisters:
             return self._operand_row(index)
         return self.step.lanes.slot_row(self.lane, index)
 
-    def fetch(self, slot: int, read: Reader) -> None:
+    def fetch(self, read: Reader) -> None:
         """Emit the loads of one tile's scales and zero points."""
         for granule in range(self.groups.per_tile):
             if self.scales is not None:
                 for i in range(self.rows):
-                    at = slot * self._scale_count + granule * self.rows + i
+                    at = granule * self.rows + i
                     b.store(self.scales, read("scales", granule, 0, self._scale_row(i)), at)
             if self.zeros is not None:
                 for part in range(self.parts):
                     for i in range(OPERAND_ROWS):
-                        at = self._zero_at(slot, granule, part, i)
+                        at = self._zero_at(granule, part, i)
                         b.store(self.zeros, read("zeros", granule, part, self._operand_row(i)), at)
 
-    def _zero_at(self, slot: int, granule: int, part: int, row: int) -> int:
-        return slot * self._zero_count + (granule * self.parts + part) * OPERAND_ROWS + row
-
-    def take(self, source: GroupRegisters, slot: int) -> None:
-        """Emit the copy of one slot of ``source`` to slot 0."""
-        pairs = (
-            (source.scales, self.scales, self._scale_count),
-            (source.zeros, self.zeros, self._zero_count),
-        )
-        for old, new, count in pairs:
-            for i in range(count if new is not None else 0):
-                b.store(new, old[slot * count + i], i)
+    def _zero_at(self, granule: int, part: int, row: int) -> int:
+        return (granule * self.parts + part) * OPERAND_ROWS + row
 
     def operand_scales(self, granule: int) -> tuple[Expr, Expr] | None:
         """Return the duplicated scales of rows g and g+8, if scales go onto operands."""
@@ -180,7 +178,7 @@ class GroupRegisters:
         replicate = pair16 if self.groups.lane == 16 else bytes4
         parts = [
             tuple(
-                b.bind(replicate(self.zeros[self._zero_at(0, granule, part, i)])) for i in range(OPERAND_ROWS)
+                b.bind(replicate(self.zeros[self._zero_at(granule, part, i)])) for i in range(OPERAND_ROWS)
             )
             for part in range(self.parts)
         ]

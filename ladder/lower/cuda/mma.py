@@ -406,7 +406,7 @@ class Mma:
             column = row_tile * TILE + self.row_warp * 16 + row
             return buffer[stage, self.geo.group_row(step, granule), part, column]
 
-        self.group_registers[block].fetch(0, read)
+        self.group_registers[block].fetch(read)
 
     # ---- output ---------------------------------------------------------------------
     def _finish(self) -> None:

@@ -27,6 +27,8 @@ SPAN_STEPS = 2
 
 SPAN_CHUNKS = SPAN_STEPS * STEP_BYTES // CHUNK_BYTES
 
+LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
+
 
 @dataclass(frozen=True)
 class TokenTile:
@@ -35,21 +37,22 @@ class TokenTile:
     Parameters
     ----------
     chunks
-        16-byte chunks per row: 4, or a multiple of 8.
+        16-byte chunks per row: 4, or a multiple of 8 (an expression stands for the latter).
     """
 
-    chunks: int
+    chunks: Index
 
     def __post_init__(self) -> None:
-        if self.chunks != 4 and self.chunks % 8:
+        if isinstance(self.chunks, int) and self.chunks != 4 and self.chunks % 8:
             raise ValueError(f"the swizzle permutes 4 chunks or multiples of 8, got rows of {self.chunks}")
 
     def word(self, row: Index, chunk: Index) -> Index:
         """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
-        mix = row // 2 % 4 if self.chunks == 4 else row % 8
+        narrow = isinstance(self.chunks, int) and self.chunks == 4
+        mix = row // 2 % 4 if narrow else row % 8
         return (row * self.chunks + (chunk ^ mix)) * CHUNK_WORDS
 
-    def words(self, rows: int) -> int:
+    def words(self, rows: int) -> Index:
         """Return the words of a tile of ``rows`` tokens."""
         return rows * self.chunks * CHUNK_WORDS
 
@@ -103,11 +106,44 @@ class SpanLoader:
             return
         token, piece = matrix_source(self.lane)
         at = self.tile.word(self._row(first_token + token), chunk + piece)
-        b.ptx(
-            "ldmatrix.sync.aligned.m8n8.x4.shared.b16",
-            *(out[i] for i in range(4)),
-            shared.ptr_to([*base, at]),
-        )
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), shared.ptr_to([*base, at]))
+
+
+class RunLoader:
+    """Emits the loads of `SpanLoader` for runs of K whose start changes while the rest is known.
+
+    Where runs start at multiples of eight chunks, the swizzle permutes chunks that are known
+    when the kernel is emitted, so that a load's address is one addition to the run's.
+
+    Parameters
+    ----------
+    lanes, lane, tile, last
+        As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
+    token_blocks
+        Blocks of eight tokens.
+    aligned
+        Whether runs start at multiples of eight chunks.
+    """
+
+    def __init__(
+        self, lanes: LaneMap, lane: Index, tile: TokenTile, token_blocks: int, last: Index, *, aligned: bool
+    ) -> None:
+        self.general = SpanLoader(lanes, lane, tile, b.keep(last))
+        self.aligned = aligned and not lanes.partial_lanes
+        token, piece = matrix_source(lane)
+        self.words = [
+            [b.keep(tile.word(T.min(block * 8 + token, last), half + piece)) for half in (0, SPAN_CHUNKS)]
+            for block in range(token_blocks if self.aligned else 0)
+        ]
+
+    def load(self, shared: Any, start: Index, block: int, chunk: int, out: Any) -> None:
+        """Emit the loads of a token block and of chunks ``chunk..+4`` after the run's first, ``start``."""
+        if not self.aligned:
+            self.general.load(shared, [], block * 8, start + chunk, out)
+            return
+        whole, part = divmod(chunk, 8)
+        at = start * CHUNK_WORDS + self.words[block][part // SPAN_CHUNKS] + whole * 8 * CHUNK_WORDS
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), shared.ptr_to([at]))
 
 
 class Copier:
