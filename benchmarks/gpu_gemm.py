@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
 from tile_types import get_type, representable_cores, type_names
 from tile_types.errors import LadderError
@@ -188,7 +190,7 @@ def graph_time_us(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> floa
     """Return the median microseconds per call of a CUDA graph that runs all calls once."""
     import torch
 
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for call in calls[:2]:
@@ -200,7 +202,7 @@ def graph_time_us(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> floa
             call()
     times = []
     for _ in range(repeats + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
@@ -319,9 +321,13 @@ def environment() -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
+        "versions": {
+            "ladder": ladder_version(),
+            "apache-tvm": tvm_version(),
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+        },
         "command": "python -m benchmarks.gpu_gemm " + " ".join(sys.argv[1:]),
     }
 
@@ -339,6 +345,17 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "worst_error_over_bound": max((row["relative_error"] / row["bound"] for row in ran), default=None),
         "smallest_speedup": min((row["speedup"] for row in timed), default=None),
     }
+
+
+def compact(report: dict[str, Any]) -> str:
+    """Return the report as JSON with one short line per row, numbers rounded to four digits."""
+    head = json.dumps({name: value for name, value in report.items() if name != "rows"}, indent=1)
+    short = [
+        {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in row.items()}
+        for row in report["rows"]
+    ]
+    lines = ",\n".join(json.dumps(row, separators=(",", ":")) for row in short)
+    return f'{head[:-2]},\n "rows": [\n{lines}\n]}}\n'
 
 
 def measure(work: Sequence[Case], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -393,8 +410,7 @@ def main() -> int:
     outcome = summary(rows)
     report = {"environment": environment(), "summary": outcome, "rows": rows}
     if arguments.output:
-        with open(arguments.output, "w", encoding="utf-8") as file:
-            json.dump(report, file, indent=1)
+        Path(arguments.output).write_text(compact(report))
     print(json.dumps(outcome, indent=1))
     return 0 if outcome["passed"] == outcome["ran"] and not failures else 1
 

@@ -39,7 +39,7 @@ def candidates(gemm: Gemm, device: str, m: int, top: int, sample: int) -> list[S
     target = get_device(device)
     if top:
         return [candidate.schedule for candidate in rank(gemm, target, m, full=True)[:top]]
-    legal = [s for s in grid(gemm, pipelines_for(target, m), m) if is_legal(gemm, target, s)]
+    legal: list[Schedule] = [s for s in grid(gemm, pipelines_for(target, m), m) if is_legal(gemm, target, s)]
     return random.Random(m).sample(legal, min(sample, len(legal))) if sample else legal
 
 
