@@ -196,7 +196,8 @@ class Geometry:
         wide = self.groups.lane == 16
         scale = (2 if wide else 4) if self.groups.gemm.scale else 0
         zero = self.zero_parts * (2 if wide else 1)
-        words = self.row_tiles * self.stage_tiles * self.tile_words + self.tokens.words(self.schedule.tile_m)
+        tokens: int = self.tokens.words(self.schedule.tile_m)
+        words = self.row_tiles * self.stage_tiles * self.tile_words + tokens
         return 4 * words + self.group_rows * self.schedule.tile_n * (scale + zero)
 
     # ---- results --------------------------------------------------------------------
