@@ -26,7 +26,7 @@ from ladder.ir.gemm import Gemm
 from schedules.legal import is_legal, placement_for
 from schedules.policy import pipelines_for, rank
 from schedules.schedule import GpuSchedule, Plan, Schedule
-from targets import get_device
+from targets import TileDevice, get_device
 from tile_types.errors import ScheduleError
 
 
@@ -39,15 +39,21 @@ def candidates(gemm: Gemm, device: str, m: int, top: int, sample: int) -> list[S
     target = get_device(device)
     if top:
         return [candidate.schedule for candidate in rank(gemm, target, m, full=True)[:top]]
-    legal: list[Schedule] = [s for s in grid(gemm, pipelines_for(target, m), m) if is_legal(gemm, target, s)]
+    legal: list[Schedule] = [s for s in grid(gemm, pipelines(target, m), m) if is_legal(gemm, target, s)]
     return random.Random(m).sample(legal, min(sample, len(legal))) if sample else legal
 
 
-def grid(gemm: Gemm, pipelines: Sequence[str], m: int) -> Iterator[GpuSchedule]:
+def pipelines(device: TileDevice, m: int) -> tuple[str, ...]:
+    """Return the policy's pipelines, and wgmma where it exists: the policy may be wrong."""
+    extra = ("wgmma",) if "wgmma" in device.features else ()
+    return tuple(dict.fromkeys((*pipelines_for(device, m), *extra)))
+
+
+def grid(gemm: Gemm, names: Sequence[str], m: int) -> Iterator[GpuSchedule]:
     """Yield the coarse grid of each pipeline around M = ``m``."""
     placement = placement_for(gemm)
     tokens = [t for t in (8, 16, 32, 64, 128, 256) if t < 2 * max(8, m)][-2:]
-    for pipeline in pipelines:
+    for pipeline in names:
         gemv = pipeline == "gemv"
         for tile_m, tile_n, tile_k, stages, warps, split, persistent in product(
             (8,) if gemv else tokens,
