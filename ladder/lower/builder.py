@@ -137,9 +137,9 @@ def keep(value: Expr) -> Expr:
 
 
 @contextmanager
-def loop(stop: Expr, start: Expr = 0) -> Iterator[Expr]:
-    """Emit a loop that stays a loop."""
-    with I.serial(start, stop) as index:
+def loop(stop: Expr, start: Expr = 0, *, rolled: bool = False) -> Iterator[Expr]:
+    """Emit a loop that stays a loop; ``rolled`` also keeps the CUDA compiler from unrolling it."""
+    with I.serial(start, stop, unroll=False if rolled else None) as index:
         yield index
 
 

@@ -27,6 +27,7 @@ INSTRUCTIONS = (
     (r"ld\.(global|shared)[\w.:]*\.[ub]32", "ptx_ld1"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"cp\.async\.cg\.shared\.global[\w.:]*", "ptx_cp_async"),
+    (r"prefetch\.global\.L2", "(void)"),
     (r"cp\.async\.commit_group", "ptx_commit"),
     (r"cp\.async\.wait_group", "ptx_wait"),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16", "ptx_ldmatrix4"),

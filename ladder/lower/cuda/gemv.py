@@ -39,6 +39,9 @@ LOADS = {
 }
 """Weights are read once: they bypass L1."""
 
+LEAST_REGISTERS = 36
+"""Registers for addresses and operands below which ptxas spills."""
+
 BASE_REGISTERS = 44
 """Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
 
@@ -123,17 +126,38 @@ class Geometry:
     @property
     def _registers_per_tile(self) -> int:
         """Registers that one more tile in flight takes, at most."""
-        values = (2 if self.groups.gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[
-            self.groups.gemm.zero
-        ]
-        return self.groups.bits + values * self.groups.per_tile
+        return self.groups.bits + self._group_registers
+
+    @property
+    def _group_registers(self) -> int:
+        """Registers of the scales and zero points of a tile."""
+        gemm = self.groups.gemm
+        values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
+        return values * self.groups.per_tile
+
+    @property
+    def _sums(self) -> int:
+        """Registers of the accumulators."""
+        fragments = self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
+        return 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
 
     @property
     def registers(self) -> int:
         """Estimated registers per thread."""
-        fragments = self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
-        sums = 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
-        return BASE_REGISTERS + sums + (self.schedule.stages + 1) * self._registers_per_tile
+        return BASE_REGISTERS + self._sums + (self.schedule.stages + 1) * self._registers_per_tile
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks per multiprocessor that the compiler leaves registers for.
+
+        Half the threads in one block get all registers: ptxas then moves loads further ahead.
+        """
+        if 2 * self.threads >= RESIDENT_THREADS:
+            return 1
+        least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.groups.bits
+        least += self.schedule.stages // self.group_tiles * self._group_registers
+        fitting = 65536 // (self.threads * -(-least // 8) * 8)
+        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
 
     @property
     def most_stages(self) -> int:
@@ -232,13 +256,15 @@ class Gemv:
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
+        with b.when(self.thread < self.geo.rows):
+            b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
         multiplier = TileMultiplier(self.decoder, self.sums, 1, self.schedule.tile_m // STEP_TOKENS)
         turn = self.geo.turn_tiles
         turns = b.keep((self.args.k_tiles + turn - 1) // turn)
         whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
-        with b.loop(whole):
+        with b.loop(whole, rolled=True):
             self._turn(multiplier, guarded=False)
-        with b.loop(turns, whole):
+        with b.loop(turns, whole, rolled=True):
             self._turn(multiplier, guarded=True)
         self._finish()
 
@@ -261,7 +287,7 @@ class Gemv:
         """Find out which rows, tokens and slice of K this thread works on."""
         geo, args = self.geo, self.args
         parts = TILE_WARPS // geo.row_warps
-        b.device(1)
+        b.device(geo.resident_blocks)
         block, token_block = b.block_index(
             [args.n_tiles * parts, (args.m + self.schedule.tile_m - 1) // self.schedule.tile_m]
         )
@@ -365,7 +391,7 @@ class Gemv:
         turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
         first = b.bind(self.next_chunk.value)
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        with b.loop(self.token_count) as token, b.loop(turns) as turn:
+        with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
             at = b.bind(turn * self.geo.threads + self.thread)
             column = b.bind((first + at) * per_chunk)
             valid = b.bind(column < self.args.k_x)
@@ -417,7 +443,7 @@ class Gemv:
                     b.store(self.slices, self.sums.result(block, i), *at)
         b.block_sync()
         outputs = b.bind(self.token_count * self.geo.rows)
-        with b.loop(b.bind((outputs + self.geo.threads - 1) // self.geo.threads)) as turn:
+        with b.loop(b.bind((outputs + self.geo.threads - 1) // self.geo.threads), rolled=True) as turn:
             output = b.bind(turn * self.geo.threads + self.thread)
             token, row = b.bind(output // self.geo.rows), b.bind(output % self.geo.rows)
             inside = T.And(output < outputs, self.first_row + row < self.args.n)
