@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -20,6 +21,11 @@ ALIASES: Mapping[str, str] = {"asimddp": "dotprod", "avx512vbmi": "avx512_vbmi"}
 """cpuinfo flags that we spell differently."""
 
 EXTRA = frozenset({"sse4_2", "avx", "avx512_vp2intersect"})
+
+REQUEST_TILES = (158, 0x1023, 18)
+"""``arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`` on x86-64."""
+
+log = logging.getLogger("ladder.targets")
 
 CUDA_ARCHITECTURES: Mapping[tuple[int, int], str] = {
     (7, 0): "sm_70",
@@ -58,9 +64,23 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def may_use_tiles() -> bool:
+    """Ask Linux for AMX's tile registers, for this process and for good.
+
+    Linux refuses where a signal stack is too small for them, as after
+    ``faulthandler.enable()``; using them all the same ends the process
+    (Documentation/arch/x86/xstate.rst).
+    """
+    try:
+        syscall = ctypes.CDLL(None).syscall
+    except (OSError, AttributeError):
+        return False
+    return bool(syscall(*(ctypes.c_long(value) for value in REQUEST_TILES)) == 0)
+
+
 @cache
 def host_cpu() -> TileDevice:
-    """Return the CPU this process runs on.
+    """Return the CPU this process runs on; AMX counts only if Linux lets the process use it.
 
     Without /proc/cpuinfo (not Linux) only the machine name is known and the portable
     feature set of that machine is assumed.
@@ -69,6 +89,10 @@ def host_cpu() -> TileDevice:
     features = (
         cpu_features(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else frozenset()
     )
+    tiles = {feature for feature in features if feature.startswith("amx")}
+    if tiles and not may_use_tiles():
+        log.warning("Linux denies this process AMX (is a small signal stack set?); AVX-512 is used instead")
+        features -= tiles
     machine = platform.machine().lower()
     if machine in ("aarch64", "arm64"):
         features |= {"asimd"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from targets import get_device, host_cpu, list_devices, visible_gpus
+from targets import detect, get_device, host_cpu, list_devices, visible_gpus
 from targets.cpu import cpu_device, mcpu_for, with_cores
 from targets.detect import cpu_features, device_for_capability, rocm_architectures
 from tile_types.errors import ConversionError, DeviceError, UnknownNameError
@@ -151,3 +151,14 @@ def test_tvm_accepts_every_target(name: str) -> None:
     target = pytest.importorskip("tvm.target")
     device = get_device(name)
     assert target.Target(device.tvm_target).kind.name == device.kind
+
+
+def test_amx_counts_only_if_linux_grants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = "flags : avx2 fma avx512f avx512bw avx512vl avx512dq avx512cd avx512_vnni amx_tile amx_int8\n"
+    monkeypatch.setattr(detect.Path, "read_text", lambda *_, **__: flags)
+    monkeypatch.setattr(detect.platform, "machine", lambda: "x86_64")
+    for granted in (True, False):
+        monkeypatch.setattr(detect, "may_use_tiles", lambda granted=granted: granted)
+        device = detect.host_cpu.__wrapped__()
+        assert ("amx_tile" in device.features) == granted
+        assert "avx512_vnni" in device.features
