@@ -156,6 +156,24 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(placement="accumulator"),
         (2,),
     ),
+    "gemv whole turns, runs share groups, several buffers of x": (
+        "sm_90a",
+        _gemm(weight="int4", k=4200, group_size=128, scale=True, zero="integer"),
+        _gemv(placement="accumulator", stages=4, warps=4, split_k=2),
+        (1, 8),
+    ),
+    "gemv whole turns, groups longer than runs": (
+        "sm_80",
+        _gemm(weight="uint3", k=2100, group_size=512, scale=True, zero="float"),
+        _gemv(stages=3, warps=4, split_k=4),
+        (2,),
+    ),
+    "gemv int8 whole turns, odd runs": (
+        "sm_80",
+        _gemm(activation="int8", k=1500, group_size=192, scale=True),
+        _gemv(placement="accumulator", stages=3, warps=1, split_k=1),
+        (5,),
+    ),
     "gemv int8, groups of 16, zeros": (
         "sm_80",
         _gemm(activation="int8", group_size=16, scale=True, zero="integer"),

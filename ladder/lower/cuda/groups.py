@@ -177,9 +177,7 @@ class GroupRegisters:
             return None
         replicate = pair16 if self.groups.lane == 16 else bytes4
         parts = [
-            tuple(
-                b.bind(replicate(self.zeros[self._zero_at(granule, part, i)])) for i in range(OPERAND_ROWS)
-            )
+            tuple(b.bind(replicate(self.zeros[self._zero_at(granule, part, i)])) for i in range(OPERAND_ROWS))
             for part in range(self.parts)
         ]
         if self.parts == 1:
