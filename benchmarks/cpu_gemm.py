@@ -18,7 +18,6 @@ import datetime
 import json
 import os
 import platform
-import shlex
 import statistics
 import subprocess
 import sys
@@ -51,13 +50,13 @@ BURST, BURST_SECONDS = 10, 0.02
 
 @dataclass
 class Contender:
-    """Something that multiplies; ``run(i)`` uses weight copy ``i``."""
+    """Something that multiplies; ``run(i)`` uses copy ``i`` of the weight, ``sets[i]``."""
 
     name: str
     run: Callable[[int], Any]
-    copies: int
-    bytes_read: int
+    sets: list[Any]
     expected: Any
+    bytes_read: int
     times: list[float] = field(default_factory=list)
     calls: int = 0
 
@@ -74,7 +73,7 @@ class Contender:
         self.calls += 1
         start = time.perf_counter()
         threads.keep_apart()
-        self.run(self.calls % self.copies)
+        self.run(self.calls % len(self.sets))
         return time.perf_counter() - start
 
     def error(self) -> float:
@@ -112,7 +111,7 @@ def ladder_float(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Con
         entry(x, *sets[turn], y)
         return y
 
-    return Contender("ladder bf16", run, len(sets), nbytes(sets[0]), reference(x, quantized))
+    return Contender("ladder bf16", run, sets, reference(x, quantized), nbytes(sets[0]))
 
 
 def ladder_int8(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Contender:
@@ -130,7 +129,7 @@ def ladder_int8(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Cont
         entry(codes, *sets[turn], scale, y)
         return y
 
-    return Contender("ladder int8", run, len(sets), nbytes(sets[0]), reference(x, quantized))
+    return Contender("ladder int8", run, sets, reference(x, quantized), nbytes(sets[0]))
 
 
 def build(activation: str, n: int, k: int, quantized: Any, m: int) -> tuple[Any, dict[str, Any]]:
@@ -170,7 +169,7 @@ def torch_int4(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Conte
     def run(turn: int) -> Any:
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, sets[turn][0], GROUP, sets[turn][1])
 
-    return Contender("torch int4", run, len(sets), nbytes(sets[0]), reference(x, quantized))
+    return Contender("torch int4", run, sets, reference(x, quantized), nbytes(sets[0]))
 
 
 def torch_bf16(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Contender:
@@ -183,9 +182,9 @@ def torch_bf16(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Conte
     return Contender(
         "torch bf16",
         lambda turn: torch.nn.functional.linear(x, sets[turn][0]),
-        len(sets),
-        nbytes(sets[0]),
+        sets,
         expected,
+        nbytes(sets[0]),
     )
 
 
@@ -201,32 +200,36 @@ def torch_int8(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Conte
     return Contender(
         "torch _int_mm",
         lambda turn: torch._int_mm(fixed, sets[turn][0]),
-        len(sets),
-        nbytes(sets[0]),
+        sets,
         fixed.double() @ weight.double().T,
+        nbytes(sets[0]),
     )
 
 
-def read_bandwidth(size: int, last_cache: int) -> Contender:
-    """Read buffers as large as the packed weight with Ladder's threads, rotating like weights."""
+def read_bandwidth(ladder: Contender) -> Contender:
+    """Read the very words that Ladder multiplies, with Ladder's threads and nothing else to do.
+
+    The same memory, because pages differ in how fast they are on a virtual machine.
+    """
     import torch
 
     slices = 64
-    words = torch.ones(size // 4 // (slices * 128) * slices * 128, dtype=torch.float32)
-    result = torch.empty(slices, dtype=torch.float32)
+    sets = [tensors[0].view(torch.int32).reshape(-1) for tensors in ladder.sets]
+    count = sets[0].numel() // (slices * 128) * slices * 128
+    sets = [words[:count].view(torch.uint32) for words in sets]
+    result = torch.empty(slices, dtype=torch.int32)
     entry = build_reader()
-    sets = copies_of([words], last_cache)
 
     def run(turn: int) -> Any:
-        entry(sets[turn][0], result)
+        entry(sets[turn], result.view(torch.uint32))
         return result
 
-    expected = torch.full((slices,), words.numel() / slices).double()
-    return Contender("read", run, len(sets), words.nbytes, expected)
+    sums = sets[0].view(torch.int32).to(torch.int64).reshape(slices, -1).sum(1)
+    return Contender("read", run, sets, sums.to(torch.int32).double(), sets[0].nbytes)
 
 
 def build_reader() -> Any:
-    """Compile a kernel that sums a vector in slices, eight accumulators each."""
+    """Compile a kernel that sums uint32 words in slices, eight accumulators each."""
     from ladder.lower import builder as b
     from ladder.lower.cpu import vectors as v
     from ladder.lower.cpu.toolchain import compile_module
@@ -234,12 +237,12 @@ def build_reader() -> Any:
 
     with b.function("read") as emitted:
         count, slices = b.symbol("count"), b.symbol("slices")
-        words = b.tensor("words", (count,), "float32", align=64)
-        result = b.tensor("result", (slices,), "float32", align=4)
+        words = b.tensor("words", (count,), "uint32", align=4)
+        result = b.tensor("result", (slices,), "uint32", align=4)
         with v.parallel(slices) as part:
-            totals = v.scratch(128, "float32")
+            totals = v.scratch(128, "uint32")
             for index in range(8):
-                b.store(totals, v.constant(0, "float32"), v.lanes(16 * index))
+                b.store(totals, v.constant(0, "uint32"), v.lanes(16 * index))
             length = b.bind(count // slices)
             with b.loop(length // 128) as step:
                 for index in range(8):
@@ -289,7 +292,7 @@ def run_shape(n: int, k: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         # torch._int_mm takes more than 16 rows only.
         chosen = [make for make in makers if make is not torch_int8 or m > 16]
         contenders = [make(n, k, x, quantized, args.last_cache) for make in chosen]
-        contenders.append(read_bandwidth(contenders[0].bytes_read, args.last_cache))
+        contenders.append(read_bandwidth(contenders[0]))
         interleave(contenders, args.rounds)
         results.append(report(n, k, m, {contender.name: contender.summary() for contender in contenders}))
     return results
@@ -373,14 +376,14 @@ def main() -> int:
         "last_cache_bytes": args.last_cache,
         "versions": {name: version(name) for name in ("torch", "apache-tvm", "numpy")},
         "commit": revision(),
-        "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks.cpu_gemm", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.cpu_gemm --threads {args.threads} --rounds {args.rounds}",
         "load_average": {"before": load, "after": os.getloadavg()},
         "results": results,
     }
     path = args.output or RESULTS / f"cpu_gemm_{started[:10]}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(f"written to {path}")
+    print(f"written to {path.name}")
     return 0 if all(all(row["bars"].values()) for row in results) else 1
 
 

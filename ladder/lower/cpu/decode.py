@@ -26,6 +26,14 @@ from tile_types import TirOps, TType, get_type
 Expr = Any
 Bits = np.ndarray[Any, Any]
 
+AHEAD = 1024
+"""Bytes by which prefetches of a row block run ahead.
+
+Row blocks are streams whose distance often is a power of two, so they share sets of the first
+cache, where hardware prefetches evict each other. Measured on Zen 4 (4096 x 4096 int4, M = 1,
+median of interleaved bursts): 255 us without, 221 us at 1 KiB, 193 us to only read as much.
+"""
+
 HALF = 32
 """16-bit elements of a vector."""
 
@@ -54,6 +62,8 @@ class Unit:
         """Return the uint32x16 that holds the plane's bits of ``step``."""
         index = plane.start + step // plane.slots
         if index not in self.loaded:
+            ahead = self.unit + max(1, AHEAD // (4 * LANES * self.layout.bits))
+            v.prefetch(T.address_of(self.words[self.block, ahead, index * LANES]))
             self.loaded[index] = b.bind(self.words[self.block, self.unit, v.lanes(index * LANES)])
         return self.loaded[index]
 
