@@ -373,6 +373,7 @@ def main() -> int:
         "date": started,
         "cpu": cpu_name(),
         "threads": args.threads,
+        "nice": os.nice(0),
         "last_cache_bytes": args.last_cache,
         "versions": {name: version(name) for name in ("torch", "apache-tvm", "numpy")},
         "commit": revision(),
