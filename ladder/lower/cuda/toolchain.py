@@ -78,7 +78,7 @@ def nvcc() -> Path:
     if found is None or not Path(found).is_file():
         where = f"LADDER_NVCC={chosen} does not exist" if chosen is not None else "nvcc is not on PATH"
         raise MissingToolError(
-            f"cannot compile for CUDA: {where}; install the CUDA toolkit (12.8 or newer) or set LADDER_NVCC"
+            f"cannot compile for CUDA: {where}; install the CUDA toolkit 13.0 or set LADDER_NVCC"
         )
     return Path(found)
 
