@@ -26,14 +26,13 @@ from typing import Any
 
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
-from tile_types import get_type, representable_cores, type_names
-from tile_types.errors import LadderError
+from tile_types import get_type, type_names
+from tile_types.errors import ConversionError
 
 BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
 """Largest relative Frobenius error against float64 on the decoded weights."""
 
 OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
-TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 SHAPES = ((4096, 4096), (1511, 2003))
 """(N, K); the second divides nothing: both are prime."""
 
@@ -128,18 +127,11 @@ def problem(case: Case, n: int, k: int) -> Gemm:
 
 def refusal(case: Case) -> str | None:
     """Return why the case cannot run, as the library says it, or None."""
-    from tile_types import require_representable
+    from ladder.api.problem import require_fits
 
     try:
-        gemm = problem(case, 64, 4096)
-        if case.zero == "float" and case.activation not in ("float16", "bfloat16"):
-            return "float zero points need a 16-bit core"
-        weight = get_type(case.weight).element_type
-        cores = {"fp8_e4m3", "fp8_e5m2"} if case.activation.startswith("fp8") else {case.activation}
-        if not cores & set(representable_cores(weight, case.zero)):
-            require_representable(weight, case.activation, case.zero)
-        del gemm
-    except LadderError as error:
+        require_fits(get_type(case.weight).element_type, case.activation, case.zero)
+    except ConversionError as error:
         return str(error)
     return None
 
@@ -264,12 +256,14 @@ def activations(case: Case, m: int, k: int) -> Any:
     """
     import torch
 
+    from ladder.runtime.kernel import torch_dtype
+
     generator = torch.Generator(device="cuda").manual_seed(m)
     values = torch.randn(m, k, device="cuda", generator=generator)
     values = values.abs() if one_sided(case) else values
     if case.activation == "int8":
         return (values * 40).round().clamp(-127, 127).to(torch.int8)
-    return values.to(getattr(torch, TORCH_NAMES.get(case.activation, case.activation)))
+    return values.to(torch_dtype(case.activation))
 
 
 def run_case(

@@ -22,9 +22,6 @@ from tile_types.errors import DeviceError
 Index = Any
 """A Python integer or a TIR expression."""
 
-STEP_ROWS = 16
-"""Weight rows of one step."""
-
 STEP_TOKENS = 8
 """Tokens of one step."""
 
@@ -172,7 +169,10 @@ class MatrixStep:
 
 
 FP8_PROMOTION = 128
-"""fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2)."""
+"""Elements of K after which fp8 partial sums move to float32 registers.
+
+fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
+"""
 
 STEPS: tuple[MatrixStep, ...] = (
     MatrixStep("float16", (8, 0), "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),

@@ -19,6 +19,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
+from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_geometry import MATH_REGISTERS, PRODUCER_REGISTERS, Geometry
 from schedules.layouts import TILE
@@ -38,7 +39,6 @@ INSTRUCTIONS = {
     "fp8_e5m2": "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{w}.e5m2",
 }
 
-PTX_OPERANDS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
 SWIZZLE_128 = 3
 
 
@@ -406,7 +406,7 @@ class Kernel:
     def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: Expr) -> None:
         geo, plan = self.geo, self.schedule
         spelling = INSTRUCTIONS[self.gemm.activation].format(
-            n=plan.tile_m, w=PTX_OPERANDS.get(self.decoder.operand, "")
+            n=plan.tile_m, w=PTX_FP8.get(self.decoder.operand, "")
         )
         sums = [self.partial[m * geo.accumulators + i] for i in range(geo.accumulators)]
         start = self.ring.stage.value * geo.x_bytes + (within * plan.tile_m * 128 + step * 32)

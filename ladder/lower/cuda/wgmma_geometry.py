@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.schedule import GpuSchedule, check
 from tile_types import get_type
@@ -26,12 +27,6 @@ SHARED_LIMIT = 227 * 1024
 
 PRODUCER_REGISTERS, MATH_REGISTERS = 40, 232
 """Registers per thread after reallocation: 128 x 40 + 256 x 232 fit the 64 Ki of a multiprocessor."""
-
-PROMOTION = 128
-"""Elements of K after which fp8 partial sums move to float32 registers.
-
-Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
-"""
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,7 @@ class Geometry:
     @property
     def promotion_step(self) -> int:
         """Elements of K between promotions; at most a slab."""
-        return min(self.scale_step, self.slab, PROMOTION)
+        return min(self.scale_step, self.slab, FP8_PROMOTION)
 
     @property
     def scale_bytes(self) -> int:
