@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,13 @@ def _read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
         for key, rows in _load(path).items():
             found[key] = (*found.get(key, ()), *rows)
     return found
+
+
+@cache
+def shipped_digest() -> str:
+    """Return a digest of the databases that ship."""
+    files = sorted(SHIPPED.glob("*.json"))
+    return _digest("".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))
 
 
 def _load(path: Path) -> dict[str, tuple[Row, ...]]:
