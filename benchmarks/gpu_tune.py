@@ -12,15 +12,16 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_gemm import Case, environment, problem
+from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, tune
 from schedules.search import TOKENS
-from schedules.tuning import best_rows, write_database
+from schedules.tuning import Measurement, best_rows, class_of, write_database
 from targets import get_device
 
 SHAPES = (
@@ -71,13 +72,21 @@ def shape_of(text: str) -> tuple[int, int]:
     return int(n), int(k)
 
 
-def rows_of(measured: Measured) -> list[dict[str, Any]]:
-    """Return every finalist as a row of the report."""
-    return [
-        {"n": row.n, "k": row.k, "m": row.m, "schedule": str(row.schedule), "us": round(row.seconds * 1e6, 3)}
-        for rows in measured.values()
-        for row in rows
-    ]
+def rows_of(measured: Iterable[tuple[Gemm, Measurement]]) -> list[dict[str, Any]]:
+    """Return measurements as rows of a report, by class."""
+    classes: dict[str, dict[str, Any]] = {}
+    for gemm, row in measured:
+        fields = class_of(gemm)
+        found = classes.setdefault(json.dumps(fields), {"class": fields, "rows": []})
+        us = float(f"{row.seconds * 1e6:.4g}")
+        found["rows"].append([row.n, row.k, row.m, str(row.schedule), us])
+    return list(classes.values())
+
+
+def dump(path: str, measured: Iterable[tuple[Gemm, Measurement]]) -> None:
+    """Write measurements, one per line."""
+    text = json.dumps({"environment": environment(), "classes": rows_of(measured)})
+    Path(path).write_text(text.replace("], [", "],\n["))
 
 
 def show(name: str, measured: Measured) -> None:
@@ -98,21 +107,26 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="", help="JSON with every finalist")
+    parser.add_argument("--everything", default="", help="JSON with the quick times of all that was tried")
     parser.add_argument("--ship", default="", help="database file in the form that ships")
     parser.add_argument("--compile-only", default="", help="compile into this folder and stop")
     parser.add_argument("--measure", default="", help="measure this folder, compile nothing")
     return parser.parse_args()
 
 
-def write(found: dict[str, tuple[Campaign, Measured]], arguments: argparse.Namespace) -> None:
+def write(
+    found: dict[str, tuple[Campaign, Measured]],
+    everyone: Iterable[tuple[Gemm, Measurement]],
+    arguments: argparse.Namespace,
+) -> None:
     """Write what has been measured so far."""
+    merged = {gemm: rows for _, measured in found.values() for gemm, rows in measured.items()}
     if arguments.output:
-        report = {name: rows_of(measured) for name, (_, measured) in found.items()}
-        text = json.dumps({"environment": environment(), "classes": report})
-        Path(arguments.output).write_text(text.replace("}, ", "},\n"))
+        dump(arguments.output, [(gemm, row) for gemm, rows in merged.items() for row in rows])
+    if arguments.everything:
+        dump(arguments.everything, everyone)
     if arguments.ship:
-        everything = {gemm: rows for _, measured in found.values() for gemm, rows in measured.items()}
-        write_database(Path(arguments.ship), get_device(arguments.target), everything)
+        write_database(Path(arguments.ship), get_device(arguments.target), merged)
 
 
 def main() -> int:
@@ -122,13 +136,14 @@ def main() -> int:
     shapes = [shape_of(text) for text in arguments.shapes.split(",")] if arguments.shapes else SHAPES
     effort = Effort(arguments.kernels, arguments.refined, arguments.seconds)
     found: dict[str, tuple[Campaign, Measured]] = {}
+    everyone: list[tuple[Gemm, Measurement]] = []
     if arguments.measure:
         for campaign in load(Path(arguments.measure)):
-            found[str(campaign)] = campaign, measure_all(campaign, print)
-            write(found, arguments)
+            found[str(campaign)] = campaign, measure_all(campaign, print, everyone)
+            write(found, everyone, arguments)
     else:
         with Farm(arguments.jobs) as farm:
-            run = Run(farm, effort, lambda line: print(line, flush=True))
+            run = Run(farm, effort, lambda line: print(line, flush=True), everyone=everyone)
             work = campaigns(cases, shapes, arguments)
             if arguments.compile_only:
                 compile_campaigns(work, run)
@@ -136,7 +151,7 @@ def main() -> int:
                 return 0
             for campaign, measured in tune(work, run):
                 found[str(campaign)] = campaign, measured
-                write(found, arguments)
+                write(found, everyone, arguments)
     for name, (_, measured) in found.items():
         show(name, measured)
     return 0

@@ -53,7 +53,9 @@ QUICK_REPEATS, FINAL_REPEATS = 3, 9
 
 
 def measure(
-    campaign: Campaign, report: Callable[[str], None] = lambda _: None
+    campaign: Campaign,
+    report: Callable[[str], None] = lambda _: None,
+    everyone: list[tuple[Gemm, Measurement]] | None = None,
 ) -> Iterator[tuple[Gemm, Measurement]]:
     """Yield the times of the finalists at every shape and M of a campaign.
 
@@ -63,6 +65,8 @@ def measure(
         Its trials are checked first; wrong ones are dropped and reported.
     report
         Gets a line about each trial that is dropped.
+    everyone
+        Gets the quick times of all that were tried, for fitting the cost model.
     """
     device = get_device(campaign.device)
     entries = _checked(campaign, device, report)
@@ -71,6 +75,8 @@ def measure(
         for m in campaign.tokens:
             for row in bench.contest(m):
                 yield gemm, row
+            if everyone is not None:
+                everyone += [(gemm, row) for row in bench.quick]
 
 
 def _checked(campaign: Campaign, device: TileDevice, report: Callable[[str], None]) -> dict[Trial, Any]:
@@ -192,6 +198,7 @@ class Bench:
         self.weights = [first] + [[a.clone() for a in first] for _ in range(max(1, copies))]
         self.output = torch_dtype(gemm.output)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.quick: list[Measurement] = []
 
     def contest(self, m: int) -> list[Measurement]:
         """Return the finalists at M = ``m``, the fastest first."""
@@ -201,16 +208,17 @@ class Bench:
         y = torch.empty((m, self.gemm.n), dtype=self.output, device="cuda")
         graphs = {trial: self._graph(trial, x, y) for trial in self._worth_trying(m)}
         quick = {trial: _median(_seconds(*graph, QUICK_REPEATS)) for trial, graph in graphs.items()}
+        self.quick = self._rows(m, quick)
         limit = IN_REACH * min(quick.values(), default=0.0)
         finalists = [t for t in sorted(quick, key=lambda t: quick[t]) if quick[t] <= limit][:FINALISTS]
         times: dict[Trial, list[float]] = {trial: [] for trial in finalists}
         for _ in range(FINAL_REPEATS):
             for trial in finalists:
                 times[trial] += _seconds(*graphs[trial], 1)
-        rows = [
-            Measurement(self.gemm.n, self.gemm.k, m, trial.schedule, _median(seconds))
-            for trial, seconds in times.items()
-        ]
+        return self._rows(m, {trial: _median(seconds) for trial, seconds in times.items()})
+
+    def _rows(self, m: int, seconds: dict[Trial, float]) -> list[Measurement]:
+        rows = [Measurement(self.gemm.n, self.gemm.k, m, t.schedule, s) for t, s in seconds.items()]
         return sorted(rows, key=lambda row: row.seconds)
 
     def _worth_trying(self, m: int) -> list[Trial]:

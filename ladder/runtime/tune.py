@@ -53,12 +53,17 @@ class Run:
         Its limits.
     report
         Gets a line on each step and each failure.
+    started
+        When it began.
+    everyone
+        Quick times of all that was tried, for fitting the cost model.
     """
 
     farm: Farm
     effort: Effort
     report: Report
     started: float = field(default_factory=time.perf_counter)
+    everyone: list[tuple[Gemm, Measurement]] = field(default_factory=list)
 
     def first_round(self, campaign: Campaign) -> list[Future[Trial | str]]:
         """Start compiling the best predicted candidates of a class."""
@@ -108,7 +113,7 @@ def tune(campaigns: Sequence[Campaign], run: Run) -> Iterator[tuple[Campaign, Me
     for campaign, tasks in zip(campaigns, first, strict=True):
         campaign.trials += gather(tasks, run.note)
         run.note(f"{campaign}: {len(campaign.trials)} kernels compiled")
-        measured.append(measure_all(campaign, run.note))
+        measured.append(measure_all(campaign, run.note, run.everyone))
         run.note(f"{campaign}: measured")
         yield campaign, measured[-1]
         second.append(run.second_round(campaign, measured[-1]) if run.in_time() else [])
@@ -119,14 +124,16 @@ def tune(campaigns: Sequence[Campaign], run: Run) -> Iterator[tuple[Campaign, Me
         best = {schedule for _, schedule in winners(rows)}
         kept = [trial for trial in campaign.trials if trial.schedule in best]
         again = replace(campaign, trials=[*kept, *gather(tasks, run.note)])
-        yield campaign, merged(rows, measure_all(again, run.note))
+        yield campaign, merged(rows, measure_all(again, run.note, run.everyone))
         run.note(f"{campaign}: refined")
 
 
-def measure_all(campaign: Campaign, report: Report) -> Measured:
-    """Return the measurements of a campaign by problem."""
+def measure_all(
+    campaign: Campaign, report: Report, everyone: list[tuple[Gemm, Measurement]] | None = None
+) -> Measured:
+    """Return the measurements of a campaign by problem; see `measure`."""
     found: Measured = {}
-    for gemm, row in measure(campaign, report):
+    for gemm, row in measure(campaign, report, everyone):
         found.setdefault(gemm, []).append(row)
     return found
 
