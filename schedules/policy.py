@@ -8,7 +8,7 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 
@@ -153,20 +153,36 @@ def tilings(
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, at most two
-        warpgroups, and only splits of K that still find idle multiprocessors.
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and only splits of K
+        that still find idle multiprocessors.
     """
-    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    for schedule in _tiles(gemm, device, pipeline, m, full):
-        if not full and pipeline == "wgmma" and not _finds_idle(gemm, device, schedule, m):
+    useful = _useful_m(RULES[pipeline], m)
+    for schedule in _shallow(replace(gemm, n=1), device, pipeline):
+        if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
-        if not aligned(hint, gemm, schedule) or not is_legal(gemm, device, schedule):
-            continue  # deeper pipelines only need more
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        else:
+        elif pipeline != "wgmma" or _finds_idle(gemm, device, schedule, m):
             yield from _depths(gemm, device, schedule)
+
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a pipeline's rule states the choice; the others have one value."""
+
+
+@lru_cache(maxsize=256)
+def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
+    """Return all legal schedules of the smallest depth; deeper ones only need more. N does not count."""
+    rule = RULES[pipeline]
+    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
+    choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
+    choices.setdefault("placement", (placement_for(gemm),))
+    tiles = (
+        GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        for values in product(*choices.values())
+    )
+    return tuple(tile for tile in tiles if aligned(hint, gemm, tile) and is_legal(gemm, device, tile))
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
@@ -195,31 +211,6 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
-def _tiles(gemm: Gemm, device: TileDevice, pipeline: str, m: int, full: bool) -> Iterator[GpuSchedule]:
-    """Yield tiles, warps and splits of ``pipeline``; their pipelining depth is the smallest."""
-    rule, placement = RULES[pipeline], placement_for(gemm)
-    for split, persistent in product(rule.split_k, rule.persistent):
-        if not _worthwhile(gemm, device, split, persistent, m):
-            continue
-        warps = rule.warps[: None if full else 2]
-        if pipeline == "gemv":
-            warps = tuple(row_warps * split for row_warps in (1, 2, 4))
-        for tile_m, tile_n, tile_k, count in product(_useful_m(rule, m), rule.tile_n, rule.tile_k, warps):
-            if pipeline == "wgmma" and tile_n % (16 * count):
-                continue  # most of the product: spare the full check
-            yield GpuSchedule(
-                pipeline,
-                tile_m,
-                tile_n,
-                tile_k,
-                rule.stages[0],
-                count,
-                split,
-                persistent,
-                placement=placement,
-            )
-
-
 def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
     """Return the smallest token tile that holds ``m`` and the next smaller one."""
     limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
@@ -232,11 +223,11 @@ def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
 
 
-def _worthwhile(gemm: Gemm, device: TileDevice, split: int, persistent: bool, m: int) -> bool:
+def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
     """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
-    long_enough = split == 1 or padded(gemm.k) // 64 // split >= 4
+    long_enough = tile.split_k == 1 or padded(gemm.k) // 64 // tile.split_k >= 4
     small = m * gemm.n <= device.units * 128 * 128
-    return long_enough and not (persistent and small)
+    return long_enough and not (tile.persistent and small)
 
 
 def schedule_transform(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import islice
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import RULES, Rule, is_legal
-from schedules.policy import GPU_BUCKETS, Candidate, rank
+from schedules.legal import RULES, is_legal
+from schedules.policy import AXES, GPU_BUCKETS, Candidate, rank
 from schedules.schedule import GpuSchedule, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -18,11 +18,6 @@ TOKENS = GPU_BUCKETS[:-1]
 
 WORTH_TRYING = 1.6
 """Predicted over best predicted time up to which a compiled schedule is timed at a shape and M."""
-
-AXES = tuple(
-    f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__ and f.name != "tile_m"
-)
-"""Fields of a schedule for which a pipeline states a choice; the token tile follows from M."""
 
 Point = tuple[Gemm, int]
 """A problem with its extents, and M."""
@@ -68,6 +63,8 @@ def neighbours(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     """
     rule = RULES[schedule.pipeline]
     for name in AXES:
+        if name == "tile_m":  # it follows from M
+            continue
         allowed, value = getattr(rule, name), getattr(schedule, name)
         if value not in allowed:
             continue
