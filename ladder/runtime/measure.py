@@ -45,11 +45,16 @@ CHECKED = (320, 1024)
 ROW_BLOCK = 256
 """Rows of random weights that are drawn and packed; larger matrices repeat them."""
 
-WORTH_TRYING, FINALISTS, IN_REACH = 1.7, 4, 1.12
-"""Predicted over best predicted time up to which a kernel is tried; how many, and how close to the
-fastest in the first round, reach the second."""
+WORTH_TRYING, MOST_TRIED = 1.7, 16
+"""Predicted over best predicted time up to which a kernel is tried at a point, and how many are."""
+
+FINALISTS, IN_REACH = 4, 1.12
+"""How many, and how close to the fastest in the first round, reach the second."""
 
 QUICK_REPEATS, FINAL_REPEATS = 3, 9
+
+FINAL_SECONDS = 30e-3
+"""Time that the replays of one finalist may take; at least three are made."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +243,8 @@ class Bench:
         limit = IN_REACH * min(quick.values(), default=0.0)
         finalists = [t for t in sorted(quick, key=lambda t: quick[t]) if quick[t] <= limit][:FINALISTS]
         times: dict[Trial, list[float]] = {trial: [] for trial in finalists}
-        for _ in range(FINAL_REPEATS):
+        length = max((quick[trial] * graphs[trial][1] for trial in finalists), default=1.0)
+        for _ in range(max(3, min(FINAL_REPEATS, int(FINAL_SECONDS / length)))):
             for trial in finalists:
                 times[trial] += _seconds(*graphs[trial], 1)
         for trial, seconds in times.items():
@@ -253,7 +259,8 @@ class Bench:
             trial: predict(self.gemm, self.device, trial.schedule, m).seconds for trial in self.entries
         }
         limit = WORTH_TRYING * min(predicted.values(), default=0.0)
-        return [trial for trial, seconds in predicted.items() if seconds <= limit]
+        ranked = sorted(predicted, key=lambda trial: predicted[trial])
+        return [trial for trial in ranked if predicted[trial] <= limit][:MOST_TRIED]
 
     def _graph(self, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, int]:
         """Capture the launches of one trial; return the graph and how many launches it holds."""

@@ -139,7 +139,7 @@ def test_wrong_weight_is_refused_under_compile_too() -> None:
 def test_host_cost_is_measured() -> None:
     op, packed = problem()
     kernel = op.compiled_for(torch.device("cpu"))
-    cost = operator.host_cost_us(kernel, rows(1), packed.tensors, calls=400)
+    cost = operator.host_cost_us(kernel, rows(1), packed, calls=400)
     assert cost.keys() == {"kernel", "direct", "operator"}
     assert all(0 < value < 1000 for value in cost.values())
 
