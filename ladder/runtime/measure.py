@@ -48,7 +48,7 @@ ROW_BLOCK = 256
 WORTH_TRYING, MOST_TRIED = 1.7, 16
 """Predicted over best predicted time up to which a kernel is tried at a point, and how many are."""
 
-FINALISTS, IN_REACH = 4, 1.12
+FINALISTS, IN_REACH = 6, 1.15
 """How many, and how close to the fastest in the first round, reach the second."""
 
 QUICK_REPEATS, FINAL_REPEATS = 3, 9
