@@ -116,5 +116,5 @@ def propose_raw_rebias(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning
     """Propose field moves whose power of two is left to the accumulator."""
     for core, recipe in _rebias(conversion):
         if core == conversion.operand and recipe.factor <= LARGEST_GAIN:
-            raw = Lanes16(conversion.bits, replace(recipe, factor=1.0))
+            raw = Lanes16(conversion.bits, replace(recipe, factor=1.0), conversion.order)
             yield raw, Meaning(gains=(recipe.factor, recipe.factor))
