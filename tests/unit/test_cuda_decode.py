@@ -115,11 +115,14 @@ def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough
     ("name", "core", "order"),
     [("int4", "float16", "lanes"), ("uint4", "bfloat16", "lanes"), ("int4", "int8", "lanes"),
      ("fp4_e2m1", "float16", "float16 signs"), ("fp4_e2m1", "bfloat16", "bfloat16 signs"),
+     ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "dense"), ("uint7", "int8", "dense"),
      ("nf4", "float16", "pairs"), ("nf4", "bfloat16", "pairs"), ("fp4_e2m1", "fp8_e4m3", "lanes")],
 )  # fmt: skip
 def test_codes_are_packed_in_the_order_that_decodes_cheapest(name: str, core: str, order: str) -> None:
     assert packed_order(get_type(name), core) == order
-    assert packed_layout(get_type(name), core) == FragmentLayout(4, lane_of(core), order)
+    assert packed_layout(get_type(name), core) == FragmentLayout(
+        get_type(name).elem_bits, lane_of(core), order
+    )
 
 
 def test_tables_are_used_only_where_a_kernel_has_room() -> None:

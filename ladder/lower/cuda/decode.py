@@ -31,7 +31,7 @@ from ladder.lower.cuda.recipes import (
     propose_reference,
 )
 from ladder.lower.cuda.scales import Fold, fold
-from schedules.layouts import ORDERS, SIGN_PLACES, THREADS, FragmentLayout, lane_of, planes
+from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -56,18 +56,20 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {"placed": propose_placed, "unscaled": propose_raw_rebias}
 """Further ways where raw numbers will do."""
 
-LANES, BY_LANE = ("lanes",), ("lanes", *SIGN_PLACES)
+LANES = ("lanes", "dense")
+BY_LANE = (*LANES, *SIGN_PLACES)
 
 STRATEGY_ORDERS = {
+    "pass-through": ("lanes",),
     "magic": BY_LANE,
     "rebias": BY_LANE,
     "unscaled": BY_LANE,
     "through bfloat16": BY_LANE,
     "reference": BY_LANE,
-    "lookup": ("lanes", "pairs"),
+    "lookup": (*LANES, "pairs"),
     "table": ("pairs",),
 }
-"""Orders of packed bits that a strategy can read; the others read ``lanes`` only."""
+"""Orders of packed bits that a strategy can read; the others read `LANES`."""
 
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
@@ -173,9 +175,11 @@ def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
 
 def packed_order(ttype: TType, core: str) -> str:
     """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``."""
-    if ttype.elem_bits != 4 or lane_of(core) != 16:
-        return "lanes"
-    conversions = [Conversion(ttype, core, raw=True, order=order) for order in ORDERS]
+    found = orders(ttype.elem_bits, lane_of(core))
+    if len(found) == 1:
+        return found[0]
+    operand = _operand(ttype, core, "none")
+    conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
     return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight).order
 
 
@@ -362,16 +366,21 @@ def operand_type(gemm: Gemm) -> str:
         If the type does not fit without loss (names a core that does), or if real zero points
         meet an 8-bit core.
     """
-    core = gemm.activation
-    if gemm.zero == "float" and lane_of(core) == 8:
+    if gemm.zero == "float" and lane_of(gemm.activation) == 8:
         raise ConversionError(
-            f"real zero points cannot be subtracted on the 8-bit core {core}; use float16 or bfloat16"
+            f"real zero points cannot be subtracted on the 8-bit core {gemm.activation};"
+            " use float16 or bfloat16"
         )
+    return _operand(get_type(gemm.weight), gemm.activation, gemm.zero)
+
+
+def _operand(ttype: TType, core: str, zero: str) -> str:
+    """Return what a type is decoded to."""
     if core in FP8_OPERANDS:
         for operand in (core, *FP8_OPERANDS):
-            if representable(gemm.weight, operand, gemm.zero):
+            if representable(ttype, operand, zero):
                 return operand
-    require_representable(gemm.weight, core, gemm.zero)
+    require_representable(ttype, core, zero)
     return core
 
 
