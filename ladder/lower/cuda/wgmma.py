@@ -65,9 +65,12 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     ScheduleError
         If the device has no wgmma or the schedule does not fit.
     """
+    from ladder.lower.cuda.wgmma8 import PromotingKernel
+
     check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
+    kind = PromotingKernel if Geometry(gemm, schedule).promotes else Kernel
     with b.function(name) as result:
-        Kernel(gemm, device, schedule).emit()
+        kind(gemm, device, schedule).emit()
     return result.func
 
 
@@ -267,11 +270,7 @@ class Kernel:
         self.warp, self.lane = b.bind(self.member // 32), b.bind(self.member % 32)
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
-        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
-        self.total: Any = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        self.tile_words = b.local(geo.bits, "uint32")
-        self.pending: Any = b.local(2 * geo.m64, "float32") if geo.promotes else None
+        self._allocate()
         self.x_descriptor = b.local(1, "uint64")
         b.emit(
             T.cuda.wgmma.encode_matrix_descriptor(
@@ -282,36 +281,32 @@ class Kernel:
         self.previous = b.Variable("int32", 0)
         self._for_each_tile(self._tile)
 
-    def _tile(self, row_tile: Expr, token: Expr) -> None:
+    def _allocate(self) -> None:
+        """Declare a math thread's registers."""
         geo = self.geo
-        for index in range(geo.m64 * geo.accumulators if geo.promotes else 0):
-            b.store(self.total, T.float32(0), index)
+        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
+        self.total: Any = None
+        self.operands = b.local(2 * geo.m64 * 16, "uint32")
+        self.tile_words = b.local(geo.bits, "uint32")
+
+    def _tile(self, row_tile: Expr, token: Expr) -> None:
+        """Sum one output tile over K and write it."""
         with b.loop(self.turns) as turn:
-            for slab in range(geo.body):
+            for slab in range(self.geo.body):
                 self._slab(turn, slab)
-            if geo.promotes:
-                # ptxas serialises sums that are in flight across a loop's back edge and also
-                # read by ordinary instructions, so each turn finishes what it started.
-                self._finish_products()
-                self._release()
-        if not geo.promotes:
-            self._wait_products(0)
-            self._release()
+        self._wait_products(0)
+        self._release()
         wgmma_epilogue.finish_tile(self, row_tile, token)
 
     def _slab(self, turn: Expr, slab: int) -> None:
         """Decode one slab and start its products; the previous slab's finish meanwhile."""
         geo = self.geo
-        within, bank = slab % geo.slabs, slab % 2
+        within = slab % geo.slabs
         if within == 0:
             b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
         for m in range(geo.m64):
-            self._decode(m, within, bank)
-        if geo.promotes:
-            self._promoting_products(slab, within, bank)
-        else:
-            # The first product of a tile overwrites what the registers held before.
-            self._products(within, bank, range(4), turn > 0 if slab == 0 else True)
+            self._decode(m, within, slab % 2)
+        self._start_products(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
@@ -319,11 +314,15 @@ class Kernel:
             self.previous.set(self.ring.stage.value)
             self.ring.advance()
 
+    def _start_products(self, turn: Expr, slab: int) -> None:
+        """Start a slab's products; the first one of a tile overwrites what the registers held before."""
+        self._products(slab % self.geo.slabs, slab % 2, range(4), turn > 0 if slab == 0 else True)
+
     def _release_previous(self, turn: Expr, slab: int) -> None:
         """Free the stage that ended with the previous slab: its products are done."""
         if slab > 0:
             self._release()
-        elif not self.geo.promotes:
+        else:
             with b.when(turn > 0):
                 self._release()
 
@@ -418,53 +417,10 @@ class Kernel:
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 
-    def _promoting_products(self, slab: int, within: int, bank: int) -> None:
-        """Start products group by group, moving finished partial sums to the totals."""
-        geo = self.geo
-        step_k = geo.promotion_step
-        for part in range(geo.slab // step_k):
-            if slab + part > 0:
-                self._finish_products()
-            row = (within * geo.slab + part * step_k) // geo.scale_step
-            if step_k >= 32:
-                steps = range(part * step_k // 32, (part + 1) * step_k // 32)
-                self._products(within, bank, steps, accumulate=False)
-            else:
-                self._half_step(within, bank, part)
-            self._remember_scales(row)
-
-    def _finish_products(self) -> None:
-        """Wait for the group in flight and add it to the totals."""
-        self._wait_products(0)
-        for m in range(self.geo.m64):
-            for index in range(self.geo.accumulators):
-                position = m * self.geo.accumulators + index
-                scale = self.pending[2 * m + index // 2 % 2]
-                b.store(self.total, self.total[position] + self.partial_sum(position) * scale, position)
-
     def partial_sum(self, position: int) -> Expr:
         """Return a register of the running sum as float32."""
         value = self.partial[position]
         return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
-
-    def _half_step(self, within: int, bank: int, part: int) -> None:
-        """Multiply 16 of a step's 32 elements: the registers of the other half are zero."""
-        step, half = part // 2, part % 2
-        b.emit(T.ptx.wgmma.fence.sync.aligned())
-        for m in range(self.geo.m64):
-            base = (bank * self.geo.m64 + m) * 16 + step * 4
-            registers = [self.operands[base + i] if i // 2 == half else T.uint32(0) for i in range(4)]
-            self._wgmma(m, registers, within, step, accumulate=False)
-        b.emit(T.ptx.wgmma.commit_group.sync.aligned())
-
-    def _remember_scales(self, row: int) -> None:
-        """Keep the scales of the group in flight until its sums are promoted."""
-        for m in range(self.geo.m64):
-            low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-            for h in (0, 1):
-                scaled = self.scales is not None
-                value = self._staged(self.scales, row, low + h * 8) if scaled else T.float32(1)
-                b.store(self.pending, value, 2 * m + h)
 
 
 class Ring:
