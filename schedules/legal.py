@@ -30,6 +30,9 @@ TOKEN_BUFFER = 56 * 1024
 GEMV_SPARE = 14
 """Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
 
+PARTIAL_TOKENS = 64
+"""Tokens of one of wgmma's two sets of partial sums at most."""
+
 SPLIT_TOKENS = 64
 """Tokens per tile up to which a cluster sums slices of K."""
 
@@ -187,6 +190,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         halves = promotes(gemm, schedule) and gemm.scale and packed_group(gemm.group_size, gemm.k) == 16
         return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
     row_tiles = schedule.tile_n // (16 * schedule.warps)
+    if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
+        sums = sums // 2 + min(schedule.tile_m, PARTIAL_TOKENS) + 8 * (gemm.zero != "none")
     return sums + 2 * 16 * row_tiles + bits + 32
 
 
@@ -241,8 +246,6 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
     if promotes(gemm, schedule) and schedule.tile_m > 128:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
-    if gemm.activation == "int8" and schedule.tile_m > 128:
-        yield "TVM 0.27 knows no integer wgmma of 256 tokens"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 

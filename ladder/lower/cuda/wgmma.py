@@ -65,12 +65,11 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     ScheduleError
         If the device has no wgmma or the schedule does not fit.
     """
-    from ladder.lower.cuda.wgmma8 import PromotingKernel
+    from ladder.lower.cuda.wgmma8 import kernel_class
 
     check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
-    kind = PromotingKernel if Geometry(gemm, schedule).promotes else Kernel
     with b.function(name) as result:
-        kind(gemm, device, schedule).emit()
+        kernel_class(Geometry(gemm, schedule))(gemm, device, schedule).emit()
     return result.func
 
 
@@ -303,7 +302,7 @@ class Kernel:
         geo = self.geo
         within = slab % geo.slabs
         if within == 0:
-            b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
+            self._await_stage()
         for m in range(geo.m64):
             self._decode(m, within, slab % 2)
         self._start_products(turn, slab)
@@ -313,6 +312,10 @@ class Kernel:
         if within == geo.slabs - 1:
             self.previous.set(self.ring.stage.value)
             self.ring.advance()
+
+    def _await_stage(self) -> None:
+        """Wait for the ring's stage to be filled."""
+        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
 
     def _start_products(self, turn: Expr, slab: int) -> None:
         """Start a slab's products; the first one of a tile overwrites what the registers held before."""
@@ -340,19 +343,21 @@ class Kernel:
     # ---- decoding -------------------------------------------------------------------
     def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the packed words of one slab into sixteen operand registers."""
+        for tile in range(self.geo.tiles_per_slab):
+            self._load_words(m, within * self.geo.tiles_per_slab + tile)
+            self._decode_tile(m, within, tile, bank)
+
+    def _decode_tile(self, m: int, within: int, tile: int, bank: int) -> None:
+        """Decode the loaded words of one packed tile of a slab."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
-        for tile in range(geo.tiles_per_slab):
-            self._load_words(m, within * geo.tiles_per_slab + tile)
-            step = min(geo.scale_step, TILE)
-            count = registers * step // TILE
-            for part in range(TILE // step):
-                offset = within * geo.slab + tile * TILE + part * step
-                scales, zeros = self._operand_rows(m, offset // geo.scale_step)
-                target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-                self.decoder.registers(
-                    self.tile_words, part * count, count, self.operands, target, scales, zeros
-                )
+        step = min(geo.scale_step, TILE)
+        count = registers * step // TILE
+        for part in range(TILE // step):
+            offset = within * geo.slab + tile * TILE + part * step
+            scales, zeros = self._operand_rows(m, offset // geo.scale_step)
+            target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
+            self.decoder.registers(self.tile_words, part * count, count, self.operands, target, scales, zeros)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m
@@ -439,7 +444,7 @@ class Ring:
             self.phase.set(self.phase.value ^ 1)
 
 
-def pin_registers(buffer: Any, count: int) -> None:
+def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
     """Keep reads of wgmma results behind the wait: the compiler sees each register rewritten here."""
     integer = str(buffer.dtype) == "uint32"
     kind, constraint = ("unsigned", "r") if integer else ("float", "f")
@@ -448,4 +453,4 @@ def pin_registers(buffer: Any, count: int) -> None:
         f"__device__ __forceinline__ void {name}({kind}* p) {{\n#pragma unroll\n"
         f'  for (int i = 0; i < {count}; ++i) asm volatile("" : "+{constraint}"(p[i]) :: "memory");\n}}\n'
     )
-    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0])))
+    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([first])))

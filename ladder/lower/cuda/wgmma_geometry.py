@@ -25,6 +25,9 @@ ROW_BYTES = 128
 SHARED_LIMIT = 227 * 1024
 """Shared memory that one block may use on sm_90 (CUDA programming guide, compute capabilities)."""
 
+PARTIAL_TOKENS = 64
+"""Tokens of one of the two sets of partial sums at most (`wgmma8_plan`)."""
+
 PRODUCER_REGISTERS, MATH_REGISTERS = 40, 232
 """Registers per thread after reallocation: 128 x 40 + 256 x 232 fit the 64 Ki of a multiprocessor."""
 
@@ -51,10 +54,6 @@ class Geometry:
         )
         check(
             plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
-        )
-        check(
-            self.gemm.activation != "int8" or plan.tile_m <= 128,
-            "TVM 0.27 knows no integer wgmma of 256 tokens; use tile_m=128",
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -101,8 +100,8 @@ class Geometry:
 
     @property
     def body(self) -> int:
-        """Slabs per turn of the math loop."""
-        return max(2, self.slabs)
+        """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
+        return max(4 if self.promotes and self.promotion_step == self.slab else 2, self.slabs)
 
     @property
     def tiles_per_slab(self) -> int:
@@ -234,7 +233,9 @@ class Geometry:
     @property
     def register_estimate(self) -> int:
         """Registers a math thread needs: sums, two operand sets, packed words, addresses."""
-        sums = self.m64 * self.accumulators * (2 if self.promotes else 1)
+        sums = self.m64 * self.accumulators
+        if self.promotes:
+            sums += min(self.accumulators, PARTIAL_TOKENS // 2) * 2 + 8 * self.zero_parts
         return sums + 2 * 16 * self.m64 + self.bits + 32
 
     @property
