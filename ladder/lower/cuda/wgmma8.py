@@ -103,7 +103,7 @@ class PromotingKernel(ByteKernel):
             self._start(unit)
             if index > 0:
                 self._wait_products(1)
-                self._release_after(self.units[index - 1], self.previous)
+                self._release_after(self.units[index - 1])
             # The loads' latency hides behind the promotion.
             self._ahead(turn, unit.slab, partial(self._load_share, unit.slab + 1, share))
             self._remember_scales(unit)
@@ -113,7 +113,8 @@ class PromotingKernel(ByteKernel):
         # ptxas serialises sums that are in flight across a loop's back edge and also
         # read by ordinary instructions, so each turn finishes what it started.
         self._wait_products(0)
-        self._release_after(self.units[-1], self.multiplied)
+        self.previous.set(self.multiplied.value)
+        self._release_after(self.units[-1])
         self._promote(self.units[-1])
 
     def _wait_products(self, pending: int) -> None:
@@ -215,13 +216,11 @@ class PromotingKernel(ByteKernel):
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
         return self.scales[stage, row * self.schedule.tile_n + low + half * 8]
 
-    def _release_after(self, unit: Unit, stage: b.Variable) -> None:
-        """Free the stage that ends with a finished unit."""
+    def _release_after(self, unit: Unit) -> None:
+        """Free the previous stage if it ends with a finished unit."""
         following = self.units[(self.units.index(unit) + 1) % len(self.units)]
         if following.slab != unit.slab and following.slab % self.geo.slabs == 0:
-            with b.when(self.lane == 0):
-                empty = self.empty.ptr_to([stage.value])
-                b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+            self._release()
 
     def _promote(self, unit: Unit) -> None:
         """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
