@@ -191,7 +191,7 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
-        sums = sums // 2 + min(schedule.tile_m, PARTIAL_TOKENS) + 8 * (gemm.zero != "none")
+        sums = sums // 2 + min(schedule.tile_m, PARTIAL_TOKENS) + 24
     return sums + 2 * 16 * row_tiles + bits + 32
 
 

@@ -29,6 +29,15 @@ INTEGER_TOKENS = 128
 MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
 """1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
 
+READ_SUM = """
+__device__ __forceinline__ float ladder_read_sum(unsigned sum) {
+  float value;
+  asm volatile("mov.b32 %0, %1;" : "=f"(value) : "r"(sum) : "memory");
+  return value;
+}
+"""
+"""Reads a sum that goes on afterwards: behind the wait, and without rewriting the register."""
+
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
@@ -125,6 +134,8 @@ class PromotingKernel(ByteKernel):
         for bank in self.banks if self.plan.running else ():
             for index in range(self.plan.bank_registers):
                 b.store(bank, T.uint32(MAGIC_BITS), index)
+            # Here, while nothing is in flight, and not when the first product needs them.
+            pin_registers(bank, self.plan.bank_registers)
 
     def _enter_slab(self, slab: int) -> None:
         """Note from which stage the products of a slab read."""
@@ -226,7 +237,8 @@ class PromotingKernel(ByteKernel):
         """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
         if not unit.done:
             return
-        pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        if not self.plan.running:
+            pin_registers(self.banks[unit.bank], self.plan.bank_registers)
         first = unit.m * self.geo.accumulators + unit.tokens // 2
         for index in range(self.plan.bank_registers):
             value = self._as_float(self.banks[unit.bank][index])
@@ -240,5 +252,8 @@ class PromotingKernel(ByteKernel):
         """Return a partial sum as float32."""
         if not self.integer:
             return register
-        bits = register if self.plan.running else register + T.uint32(MAGIC_BITS)
-        return T.reinterpret(bits, dtype="float32") - T.float32(MAGIC)
+        if self.plan.running:
+            value = b.call_inline("ladder_read_sum", READ_SUM, "float32", register)
+        else:
+            value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
+        return value - T.float32(MAGIC)

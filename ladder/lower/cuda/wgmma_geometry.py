@@ -235,7 +235,7 @@ class Geometry:
         """Registers a math thread needs: sums, two operand sets, packed words, addresses."""
         sums = self.m64 * self.accumulators
         if self.promotes:
-            sums += min(self.accumulators, PARTIAL_TOKENS // 2) * 2 + 8 * self.zero_parts
+            sums += min(self.accumulators, PARTIAL_TOKENS // 2) * 2 + 24
         return sums + 2 * 16 * self.m64 + self.bits + 32
 
     @property
