@@ -25,14 +25,15 @@ class PromotingKernel(Kernel):
         geo = self.geo
         self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
         self.total = b.local(geo.m64 * geo.accumulators, "float32")
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        self.tile_words = b.local(geo.bits, "uint32")
+        self._allocate_operands()
         self.pending = b.local(2 * geo.m64, "float32")
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         geo = self.geo
         for index in range(geo.m64 * geo.accumulators):
             b.store(self.total, T.float32(0), index)
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
         with b.loop(self.turns) as turn:
             for slab in range(geo.body):
                 self._slab(turn, slab)
@@ -40,7 +41,7 @@ class PromotingKernel(Kernel):
             # read by ordinary instructions, so each turn finishes what it started.
             self._finish_products()
             self._release()
-        wgmma_epilogue.finish_tile(self, row_tile, token)
+        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
     def _release_previous(self, turn: Expr, slab: int) -> None:
         if slab > 0:
