@@ -21,15 +21,14 @@ from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.scales import bytes4, pair16
-from ladder.lower.cuda.wgmma_geometry import MATH_REGISTERS, PRODUCER_REGISTERS, Geometry
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_producer import Producer
 from schedules.layouts import TILE
+from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
 Expr = Any
-
-TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 INSTRUCTIONS = {
     "float16": "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16",
@@ -40,6 +39,17 @@ INSTRUCTIONS = {
 }
 
 SWIZZLE_128 = 3
+
+DESCRIPTOR_HIGH = 1 << 30 | 64
+"""Upper half of X's matrix descriptor: 128-byte swizzle, 1024 bytes between groups of eight tokens."""
+
+REMOTE_ARRIVE = """
+__device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(barrier), remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(remote) : "memory");
+}
+"""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -79,6 +89,10 @@ class Kernel:
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
         self.gemm, self.device, self.schedule = gemm, device, schedule
         self.geo = Geometry(gemm, schedule)
+        limit = device.shared_per_block
+        check(
+            self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
+        )
         self.decoder: Decoder = make_decoder(gemm, device)
         self.args: Arguments = declare_arguments(gemm)
 
@@ -91,8 +105,8 @@ class Kernel:
         self._shared_memory()
         self._barriers()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
-        if self.schedule.split_k > 1:
-            # No block may leave while others still read its partial sums.
+        if self.geo.blocks > 1:
+            # No block may leave while others still read its sums, copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
 
     def _tensor_map(self) -> None:
@@ -106,25 +120,26 @@ class Kernel:
             T.call_packed(
                 "runtime.cuTensorMapEncodeTiled",
                 *(self.x_map, dtype, 2, x.data, extent_k, extent_m, extent_k * element),
-                *(geo.slab, self.schedule.tile_m, 1, 1, 0, SWIZZLE_128, 2, 0),
+                *(geo.slab, self.schedule.tile_m // self.schedule.cluster, 1, 1, 0, SWIZZLE_128, 2, 0),
             )
         )
 
     def _grid(self) -> None:
-        """Place blocks: one per tile and K slice, or one per multiprocessor."""
-        plan, args = self.schedule, self.args
-        n_blocks = (args.n_tiles + self.geo.row_tiles - 1) // self.geo.row_tiles
-        m_blocks = (args.m + plan.tile_m - 1) // plan.tile_m
-        if plan.persistent:
-            (self.block,) = b.block_index([self.device.units])
-        else:
-            (self.block,) = b.block_index([n_blocks * m_blocks * plan.split_k])
-        self.rank: Expr = b.cluster_rank([plan.split_k])[0] if plan.split_k > 1 else 0
+        """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
+        plan, args, blocks = self.schedule, self.args, self.geo.blocks
+        rows = self.geo.row_tiles * plan.cluster
+        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, (args.m + plan.tile_m - 1) // plan.tile_m
+        self.walkers = self.device.units // blocks
+        (block,) = b.block_index([(self.walkers if plan.persistent else n_blocks * m_blocks) * blocks])
+        rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
+        self.first = b.bind(block // blocks) if blocks > 1 else block
+        self.slice = b.bind(rank // plan.cluster) if plan.cluster > 1 else rank
+        self.member = b.bind(rank % plan.cluster) if plan.cluster > 1 else 0
         self.thread = b.thread_index(self.geo.threads)
         self.n_blocks, self.m_blocks = b.bind(n_blocks), b.bind(m_blocks)
         body_tiles = self.geo.body * self.geo.tiles_per_slab
         self.turns = b.bind((args.k_tiles + body_tiles * plan.split_k - 1) // (body_tiles * plan.split_k))
-        self.first_tile = b.bind(self.rank * self.turns * body_tiles) if plan.split_k > 1 else 0
+        self.first_tile = b.bind(self.slice * self.turns * body_tiles) if plan.split_k > 1 else 0
 
     def _shared_memory(self) -> None:
         geo, stages = self.geo, self.schedule.stages
@@ -133,7 +148,7 @@ class Kernel:
         self.words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=128)
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
-        self.staging = pool.alloc((geo.warpgroups, geo.chunk * geo.pitch), "float32", align=128)
+        self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
         self.full = pool.alloc((stages,), "uint64", align=8)
         self.empty = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
@@ -149,26 +164,28 @@ class Kernel:
         def initialise() -> None:
             for stage in range(self.schedule.stages):
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.full.ptr_to([stage]), T.uint32(1)))
-                # One arrival per math warp frees a stage.
-                warps = T.uint32(self.schedule.warps)
+                # One arrival per math warp that reads what this block copies frees a stage.
+                warps = T.uint32(self.schedule.warps * self.schedule.cluster)
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.empty.ptr_to([stage]), warps))
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
         with b.when(self.thread == 0):
             initialise()
-        b.block_sync()
+        if self.schedule.cluster > 1:
+            b.emit(T.cuda.cluster_sync())
+        else:
+            b.block_sync()
 
     # ---- tiles ----------------------------------------------------------------------
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
-        plan = self.schedule
-        if not plan.persistent:
-            body(*self._tile_origin(self.block // plan.split_k if plan.split_k > 1 else self.block))
+        if not self.schedule.persistent:
+            body(*self._tile_origin(self.first))
             return
-        tile = b.Variable("int32", self.block)
+        tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
             body(*self._tile_origin(tile.value))
-            tile.set(tile.value + self.device.units)
+            tile.set(tile.value + self.walkers)
 
     def _tile_origin(self, tile: Expr) -> tuple[Expr, Expr]:
         """Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2."""
@@ -176,7 +193,8 @@ class Kernel:
         column = b.bind(tile // width)
         inside = b.bind(tile % width)
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
-        row_tile = (column * self.schedule.raster + inside % columns) * self.geo.row_tiles
+        row_block = column * self.schedule.raster + inside % columns
+        row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
         return b.bind(row_tile), b.bind(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
@@ -185,99 +203,32 @@ class Kernel:
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
         with b.when(self.thread == self.schedule.warps * 32):
-            ring = Ring(self.schedule.stages)
-
-            def produce(row_tile: Expr, token: Expr) -> None:
-                stages_per_tile = self.turns * (self.geo.body // self.geo.slabs)
-                with b.loop(stages_per_tile) as step:
-                    self._fill_stage(
-                        ring, row_tile, token, b.bind(self.first_tile + step * self.geo.stage_tiles)
-                    )
-                    ring.advance()
-
-            self._for_each_tile(produce)
+            self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.schedule.split_k > 1:
             # Every thread of the cluster takes part in the barrier before the sums are read.
             b.emit(T.cuda.cluster_sync())
-
-    def _fill_stage(self, ring: Ring, row_tile: Expr, token: Expr, k_tile: Expr) -> None:
-        """Wait until the stage is free, then start every copy into it."""
-        geo, stage = self.geo, ring.stage.value
-        b.emit(T.cuda.mbarrier_wait(self.empty.ptr_to([stage]), ring.phase.value ^ 1))
-        barrier = self.full.ptr_to([stage])
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(geo.stage_bytes)))
-        for slab in range(geo.slabs):
-            target = self.x_tile.ptr_to([stage, slab * self.schedule.tile_m * 128])
-            column = k_tile * TILE + slab * geo.slab
-            b.ptx(TENSOR_COPY, target, T.address_of(self.x_map), column, token, barrier)
-        for index in range(geo.row_tiles):
-            # Tiles beyond the matrix repeat the last one: their rows are never stored.
-            row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
-            self._fill_words(stage, barrier, index, row, k_tile)
-            self._fill_rows(stage, barrier, index, row, k_tile)
-
-    def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy the packed tiles of one row tile; tiles beyond K repeat the last (X is zero there)."""
-        geo, words = self.geo, self.args.words
-        base = index * geo.stage_tiles * geo.tile_words
-        size = T.uint32(geo.tile_words * 4)
-
-        def whole() -> None:
-            total = T.uint32(geo.stage_tiles * geo.tile_words * 4)
-            b.ptx(BULK_COPY, self.words.ptr_to([stage, base]), words.ptr_to([row, k_tile, 0]), total, barrier)
-
-        def clamped() -> None:
-            for step in range(geo.stage_tiles):
-                tile = T.min(k_tile + step, self.args.k_tiles - 1)
-                target = self.words.ptr_to([stage, base + step * geo.tile_words])
-                b.ptx(BULK_COPY, target, words.ptr_to([row, tile, 0]), size, barrier)
-
-        b.either(k_tile + geo.stage_tiles <= self.args.k_tiles, whole, clamped)
-
-    def _fill_rows(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy 64 scales and zero points per scale row."""
-        geo, tile_n = self.geo, self.schedule.tile_n
-        for step in range(geo.scale_rows if self.scales is not None or self.zeros is not None else 0):
-            group = self._group_row(k_tile * TILE + step * geo.scale_step)
-            if self.scales is not None:
-                target = self.scales.ptr_to([stage, step * tile_n + index * TILE])
-                source = self.args.scales.ptr_to([group, row * TILE])
-                b.ptx(BULK_COPY, target, source, T.uint32(TILE * geo.scale_bytes), barrier)
-            for part in range(geo.zero_parts if self.zeros is not None else 0):
-                line = (step * geo.zero_parts + part) * tile_n
-                target = self.zeros.ptr_to([stage, line + index * TILE])
-                source = self.args.zeros.ptr_to(self._zero_index(group, part, row * TILE))
-                b.ptx(BULK_COPY, target, source, T.uint32(TILE * geo.zero_bytes), barrier)
-
-    def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
-        return [group, part, n] if self.geo.zero_parts == 2 else [group, n]
-
-    def _group_row(self, k: Expr) -> Expr:
-        """Return the scale row of element ``k``; rows beyond K repeat the last."""
-        if self.geo.group == 0:
-            return 0
-        return b.bind(T.min(k // self.geo.group, self.args.groups - 1))
 
     # ---- math -----------------------------------------------------------------------
     def _math(self) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""
         geo = self.geo
         if geo.reallocates:
-            b.ptx("setmaxnreg.inc.sync.aligned.u32", MATH_REGISTERS)
+            b.ptx("setmaxnreg.inc.sync.aligned.u32", math_registers(self.schedule.warps))
         self.group_index = b.bind(self.thread // 128)
-        self.member = b.bind(self.thread % 128)
-        self.warp, self.lane = b.bind(self.member // 32), b.bind(self.member % 32)
+        self.group_thread = b.bind(self.thread % 128)
+        self.warp, self.lane = b.bind(self.group_thread // 32), b.bind(self.group_thread % 32)
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
         self._allocate()
-        self.x_descriptor = b.local(1, "uint64")
+        descriptor = b.local(1, "uint64")
         b.emit(
             T.cuda.wgmma.encode_matrix_descriptor(
-                self.x_descriptor.ptr_to([0]), self.x_tile.ptr_to([0, 0]), 1, 64, SWIZZLE_128
+                descriptor.ptr_to([0]), self.x_tile.ptr_to([0, 0]), 1, 64, SWIZZLE_128
             )
         )
+        self.x_descriptor = b.Variable("uint32", T.Cast("uint32", descriptor[0]))
         self.ring = Ring(self.schedule.stages)
-        self.previous = b.Variable("int32", 0)
+        self.previous, self.finished = b.Variable("int32", 0), b.Variable("int32", 0)
         self._for_each_tile(self._tile)
 
     def _allocate(self) -> None:
@@ -285,37 +236,69 @@ class Kernel:
         geo = self.geo
         self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
         self.total: Any = None
+        self._allocate_operands()
+
+    def _allocate_operands(self) -> None:
+        """Declare two sets of operand registers and what is fetched for one slab ahead."""
+        geo = self.geo
         self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        self.tile_words = b.local(geo.bits, "uint32")
+        self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
+        count = 2 * geo.held_rows
+        scaled = geo.lane == 16 and self.scales is not None
+        self.held_scales = [b.local(count, "uint32") for _ in range(geo.m64 if scaled else 0)]
+        self.held_zeros = [
+            b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)
+        ]
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         """Sum one output tile over K and write it."""
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
         with b.loop(self.turns) as turn:
             for slab in range(self.geo.body):
                 self._slab(turn, slab)
         self._wait_products(0)
         self._release()
-        wgmma_epilogue.finish_tile(self, row_tile, token)
+        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
+
+    def _first_slab(self) -> None:
+        """Fetch a tile's first slab."""
+        self._wait_stage()
+        self._fetch(0)
+
+    def _wait_stage(self) -> None:
+        """Wait until the ring's current stage is full."""
+        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
 
     def _slab(self, turn: Expr, slab: int) -> None:
-        """Decode one slab and start its products; the previous slab's finish meanwhile."""
+        """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
         geo = self.geo
         within = slab % geo.slabs
-        if within == 0:
-            self._await_stage()
         for m in range(geo.m64):
             self._decode(m, within, slab % 2)
         self._start_products(turn, slab)
+        last = within == geo.slabs - 1
+        if last:
+            self.finished.set(self.ring.stage.value)
+            self.ring.advance()
+        self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if within == geo.slabs - 1:
-            self.previous.set(self.ring.stage.value)
-            self.ring.advance()
+        if last:
+            self.previous.set(self.finished.value)
 
-    def _await_stage(self) -> None:
-        """Wait for the ring's stage to be filled."""
-        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
+    def _fetch_next(self, turn: Expr, slab: int) -> None:
+        """Fetch the slab after ``slab``, unless the tile ends there."""
+        following = slab + 1
+        if following < self.geo.body:
+            if following % self.geo.slabs == 0:
+                self._wait_stage()
+            self._fetch(following % self.geo.slabs)
+            return
+        with b.when(turn + 1 < self.turns):
+            self._wait_stage()
+            self._fetch(0)
 
     def _start_products(self, turn: Expr, slab: int) -> None:
         """Start a slab's products; the first one of a tile overwrites what the registers held before."""
@@ -330,10 +313,15 @@ class Kernel:
                 self._release()
 
     def _release(self) -> None:
-        """Tell the producer that this warp no longer reads the previous stage."""
-        with b.when(self.lane == 0):
-            empty = self.empty.ptr_to([self.previous.value])
-            b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+        """Tell every producer that writes to this block that this warp left the previous stage."""
+        empty, cluster = self.empty.ptr_to([self.previous.value]), self.schedule.cluster
+        if cluster == 1:
+            with b.when(self.lane == 0):
+                b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+            return
+        with b.when(self.lane < cluster):
+            rank = self.slice * cluster + self.lane
+            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", empty, rank))
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
@@ -341,57 +329,82 @@ class Kernel:
             pin_registers(self.partial, self.geo.m64 * self.geo.accumulators)
 
     # ---- decoding -------------------------------------------------------------------
-    def _decode(self, m: int, within: int, bank: int) -> None:
-        """Turn the packed words of one slab into sixteen operand registers."""
-        for tile in range(self.geo.tiles_per_slab):
-            self._load_words(m, within * self.geo.tiles_per_slab + tile)
-            self._decode_tile(m, within, tile, bank)
+    def _fetch(self, within: int) -> None:
+        """Load packed words, scales and zero points of one slab of the current stage."""
+        geo = self.geo
+        for m in range(geo.m64):
+            for tile in range(geo.tiles_per_slab):
+                self._fetch_tile(m, within, tile)
 
-    def _decode_tile(self, m: int, within: int, tile: int, bank: int) -> None:
-        """Decode the loaded words of one packed tile of a slab."""
+    def _fetch_tile(self, m: int, within: int, tile: int) -> None:
+        """Load one packed tile of a slab; with the first also the slab's scales and zero points."""
+        geo = self.geo
+        self._load_words(m, within * geo.tiles_per_slab + tile, tile * geo.bits)
+        if tile == 0 and within * geo.slab % geo.scale_step == 0:
+            for row in range(geo.held_rows):
+                self._load_rows(m, within * geo.slab // geo.scale_step + row, row)
+
+    def _decode(self, m: int, within: int, bank: int) -> None:
+        """Turn the fetched words of one slab into sixteen operand registers."""
+        for tile in range(self.geo.tiles_per_slab):
+            self._decode_tile(m, tile, bank)
+
+    def _decode_tile(self, m: int, tile: int, bank: int) -> None:
+        """Decode one fetched packed tile of a slab."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
+        words = self._words_of(m, tile)
         for part in range(TILE // step):
-            offset = within * geo.slab + tile * TILE + part * step
-            scales, zeros = self._operand_rows(m, offset // geo.scale_step)
+            row = (tile * TILE + part * step) // geo.scale_step
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            self.decoder.registers(self.tile_words, part * count, count, self.operands, target, scales, zeros)
+            scales, zeros = self._held(m, row)
+            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros)
+
+    def _words_of(self, m: int, tile: int) -> Any:
+        """Return the fetched words of one packed tile."""
+        first, words = tile * self.geo.bits, self.tile_words[m]
+        return [words[first + index] for index in range(self.geo.bits)]
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m
 
-    def _load_words(self, m: int, k_tile: int) -> None:
-        geo, stage = self.geo, self.ring.stage.value
+    def _load_words(self, m: int, k_tile: int, first: int) -> None:
+        geo, stage, target = self.geo, self.ring.stage.value, self.tile_words[m]
         base = (self._row_tile(m) * geo.stage_tiles + k_tile) * geo.tile_words
-        first = 0
         for offset, width in load_order(geo.bits):
-            source = base + offset + self.member * width
+            source = base + offset + self.group_thread * width
             if width == 1:
-                b.store(self.tile_words, self.words[stage, source], first)
+                b.store(target, self.words[stage, source], first)
             else:
                 with b.vector(width) as v:
-                    b.store(self.tile_words, self.words[stage, source + v], first + v)
+                    b.store(target, self.words[stage, source + v], first + v)
             first += width
 
-    def _operand_rows(self, m: int, step: int) -> tuple[Any, Any]:
-        """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
+    def _load_rows(self, m: int, step: int, row: int) -> None:
+        """Load the scale and zero operands of rows g and g+8."""
         geo = self.geo
+        duplicate = pair16 if geo.lane == 16 else bytes4
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-        scales = zeros = None
-        if geo.lane == 16 and self.scales is not None:
-            scales = tuple(pair16(self._staged(self.scales, step, low + h * 8)) for h in (0, 1))
-        if self.zeros is not None:
-            duplicate = pair16 if geo.lane == 16 else bytes4
-            parts = [
-                tuple(
-                    duplicate(self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8))
-                    for h in (0, 1)
+        for h in (0, 1):
+            if self.held_scales:
+                b.store(
+                    self.held_scales[m], duplicate(self._staged(self.scales, step, low + h * 8)), 2 * row + h
                 )
-                for part in range(geo.zero_parts)
-            ]
-            zeros = parts[0] if geo.zero_parts == 1 else tuple(zip(*parts, strict=True))
+            for part in range(geo.zero_parts):
+                value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
+                b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)
+
+    def _held(self, m: int, row: int) -> tuple[Any, Any]:
+        """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
+        parts = self.geo.zero_parts
+        scales = zeros = None
+        if self.held_scales:
+            scales = tuple(self.held_scales[m][2 * row + h] for h in (0, 1))
+        if parts:
+            held = [self.held_zeros[m][2 * row * parts + index] for index in range(2 * parts)]
+            zeros = tuple(held) if parts == 1 else (tuple(held[:2]), tuple(held[2:]))
         return scales, zeros
 
     def _staged(self, buffer: Any, row: int, n: Expr) -> Expr:
@@ -413,8 +426,9 @@ class Kernel:
             n=plan.tile_m, w=PTX_FP8.get(self.decoder.operand, "")
         )
         sums = [self.partial[m * geo.accumulators + i] for i in range(geo.accumulators)]
-        start = self.ring.stage.value * geo.x_bytes + (within * plan.tile_m * 128 + step * 32)
-        descriptor = self.x_descriptor[0] + T.Cast("uint64", start >> 4)
+        stage = T.Cast("uint32", self.ring.stage.value) * T.uint32(geo.x_bytes >> 4)
+        low = self.x_descriptor.value + stage + T.uint32((within * plan.tile_m * 128 + step * 32) >> 4)
+        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
         modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(
             self.gemm.activation, (1, 1)

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.instructions import PTX_FP8
-from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
+from ladder.lower.cuda.wgmma import DESCRIPTOR_HIGH, INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Promotion, Unit
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
@@ -65,7 +65,9 @@ class ByteKernel(Kernel):
             n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
         )
         inside = (within * self.schedule.tile_m + token) * 128 + step * STEP
-        descriptor = self.x_descriptor[0] + T.Cast("uint64", (stage * self.geo.x_bytes + inside) >> 4)
+        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4) + T.uint32(inside >> 4)
+        low = self.x_descriptor.value + start
+        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
         modifiers = () if self.integer else (1, 1)
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
@@ -81,9 +83,7 @@ class PromotingKernel(ByteKernel):
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
         self.total = b.local(geo.m64 * geo.accumulators, "float32")
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        # Packed tiles of the next slab whose words a unit loads before it waits.
-        self.word_banks = [b.local(geo.bits, "uint32") for _ in range(max(map(len, self._shares())))]
+        self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
         # The stage that products read; the ring's own is being decoded.
@@ -92,14 +92,13 @@ class PromotingKernel(ByteKernel):
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators):
             b.store(self.total, T.float32(0), index)
-        self._await_stage()
-        for item in range(self._items):
-            self._load_item(0, item, 0)
-            self._decode_item(0, item, 0)
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
+        self._decode_share(0, range(self._items))
         with b.loop(self.turns) as turn:
             self._turn(turn)
         self.ring.advance()
-        wgmma_epilogue.finish_tile(self, row_tile, token)
+        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
     def _turn(self, turn: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted."""
@@ -114,7 +113,7 @@ class PromotingKernel(ByteKernel):
                 self._wait_products(1)
                 self._release_after(self.units[index - 1])
             # The loads' latency hides behind the promotion.
-            self._ahead(turn, unit.slab, partial(self._load_share, unit.slab + 1, share))
+            self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
             self._remember_scales(unit)
             if index > 0:
                 self._promote(self.units[index - 1])
@@ -163,26 +162,18 @@ class PromotingKernel(ByteKernel):
             with b.when(turn + 1 < self.turns):
                 body()
 
-    def _load_share(self, slab: int, share: range) -> None:
+    def _fetch_share(self, slab: int, share: range) -> None:
         if share.start == 0 and slab % self.geo.slabs == 0:
             self.ring.advance()
-            self._await_stage()
-        for place, item in enumerate(share):
-            self._load_item(slab, item, place)
+            self._wait_stage()
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            self._fetch_tile(m, slab % self.geo.slabs, tile)
 
     def _decode_share(self, slab: int, share: range) -> None:
-        for place, item in enumerate(share):
-            self._decode_item(slab, item, place)
-
-    def _load_item(self, slab: int, item: int, place: int) -> None:
-        m, tile = divmod(item, self.geo.tiles_per_slab)
-        self.tile_words = self.word_banks[place]
-        self._load_words(m, slab % self.geo.slabs * self.geo.tiles_per_slab + tile)
-
-    def _decode_item(self, slab: int, item: int, place: int) -> None:
-        m, tile = divmod(item, self.geo.tiles_per_slab)
-        self.tile_words = self.word_banks[place]
-        self._decode_tile(m, slab % self.geo.slabs, tile, slab % 2)
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            self._decode_tile(m, tile, slab % 2)
 
     # ---- products -------------------------------------------------------------------
     def _start(self, unit: Unit) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma_geometry import PARTIAL_TOKENS, Geometry
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from schedules.legal import PARTIAL_TOKENS
 from tile_types import get_type
 
 STEP = 32
