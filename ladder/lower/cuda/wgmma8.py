@@ -17,14 +17,11 @@ from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import DESCRIPTOR_HIGH, INSTRUCTIONS, Kernel, pin_registers
-from ladder.lower.cuda.wgmma8_plan import STEP, Promotion, Unit
+from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
-
-INTEGER_TOKENS = 128
-"""Tokens of one integer product: TVM 0.27 knows none of 256."""
 
 MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
 """1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
@@ -41,48 +38,19 @@ __device__ __forceinline__ float ladder_read_sum(unsigned sum) {
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
-    if geo.lane == 16:
-        return Kernel
-    return PromotingKernel if geo.promotes else ByteKernel
+    return ByteKernel if geo.lane == 8 else Kernel
 
 
 class ByteKernel(Kernel):
-    """A kernel whose operands have eight bits and whose sums need no promotion."""
-
-    def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: Expr) -> None:
-        tokens = min(self.schedule.tile_m, INTEGER_TOKENS if self.integer else self.schedule.tile_m)
-        for first in range(0, self.schedule.tile_m, tokens):
-            start = m * self.geo.accumulators + first // 2
-            sums = [self.partial[start + i] for i in range(tokens // 2)]
-            self._multiply(sums, registers, self.ring.stage.value, within, step, first, accumulate)
-
-    def _multiply(
-        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
-        accumulate: Expr,
-    ) -> None:  # fmt: skip
-        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
-        spelling = INSTRUCTIONS[self.gemm.activation].format(
-            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
-        )
-        inside = (within * self.schedule.tile_m + token) * 128 + step * STEP
-        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4) + T.uint32(inside >> 4)
-        low = self.x_descriptor.value + start
-        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
-        modifiers = () if self.integer else (1, 1)
-        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
-        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
-
-
-class PromotingKernel(ByteKernel):
-    """A kernel whose math warpgroups promote partial sums while further products run."""
+    """A kernel whose operands have eight bits."""
 
     def _allocate(self) -> None:
         geo = self.geo
-        self.plan = Promotion(geo)
+        self.plan = Loop(geo)
         self.units = self.plan.units()
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
-        self.total = b.local(geo.m64 * geo.accumulators, "float32")
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
@@ -90,13 +58,15 @@ class PromotingKernel(ByteKernel):
         self.multiplied = b.Variable("int32", 0)
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        for index in range(self.geo.m64 * self.geo.accumulators):
+        for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile)
         self._first_slab()
         self._decode_share(0, range(self._items))
         with b.loop(self.turns) as turn:
             self._turn(turn)
+        for bank in () if self.geo.promotes else self.banks:
+            pin_registers(bank, self.plan.bank_registers)
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
@@ -108,7 +78,7 @@ class PromotingKernel(ByteKernel):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
-            self._start(unit)
+            self._start(turn, unit)
             if index > 0:
                 self._wait_products(1)
                 self._release_after(self.units[index - 1])
@@ -176,17 +146,34 @@ class PromotingKernel(ByteKernel):
             self._decode_tile(m, tile, slab % 2)
 
     # ---- products -------------------------------------------------------------------
-    def _start(self, unit: Unit) -> None:
+    def _start(self, turn: Expr, unit: Unit) -> None:
         """Start a unit's products as one group."""
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
-            adds = not (unit.fresh and step == unit.start // STEP)
+            first = unit.fresh and step == unit.start // STEP
+            adds = not first if self.geo.promotes or not first else turn > 0
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
+
+    def _multiply(
+        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
+        accumulate: Expr,
+    ) -> None:  # fmt: skip
+        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
+        spelling = INSTRUCTIONS[self.gemm.activation].format(
+            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
+        )
+        inside = (within * self.schedule.tile_m + token) * 128 + step * STEP
+        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4) + T.uint32(inside >> 4)
+        low = self.x_descriptor.value + start
+        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
+        modifiers = () if self.integer else (1, 1)
+        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
+        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 
     def _registers(self, unit: Unit, step: int) -> list[Expr]:
         """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
@@ -248,3 +235,9 @@ class PromotingKernel(ByteKernel):
         else:
             value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
         return value - T.float32(MAGIC)
+
+    def partial_sum(self, position: int) -> Expr:
+        """Return a register of an unpromoted sum as float32."""
+        bank, index = divmod(position, self.plan.bank_registers)
+        value = self.banks[bank][index]
+        return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
