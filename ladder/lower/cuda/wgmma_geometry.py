@@ -257,7 +257,8 @@ class Geometry:
     @property
     def reallocates(self) -> bool:
         """Whether the producer hands registers to the math warpgroups (setmaxnreg)."""
-        return self.schedule.warps > 4 and self.register_estimate > launch_registers(self.schedule.warps)
+        spare = launch_registers(self.schedule.warps) - self.register_estimate
+        return self.schedule.warps > 4 and spare < ESTIMATE_ERROR
 
 
 def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
