@@ -33,6 +33,9 @@ TOKEN_BUFFER = 56 * 1024
 GEMV_SPARE = 14
 """Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
 
+PARTIAL_TOKENS = 64
+"""Tokens of one of wgmma's two sets of partial sums at most."""
+
 SPLIT_TOKENS = 64
 """Tokens per tile up to which a cluster sums slices of K."""
 
@@ -203,8 +206,10 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, two operand sets, the next slab, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
-    sums = row_tiles * schedule.tile_m // 2 * (1 + promotes(gemm, schedule))
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 32
+    sums = row_tiles * schedule.tile_m // 2
+    if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
+        return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
+    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 28
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -289,8 +294,6 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
     if promotes(gemm, schedule) and schedule.tile_m > 128:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
-    if gemm.activation == "int8" and schedule.tile_m > 128:
-        yield "TVM 0.27 knows no integer wgmma of 256 tokens"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 

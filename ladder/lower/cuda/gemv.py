@@ -35,9 +35,7 @@ Expr = Any
 TILE_WARPS = 4
 """Warps that share a packed tile: 16 rows each."""
 
-LOADS = {
-    width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
-}
+LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
@@ -347,7 +345,11 @@ class Gemv:
         words = T.min(args.k_tiles * self.tile_words, PREFETCH_BYTES // 4) // 64 * (16 * geo.row_warps)
         with b.when(T.And(self.thread == 0, words > 0)):
             first = self.row_tile * args.k_tiles * self.tile_words + self.part * words
-            b.ptx("cp.async.bulk.prefetch.L2.global", args.words.ptr_to([0, 0, first]), T.Cast("uint32", words * 4))
+            b.ptx(
+                "cp.async.bulk.prefetch.L2.global",
+                args.words.ptr_to([0, 0, first]),
+                T.Cast("uint32", words * 4),
+            )
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
                 b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))

@@ -1,92 +1,260 @@
-"""The sm_90a pipeline for 8-bit cores whose partial sums move to float32 totals.
+"""The sm_90a pipeline for 8-bit cores: integer sums as they are, others promoted to float32.
 
 Group scales apply to accumulators, and fp8 tensor cores keep few bits of long sums: so
-every group of K is summed apart and added, scaled, to totals that stay in registers.
+every interval of K is summed apart and added, scaled, to totals that stay in registers
+(`wgmma8_plan` says which products run when).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.wgmma import Kernel
+from ladder.lower.cuda.instructions import PTX_FP8
+from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
+from ladder.lower.cuda.wgmma8_plan import STEP, Promotion, Unit
+from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
 
+INTEGER_TOKENS = 128
+"""Tokens of one integer product: TVM 0.27 knows none of 256."""
 
-class PromotingKernel(Kernel):
-    """A kernel whose math warpgroups promote partial sums at group ends."""
+MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
+"""1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
+
+READ_SUM = """
+__device__ __forceinline__ float ladder_read_sum(unsigned sum) {
+  float value;
+  asm volatile("mov.b32 %0, %1;" : "=f"(value) : "r"(sum) : "memory");
+  return value;
+}
+"""
+"""Reads a sum that goes on afterwards: behind the wait, and without rewriting the register."""
+
+
+def kernel_class(geo: Geometry) -> type[Kernel]:
+    """Return what emits a problem's kernel."""
+    if geo.lane == 16:
+        return Kernel
+    return PromotingKernel if geo.promotes else ByteKernel
+
+
+class ByteKernel(Kernel):
+    """A kernel whose operands have eight bits and whose sums need no promotion."""
+
+    def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: Expr) -> None:
+        tokens = min(self.schedule.tile_m, INTEGER_TOKENS if self.integer else self.schedule.tile_m)
+        for first in range(0, self.schedule.tile_m, tokens):
+            start = m * self.geo.accumulators + first // 2
+            sums = [self.partial[start + i] for i in range(tokens // 2)]
+            self._multiply(sums, registers, self.ring.stage.value, within, step, first, accumulate)
+
+    def _multiply(
+        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
+        accumulate: Expr,
+    ) -> None:  # fmt: skip
+        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
+        spelling = INSTRUCTIONS[self.gemm.activation].format(
+            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
+        )
+        descriptor = self._descriptor(stage, within, step, token)
+        modifiers = () if self.integer else (1, 1)
+        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
+        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
+
+
+class PromotingKernel(ByteKernel):
+    """A kernel whose math warpgroups promote partial sums while further products run."""
 
     def _allocate(self) -> None:
         geo = self.geo
-        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
+        self.plan = Promotion(geo)
+        self.units = self.plan.units()
+        kind = "uint32" if self.integer else "float32"
+        self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
         self.total = b.local(geo.m64 * geo.accumulators, "float32")
         self._allocate_operands()
-        self.pending = b.local(2 * geo.m64, "float32")
+        # Packed tiles of the next slab whose words a unit loads before it waits.
+        self.word_banks = [b.local(geo.bits, "uint32") for _ in range(max(map(len, self._shares())))]
+        # Scales of the units in flight: rows g and g+8 of each bank.
+        self.pending = b.local(2 * self.plan.banks, "float32")
+        # The stage that products read; the ring's own is being decoded.
+        self.multiplied = b.Variable("int32", 0)
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        geo = self.geo
-        for index in range(geo.m64 * geo.accumulators):
-            b.store(self.total, T.float32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile)
-        self._first_slab()
+        for index in range(self.geo.m64 * self.geo.accumulators):
+            b.store(self.total, T.float32(0), index)
+        self._await_stage()
+        for item in range(self._items):
+            self._load_item(0, item, 0)
+            self._decode_item(0, item, 0)
         with b.loop(self.turns) as turn:
-            for slab in range(geo.body):
-                self._slab(turn, slab)
-            # ptxas serialises sums that are in flight across a loop's back edge and also
-            # read by ordinary instructions, so each turn finishes what it started.
-            self._finish_products()
-            self._release()
+            self._turn(turn)
+        self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
-    def _release_previous(self, turn: Expr, slab: int) -> None:
-        if slab > 0:
-            self._release()
-
-    def _start_products(self, turn: Expr, slab: int) -> None:
-        """Start products group by group, moving finished partial sums to the totals."""
-        geo = self.geo
-        within, bank = slab % geo.slabs, slab % 2
-        step_k = geo.promotion_step
-        for part in range(geo.slab // step_k):
-            if slab + part > 0:
-                self._finish_products()
-            row = (within * geo.slab + part * step_k) // geo.scale_step
-            if step_k >= 32:
-                steps = range(part * step_k // 32, (part + 1) * step_k // 32)
-                self._products(within, bank, steps, accumulate=False)
-            else:
-                self._half_step(within, bank, part)
-            self._remember_scales(row)
-
-    def _finish_products(self) -> None:
-        """Wait for the group in flight and add it to the totals."""
+    def _turn(self, turn: Expr) -> None:
+        """Start all units of a turn, each before the one ahead of it is promoted."""
+        self._start_sums()
+        shares = self._shares()
+        for index, unit in enumerate(self.units):
+            share = shares[index % len(shares)]
+            if index % len(shares) == 0:
+                self._enter_slab(unit.slab)
+            self._start(unit)
+            if index > 0:
+                self._wait_products(1)
+                self._release_after(self.units[index - 1])
+            # The loads' latency hides behind the promotion.
+            self._ahead(turn, unit.slab, partial(self._load_share, unit.slab + 1, share))
+            self._remember_scales(unit)
+            if index > 0:
+                self._promote(self.units[index - 1])
+            self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
+        # ptxas serialises sums that are in flight across a loop's back edge and also
+        # read by ordinary instructions, so each turn finishes what it started.
         self._wait_products(0)
-        for m in range(self.geo.m64):
-            for index in range(self.geo.accumulators):
-                position = m * self.geo.accumulators + index
-                scale = self.pending[2 * m + index // 2 % 2]
-                b.store(self.total, self.total[position] + self.partial_sum(position) * scale, position)
+        self.previous.set(self.multiplied.value)
+        self._release_after(self.units[-1])
+        self._promote(self.units[-1])
 
-    def _half_step(self, within: int, bank: int, part: int) -> None:
-        """Multiply 16 of a step's 32 elements: the registers of the other half are zero."""
-        step, half = part // 2, part % 2
+    def _wait_products(self, pending: int) -> None:
+        b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
+
+    def _start_sums(self) -> None:
+        """Let running integer sums begin where they can be read as floats."""
+        for bank in self.banks if self.plan.running else ():
+            for index in range(self.plan.bank_registers):
+                b.store(bank, T.uint32(MAGIC_BITS), index)
+            # Here, while nothing is in flight, and not when the first product needs them.
+            pin_registers(bank, self.plan.bank_registers)
+
+    def _enter_slab(self, slab: int) -> None:
+        """Note from which stage the products of a slab read."""
+        if slab % self.geo.slabs == 0:
+            self.previous.set(self.multiplied.value)
+            self.multiplied.set(self.ring.stage.value)
+
+    # ---- decoding ahead -------------------------------------------------------------
+    @property
+    def _items(self) -> int:
+        """Packed tiles of a slab and warpgroup."""
+        return self.geo.m64 * self.geo.tiles_per_slab
+
+    def _shares(self) -> list[range]:
+        """Return which packed tiles of the next slab each unit of a slab decodes."""
+        units, items = len(self.units) // self.geo.body, self._items
+        bounds = [-(-items * unit // units) for unit in range(units + 1)]
+        return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
+
+    def _ahead(self, turn: Expr, slab: int, body: Callable[[], None]) -> None:
+        """Run ``body`` for the slab after ``slab``, if there is one."""
+        if slab + 1 < self.geo.body:
+            body()
+        else:
+            with b.when(turn + 1 < self.turns):
+                body()
+
+    def _load_share(self, slab: int, share: range) -> None:
+        if share.start == 0 and slab % self.geo.slabs == 0:
+            self.ring.advance()
+            self._await_stage()
+        for place, item in enumerate(share):
+            self._load_item(slab, item, place)
+
+    def _decode_share(self, slab: int, share: range) -> None:
+        for place, item in enumerate(share):
+            self._decode_item(slab, item, place)
+
+    def _load_item(self, slab: int, item: int, place: int) -> None:
+        m, tile = divmod(item, self.geo.tiles_per_slab)
+        within = slab % self.geo.slabs
+        self._load_words(self.word_banks[place], 0, m, within * self.geo.tiles_per_slab + tile)
+        if tile == 0:
+            self._fetch_rows(m, within)
+
+    def _decode_item(self, slab: int, item: int, place: int) -> None:
+        m, tile = divmod(item, self.geo.tiles_per_slab)
+        self._decode_tile(self.word_banks[place], m, tile, slab % 2)
+
+    # ---- products -------------------------------------------------------------------
+    def _start(self, unit: Unit) -> None:
+        """Start a unit's products as one group."""
+        bank = self.banks[unit.bank]
+        sums = [bank[i] for i in range(self.plan.bank_registers)]
+        within = unit.slab % self.geo.slabs
         b.emit(T.ptx.wgmma.fence.sync.aligned())
-        for m in range(self.geo.m64):
-            base = (bank * self.geo.m64 + m) * 16 + step * 4
-            registers = [self.operands[base + i] if i // 2 == half else T.uint32(0) for i in range(4)]
-            self._wgmma(m, registers, within, step, accumulate=False)
+        for step in range(unit.start // STEP, -(-unit.end // STEP)):
+            adds = not (unit.fresh and step == unit.start // STEP)
+            registers = self._registers(unit, step)
+            self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 
-    def _remember_scales(self, row: int) -> None:
-        """Keep the scales of the group in flight until its sums are promoted."""
-        for m in range(self.geo.m64):
-            low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-            for h in (0, 1):
-                scaled = self.scales is not None
-                value = self._staged(self.scales, row, low + h * 8) if scaled else T.float32(1)
-                b.store(self.pending, value, 2 * m + h)
+    def _registers(self, unit: Unit, step: int) -> list[Expr]:
+        """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
+        base = (unit.slab % 2 * self.geo.m64 + unit.m) * 16 + step * 4
+        registers = [self.operands[base + i] for i in range(4)]
+        if unit.extent >= STEP:
+            return registers
+        half = unit.start % STEP // unit.extent
+        return [register if i // 2 == half else T.uint32(0) for i, register in enumerate(registers)]
+
+    # ---- promotion ------------------------------------------------------------------
+    def _remember_scales(self, unit: Unit) -> None:
+        """Load the factors of a unit's sums, which outlive its stage."""
+        if self.scales is None or not unit.done:
+            return
+        following = self.plan.following(unit) if self.plan.running else None
+        for half in (0, 1):
+            value = self._scale(unit, unit.m, half, self.multiplied.value)
+            if following is not None:
+                # The next interval may begin in the stage that is being decoded.
+                ahead = following.slab // self.geo.slabs > unit.slab // self.geo.slabs
+                stage = self.ring.stage if ahead else self.multiplied
+                value = value - self._scale(following, unit.m, half, stage.value)
+            b.store(self.pending, value, 2 * unit.bank + half)
+
+    def _scale(self, unit: Unit, m: int, half: int, stage: Expr) -> Expr:
+        """Return the scale of row g or g+8 of row tile ``m`` that holds at the end of a unit."""
+        row = (unit.slab % self.geo.slabs * self.geo.slab + unit.start) // self.geo.scale_step
+        low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
+        return self.scales[stage, row * self.schedule.tile_n + low + half * 8]
+
+    def _release_after(self, unit: Unit) -> None:
+        """Free the previous stage if it ends with a finished unit."""
+        following = self.units[(self.units.index(unit) + 1) % len(self.units)]
+        if following.slab != unit.slab and following.slab % self.geo.slabs == 0:
+            self._release()
+
+    def _promote(self, unit: Unit) -> None:
+        """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
+        if not unit.done:
+            return
+        if not self.plan.running:
+            pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        first = unit.m * self.geo.accumulators + unit.tokens // 2
+        for index in range(self.plan.bank_registers):
+            value = self._as_float(self.banks[unit.bank][index])
+            if self.scales is not None:
+                value = value * self.pending[2 * unit.bank + index // 2 % 2]
+            b.store(self.total, self.total[first + index] + value, first + index)
+        # The compiler would put the additions off, and keep copies of the sums meanwhile.
+        pin_registers(self.total, self.plan.bank_registers, first)
+
+    def _as_float(self, register: Expr) -> Expr:
+        """Return a partial sum as float32."""
+        if not self.integer:
+            return register
+        if self.plan.running:
+            value = b.call_inline("ladder_read_sum", READ_SUM, "float32", register)
+        else:
+            value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
+        return value - T.float32(MAGIC)
