@@ -21,9 +21,10 @@ from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from ladder.lower.cuda.wgmma_producer import Producer
+from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
 from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
@@ -96,15 +97,19 @@ class Kernel:
         )
         self.decoder: Decoder = make_decoder(gemm, device)
         self.args: Arguments = declare_arguments(gemm)
+        self.overlap = Overlap(device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
+        self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=1)
         self._grid()
+        self.overlap.release()
         self._shared_memory()
         self._barriers()
+        self.overlap.wait()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
         if self.geo.blocks > 1:
             # No block may leave while others still read its sums, copy to it or arrive at its barriers.
@@ -172,6 +177,9 @@ class Kernel:
 
         with b.when(self.thread == 0):
             initialise()
+        if self.overlap.possible:
+            with b.when(self.thread == 32):
+                prefetch(self, self._tile_origin(self.first)[0])
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
