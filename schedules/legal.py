@@ -207,9 +207,9 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, two operand sets, the next slab, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
-    if promotes(gemm, schedule):  # two sets of partial sums, and what keeps them apart
-        sums += min(schedule.tile_m, PARTIAL_TOKENS) + 24
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 32
+    if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
+        return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
+    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 28
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -9,6 +9,7 @@ warpgroup level matrix instructions").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.script import tirx as T
@@ -20,9 +21,10 @@ from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from ladder.lower.cuda.wgmma_producer import Producer
+from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
 from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
@@ -95,15 +97,19 @@ class Kernel:
         )
         self.decoder: Decoder = make_decoder(gemm, device)
         self.args: Arguments = declare_arguments(gemm)
+        self.overlap = Overlap(device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
+        self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=1)
         self._grid()
+        self.overlap.release()
         self._shared_memory()
         self._barriers()
+        self.overlap.wait()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
         if self.geo.blocks > 1:
             # No block may leave while others still read its sums, copy to it or arrive at its barriers.
@@ -171,6 +177,9 @@ class Kernel:
 
         with b.when(self.thread == 0):
             initialise()
+        if self.overlap.possible:
+            with b.when(self.thread == 32):
+                prefetch(self, self._tile_origin(self.first)[0])
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
@@ -263,10 +272,10 @@ class Kernel:
 
     def _first_slab(self) -> None:
         """Fetch a tile's first slab."""
-        self._wait_stage()
+        self._await_stage()
         self._fetch(0)
 
-    def _wait_stage(self) -> None:
+    def _await_stage(self) -> None:
         """Wait until the ring's current stage is full."""
         b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
 
@@ -293,11 +302,11 @@ class Kernel:
         following = slab + 1
         if following < self.geo.body:
             if following % self.geo.slabs == 0:
-                self._wait_stage()
+                self._await_stage()
             self._fetch(following % self.geo.slabs)
             return
         with b.when(turn + 1 < self.turns):
-            self._wait_stage()
+            self._await_stage()
             self._fetch(0)
 
     def _start_products(self, turn: Expr, slab: int) -> None:
@@ -334,44 +343,39 @@ class Kernel:
         geo = self.geo
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
-                self._fetch_tile(m, within, tile)
+                self._load_words(self.tile_words[m], tile * geo.bits, m, within * geo.tiles_per_slab + tile)
+            self._fetch_rows(m, within)
 
-    def _fetch_tile(self, m: int, within: int, tile: int) -> None:
-        """Load one packed tile of a slab; with the first also the slab's scales and zero points."""
+    def _fetch_rows(self, m: int, within: int) -> None:
+        """Load the scales and zero points of a slab, unless those of the slab before still hold."""
         geo = self.geo
-        self._load_words(m, within * geo.tiles_per_slab + tile, tile * geo.bits)
-        if tile == 0 and within * geo.slab % geo.scale_step == 0:
+        if within * geo.slab % geo.scale_step == 0:
             for row in range(geo.held_rows):
                 self._load_rows(m, within * geo.slab // geo.scale_step + row, row)
 
     def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the fetched words of one slab into sixteen operand registers."""
         for tile in range(self.geo.tiles_per_slab):
-            self._decode_tile(m, tile, bank)
+            first, words = tile * self.geo.bits, self.tile_words[m]
+            self._decode_tile([words[first + i] for i in range(self.geo.bits)], m, tile, bank)
 
-    def _decode_tile(self, m: int, tile: int, bank: int) -> None:
-        """Decode one fetched packed tile of a slab."""
+    def _decode_tile(self, words: Sequence[Expr], m: int, tile: int, bank: int) -> None:
+        """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
-        words = self._words_of(m, tile)
         for part in range(TILE // step):
-            row = (tile * TILE + part * step) // geo.scale_step
+            scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            scales, zeros = self._held(m, row)
             self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros)
-
-    def _words_of(self, m: int, tile: int) -> Any:
-        """Return the fetched words of one packed tile."""
-        first, words = tile * self.geo.bits, self.tile_words[m]
-        return [words[first + index] for index in range(self.geo.bits)]
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m
 
-    def _load_words(self, m: int, k_tile: int, first: int) -> None:
-        geo, stage, target = self.geo, self.ring.stage.value, self.tile_words[m]
+    def _load_words(self, target: Any, first: int, m: int, k_tile: int) -> None:
+        """Load this thread's words of a packed tile of the stage into ``target[first:]``."""
+        geo, stage = self.geo, self.ring.stage.value
         base = (self._row_tile(m) * geo.stage_tiles + k_tile) * geo.tile_words
         for offset, width in load_order(geo.bits):
             source = base + offset + self.group_thread * width
@@ -426,15 +430,20 @@ class Kernel:
             n=plan.tile_m, w=PTX_FP8.get(self.decoder.operand, "")
         )
         sums = [self.partial[m * geo.accumulators + i] for i in range(geo.accumulators)]
-        stage = T.Cast("uint32", self.ring.stage.value) * T.uint32(geo.x_bytes >> 4)
-        low = self.x_descriptor.value + stage + T.uint32((within * plan.tile_m * 128 + step * 32) >> 4)
-        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
+        descriptor = self._descriptor(self.ring.stage.value, within, step)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
         modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(
             self.gemm.activation, (1, 1)
         )
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
+
+    def _descriptor(self, stage: Expr, within: int, step: int, token: int = 0) -> Expr:
+        """Return the matrix descriptor of X at a step of a slab, from token ``token`` on."""
+        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4)
+        inside = (within * self.schedule.tile_m + token) * 128 + step * 32
+        low = self.x_descriptor.value + start + T.uint32(inside >> 4)
+        return T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
 
     def partial_sum(self, position: int) -> Expr:
         """Return a register of the running sum as float32."""

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.instructions import PTX_FP8
-from ladder.lower.cuda.wgmma import DESCRIPTOR_HIGH, INSTRUCTIONS, Kernel, pin_registers
+from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
@@ -135,15 +135,20 @@ class ByteKernel(Kernel):
     def _fetch_share(self, slab: int, share: range) -> None:
         if share.start == 0 and slab % self.geo.slabs == 0:
             self.ring.advance()
-            self._wait_stage()
+            self._await_stage()
+        within = slab % self.geo.slabs
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
-            self._fetch_tile(m, slab % self.geo.slabs, tile)
+            place = within * self.geo.tiles_per_slab + tile
+            self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
+            if tile == 0:
+                self._fetch_rows(m, within)
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
-            self._decode_tile(m, tile, slab % 2)
+            words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
+            self._decode_tile(words, m, tile, slab % 2)
 
     # ---- products -------------------------------------------------------------------
     def _start(self, turn: Expr, unit: Unit) -> None:
@@ -167,10 +172,7 @@ class ByteKernel(Kernel):
         spelling = INSTRUCTIONS[self.gemm.activation].format(
             n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
         )
-        inside = (within * self.schedule.tile_m + token) * 128 + step * STEP
-        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4) + T.uint32(inside >> 4)
-        low = self.x_descriptor.value + start
-        descriptor = T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
+        descriptor = self._descriptor(stage, within, step, token)
         modifiers = () if self.integer else (1, 1)
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)

@@ -69,10 +69,11 @@ class PerRow:
     """A per-row tensor of which a thread keeps the rows it serves; its index is the register's."""
 
     registers: Any
+    dtype: str
 
     def __getitem__(self, index: int) -> Expr:
         """Return the value of row ``index`` of this thread: 2 * m64 tile + half."""
-        return self.registers[index]
+        return T.reinterpret(self.registers[index], dtype=self.dtype)
 
 
 def row_values(kernel: Kernel, row_tile: Expr) -> dict[str, PerRow]:
@@ -85,12 +86,15 @@ def row_values(kernel: Kernel, row_tile: Expr) -> dict[str, PerRow]:
     for name, (tensor, extent) in wanted.items():
         if tensor is None:
             continue
-        registers = b.local(2 * geo.m64, tensor.dtype)
+        bits = 32 if str(tensor.dtype) == "float32" else 16
+        registers = b.local(2 * geo.m64, f"uint{bits}")
         for m in range(geo.m64):
             row = _first_row(kernel, row_tile, m) + accumulator_row(kernel.warp, kernel.lane, 0)
             for half in (0, 1):
-                b.store(registers, tensor[T.min(row + half * 8, extent - 1)], 2 * m + half)
-        held[name] = PerRow(registers)
+                source = tensor.ptr_to([T.min(row + half * 8, extent - 1)])
+                # Not a plain read: the compiler would move it ahead of the wait for the kernel before.
+                b.ptx(f"ld.global.u{bits}", registers[2 * m + half], source)
+        held[name] = PerRow(registers, str(tensor.dtype))
     return held
 
 

@@ -23,6 +23,10 @@ TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
+PREFETCH_BYTES = 64 * 1024
+"""Bytes of packed words that a block fetches into L2 before the kernel before has ended."""
+
+
 class Producer:
     """Emits the copies of one block into its ring."""
 
@@ -126,3 +130,16 @@ class Producer:
         if self.geo.group == 0:
             return 0
         return b.bind(T.min(k // self.geo.group, self.args.groups - 1))
+
+
+def prefetch(kernel: Kernel, row_tile: Expr) -> None:
+    """Bring X's tensor map and a block's first words into caches while the kernel before runs."""
+    geo, args, first = kernel.geo, kernel.args, kernel.first_tile
+    b.ptx("prefetch.tensormap", T.address_of(kernel.x_map))
+    most = PREFETCH_BYTES // (geo.row_tiles * geo.tile_words * 4)
+    tiles = b.bind(T.min(args.k_tiles - first, most))
+    with b.when(tiles > 0):
+        size = T.Cast("uint32", tiles * (geo.tile_words * 4))
+        for index in range(geo.row_tiles):
+            row = T.min(row_tile + index, args.n_tiles - 1)
+            b.ptx("cp.async.bulk.prefetch.L2.global", args.words.ptr_to([row, first, 0]), size)
