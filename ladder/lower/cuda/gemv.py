@@ -24,6 +24,7 @@ from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
@@ -34,16 +35,17 @@ Expr = Any
 TILE_WARPS = 4
 """Warps that share a packed tile: 16 rows each."""
 
-LOADS = {
-    width: f"ld.global.nc.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
-}
-"""Weights are read once: they bypass L1."""
+LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
+"""Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
 """Registers for addresses and operands below which ptxas spills."""
 
 BASE_REGISTERS = 44
 """Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
+
+PREFETCH_BYTES = 64 * 1024
+"""Bytes of a packed row of tiles that are fetched before the kernel before has ended."""
 
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that buffers of x leave room for."""
@@ -248,11 +250,16 @@ class Gemv:
         self.decoder = make_decoder(gemm, device)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
+        self.overlap = Overlap(device)
 
     def emit(self) -> None:
         """Emit the whole body."""
+        self.overlap.declare("blockIdx.x", "blockIdx.y", "threadIdx.x")
         self._locate()
+        self.overlap.release()
         self._allocate()
+        self._prefetch()
+        self.overlap.wait()
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
@@ -297,7 +304,7 @@ class Gemv:
         self.slice = b.bind(warp // geo.row_warps)
         self.row_tile = b.bind(block // parts)
         self.row_warp = b.bind(warp % geo.row_warps)
-        part = b.bind(block % parts)
+        self.part = part = b.bind(block % parts)
         row, column = self.step.lanes.operand(self.lane)
         self.owner = b.bind((part * geo.row_warps + self.row_warp) * 32 + row * 4 + column)
         self.first_row = b.keep(self.row_tile * TILE + part * geo.rows)
@@ -326,6 +333,26 @@ class Gemv:
             GroupRegisters(self.groups, self.step, self.lane, types)
             for _ in range(plan.stages // geo.group_tiles)
         ]
+
+    def _prefetch(self) -> None:
+        """Bring the first words and scales into L2 while the kernel before still runs.
+
+        Blocks that share a packed tile fetch a part each.
+        """
+        if not self.overlap.possible:
+            return
+        geo, args = self.geo, self.args
+        words = T.min(args.k_tiles * self.tile_words, PREFETCH_BYTES // 4) // 64 * (16 * geo.row_warps)
+        with b.when(T.And(self.thread == 0, words > 0)):
+            first = self.row_tile * args.k_tiles * self.tile_words + self.part * words
+            b.ptx(
+                "cp.async.bulk.prefetch.L2.global",
+                args.words.ptr_to([0, 0, first]),
+                T.Cast("uint32", words * 4),
+            )
+        if self.gemm.scale:
+            with b.when(self.thread < args.groups):
+                b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
 
     # ---- weights --------------------------------------------------------------------
     def _inside(self, distance: int) -> Expr:
