@@ -209,7 +209,7 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     sums = row_tiles * schedule.tile_m // 2
     if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
         return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 28
+    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 24
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -217,7 +217,8 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     wide = lane_of(gemm.activation) == 16
     group = gemm.k if gemm.group_size >= gemm.k else packed_group(gemm.group_size, gemm.k)
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
-    factors = (gemm.scale if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
+    fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
+    factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
     return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
 
 
@@ -232,7 +233,7 @@ def launch_registers(warps: int) -> int:
 def math_registers(warps: int) -> int:
     """Return the most registers of a wgmma math thread if one block fills a multiprocessor."""
     if warps == 4:
-        return 255
+        return 240
     return min(240, ((warps + 4) * launch_registers(warps) - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 

@@ -19,10 +19,11 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
-from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
+from ladder.lower.cuda.decode import load_order
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
+from ladder.lower.cuda.wgmma_decode import scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
@@ -95,7 +96,7 @@ class Kernel:
         check(
             self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
         )
-        self.decoder: Decoder = make_decoder(gemm, device)
+        self.decoder = scaled_decoder(gemm, device)
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
 
@@ -254,7 +255,8 @@ class Kernel:
         self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
         count = 2 * geo.held_rows
         scaled = geo.lane == 16 and self.scales is not None
-        self.held_scales = [b.local(count, "uint32") for _ in range(geo.m64 if scaled else 0)]
+        factors = count * self.decoder.factors
+        self.held_scales = [b.local(factors, "uint32") for _ in range(geo.m64 if scaled else 0)]
         self.held_zeros = [
             b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)
         ]
@@ -393,9 +395,10 @@ class Kernel:
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
         for h in (0, 1):
             if self.held_scales:
-                b.store(
-                    self.held_scales[m], duplicate(self._staged(self.scales, step, low + h * 8)), 2 * row + h
-                )
+                scale = duplicate(self._staged(self.scales, step, low + h * 8))
+                first = (2 * row + h) * self.decoder.factors
+                for index, factor in enumerate(self.decoder.prepare(scale, h)):
+                    b.store(self.held_scales[m], factor, first + index)
             for part in range(geo.zero_parts):
                 value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
                 b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)
@@ -405,7 +408,9 @@ class Kernel:
         parts = self.geo.zero_parts
         scales = zeros = None
         if self.held_scales:
-            scales = tuple(self.held_scales[m][2 * row + h] for h in (0, 1))
+            count = self.decoder.factors
+            kept = [self.held_scales[m][2 * row * count + index] for index in range(2 * count)]
+            scales = (kept[:count], kept[count:])
         if parts:
             held = [self.held_zeros[m][2 * row * parts + index] for index in range(2 * parts)]
             zeros = tuple(held) if parts == 1 else (tuple(held[:2]), tuple(held[2:]))
