@@ -46,7 +46,7 @@ def problems(core: str) -> list[Gemm]:
     return found + [Gemm(64, 64, t, core, zero="float") for t in names if representable(t, core, "float")]
 
 
-def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
+def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement: str = "operand") -> Any:
     """Emit a kernel that decodes one tile per problem, all of one core, one after another.
 
     Arguments: the tiles' words; per problem four registers of scales and zero points (see
@@ -56,7 +56,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
     from ladder.lower.cuda.decode import make_decoder
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
-    decoders = [make_decoder(gemm, device) for gemm in cases]
+    decoders = [make_decoder(gemm, device, placement) for gemm in cases]
     total = sum(128 * decoder.words for decoder in decoders)
     with b.function(name) as result:
         words = b.tensor("words", (total,), "uint32")
@@ -68,7 +68,8 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
         thread = b.thread_index(128)
         start = 0
         for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
-            scale = (scales[index, 0], scales[index, 1]) if gemm.scale and decoder.lane == 16 else None
+            scaled = gemm.scale and decoder.lane == 16 and placement == "operand"
+            scale = (scales[index, 0], scales[index, 1]) if scaled else None
             low, high = zeros[index, 0], zeros[index, 2]
             pairs = {
                 "none": None,
@@ -77,7 +78,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
             }
             own = _load(words, start, decoder.words, thread)
             registers = b.local(decoder.lane, "uint32")
-            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[gemm.zero])
+            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[decoder.zero])
             for register in range(decoder.lane):
                 b.store(out, registers[register], index, register, thread)
             start += 128 * decoder.words
@@ -123,7 +124,7 @@ def tile_words(gemm: Gemm, lane: int) -> Any:
     return FragmentLayout(ttype.elem_bits, lane).pack(codes).view(torch.int32).numpy().view(np.uint32)
 
 
-def expected_registers(gemm: Gemm, decoder: Any) -> Any:
+def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
     """Return ``[register, thread]`` words by the machine that proofs run on."""
     from ladder.lower.cuda.decode import load_order
     from ladder.lower.cuda.proof import NumpyMachine
@@ -135,24 +136,24 @@ def expected_registers(gemm: Gemm, decoder: Any) -> Any:
     rows = []
     for register in range(decoder.lane):
         h = register % 2
-        inside = zeros[2 * h] if gemm.zero == "integer" else None
+        inside = zeros[2 * h] if decoder.zero == "integer" else None
         value = decoder.choice.recipe.register(m, words, register, inside)
-        for part in zeros[2 * h : 2 * h + 2] if gemm.zero == "float" else ():
+        for part in zeros[2 * h : 2 * h + 2] if decoder.zero == "float" else ():
             value = m.float_sub(decoder.operand, value, part)
-        if gemm.scale and decoder.lane == 16:
+        if gemm.scale and decoder.lane == 16 and placement == "operand":
             value = m.float_mul(decoder.operand, value, scales[h])
         rows.append(np.broadcast_to(value.content, (128,)))
     return np.stack(rows)
 
 
-def differing(gemms: Sequence[Gemm], device: Any, out: Any) -> list[str]:
+def differing(gemms: Sequence[Gemm], device: Any, out: Any, placement: str = "operand") -> list[str]:
     """Return the problems whose registers in ``out`` are not, bit for bit, as expected."""
     from ladder.lower.cuda.decode import make_decoder
 
     wrong = []
     for gemm, registers in zip(gemms, out, strict=True):
-        decoder = make_decoder(gemm, device)
-        if not np.array_equal(registers, expected_registers(gemm, decoder)):
+        decoder = make_decoder(gemm, device, placement)
+        if not np.array_equal(registers, expected_registers(gemm, decoder, placement)):
             wrong.append(f"{gemm.weight} zero={gemm.zero} by {decoder.choice.strategy}")
     return wrong
 

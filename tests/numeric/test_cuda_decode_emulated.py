@@ -16,11 +16,12 @@ from targets import get_device
 pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
 
 
+@pytest.mark.parametrize("placement", ["operand", "accumulator"])
 @pytest.mark.parametrize("core", CORES)
-def test_generated_decoders_equal_the_proven_ones(core: str, tmp_path: Path) -> None:
+def test_generated_decoders_equal_the_proven_ones(core: str, placement: str, tmp_path: Path) -> None:
     device = get_device("cuda/sm_89")
     cases = problems(core)
-    kernel = cuda_emulator.Kernel(emit_decode(cases, device, "decode"), device, tmp_path)
+    kernel = cuda_emulator.Kernel(emit_decode(cases, device, "decode", placement), device, tmp_path)
     out = arguments(cases, device)
     kernel(*out)
-    assert not differing(cases, device, out[-1])
+    assert not differing(cases, device, out[-1], placement)

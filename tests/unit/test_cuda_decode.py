@@ -28,7 +28,7 @@ from ladder.lower.cuda.decode_float import Rebias
 from ladder.lower.cuda.decode_int import ByteOffset, Magic
 from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
 from ladder.lower.cuda.proof import NumpyMachine, lanes, prove, round_to
-from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16
+from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
 from schedules.layouts import FragmentLayout
 from targets import get_device
 from tile_types import TType, core_values, get_type
@@ -40,7 +40,7 @@ BEST = {
     ("int4", "float16", "none"): "magic",
     ("uint8", "bfloat16", "none"): "split magic",
     ("fp8_e4m3", "bfloat16", "none"): "rebias",
-    ("fp4_e2m1", "float16", "none"): "lookup",
+    ("fp4_e2m1", "float16", "none"): "rebias",
     ("nf4", "float16", "none"): "lookup",
     ("int4", "int8", "integer"): "bytes",
     ("fp8_e4m3", "fp8_e4m3", "none"): "pass-through",
@@ -68,6 +68,42 @@ def test_every_strategy_is_needed(strategy: str) -> None:
         assert proven_recipes(Conversion(wide, "float16"))[0].strategy == "reference"
     else:
         assert strategy in BEST.values()
+
+
+@pytest.mark.parametrize(("name", "core"), [case[:2] for case in conversions() if case[2] == "none"])
+def test_raw_decodes_of_the_library_are_proven_and_no_dearer(name: str, core: str) -> None:
+    raw = proven_recipes(Conversion(get_type(name), core, raw=True))[0]
+    assert raw.weight <= proven_recipes(Conversion(get_type(name), core))[0].weight
+    # What a tensor core multiplies stays within float32's normal numbers.
+    assert max(map(abs, raw.meaning.gains)) <= 2.0**24
+    assert core not in ("fp8_e4m3", "fp8_e5m2") or not any(raw.meaning.offsets)
+
+
+def test_raw_int4_is_one_lop3_per_register() -> None:
+    """Four per word, and one shift by 8 that brings the upper two fields among float16's subnormals."""
+    raw = proven_recipes(Conversion(get_type("int4"), "float16", raw=True))[0]
+    assert raw.strategy == "placed"
+    assert raw.cost.instructions == 4 * (4 + 1)
+    assert raw.meaning == Meaning(gains=(2.0**24, 2.0**20), offsets=(-8.0, -8.0))
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16", "int8"])
+def test_a_planted_wrong_meaning_is_rejected(core: str) -> None:
+    conversion = Conversion(get_type("int3"), core, raw=True)
+    proven = proven_recipes(conversion)[0]
+    low, high = proven.meaning.gains
+    for gains in ((low, 2 * high), (2 * low, high)):
+        with pytest.raises(VerificationError, match="of int3"):
+            prove(proven.recipe, conversion, dataclasses.replace(proven.meaning, gains=gains))
+
+
+def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough() -> None:
+    device = get_device(HOPPER)
+    for core, inside in (("float16", False), ("bfloat16", False), ("int8", False), ("fp8_e4m3", True)):
+        gemm = Gemm(64, 64, "uint3", core, zero="integer")
+        assert make_decoder(gemm, device, "accumulator").subtracts_zeros == inside
+        assert make_decoder(gemm, device).subtracts_zeros
+        assert make_decoder(gemm, device).offsets == (0.0, 0.0)
 
 
 PLANTED = [

@@ -1,7 +1,10 @@
 """Decoders: from packed words to tensor-core operand registers, each proven before use.
 
 `STRATEGIES` propose recipes from the values of the type alone; of the recipes that `proof.prove`
-accepts, the one with the fewest instructions is used. So a new type needs no entry here.
+accepts, the cheapest (`machine.Cost`) is used. So a new type needs no entry here.
+
+Where scales multiply accumulators, registers may hold *raw* numbers, and the accumulator applies
+what is left: ``scale * (gain * sum(raw * x) + (offset - zero) * sum(x))``.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.decode_codebook import propose_lookup
-from ladder.lower.cuda.decode_float import propose_rebias, propose_through_bfloat
+from ladder.lower.cuda.decode_float import propose_raw_rebias, propose_rebias, propose_through_bfloat
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
+from ladder.lower.cuda.decode_raw import propose_placed
 from ladder.lower.cuda.emission import TirMachine
-from ladder.lower.cuda.machine import CountingMachine, Machine, Word
+from ladder.lower.cuda.machine import Cost, CountingMachine, Machine, Word
 from ladder.lower.cuda.proof import prove
 from ladder.lower.cuda.recipes import (
+    PLAIN,
     Conversion,
+    Meaning,
     Recipe,
     propose_pass_through,
     propose_reference,
@@ -31,6 +37,7 @@ from tile_types.errors import ConversionError, VerificationError
 
 Expr = Any
 Propose = Callable[[Conversion], Iterator[Recipe]]
+ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]
 
 STRATEGIES: dict[str, Propose] = {
     "pass-through": propose_pass_through,
@@ -44,8 +51,14 @@ STRATEGIES: dict[str, Propose] = {
 }
 """Ways to decode; of equally cheap ones the first is used."""
 
+RAW_STRATEGIES: dict[str, ProposeRaw] = {"placed": propose_placed, "unscaled": propose_raw_rebias}
+"""Further ways where raw numbers will do."""
+
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
+
+OFFSET_WEIGHT = 4.0
+"""How much an offset counts in a recipe's weight."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -61,13 +74,21 @@ class Proven:
         Its row in `STRATEGIES`.
     recipe
         The steps.
-    instructions
-        Instructions for all operand registers of a thread's share of a tile, without scales.
+    meaning
+        What the registers' numbers stand for.
+    cost
+        Cost of all operand registers of a thread's share of a tile, without scales.
     """
 
     strategy: str
     recipe: Recipe
-    instructions: int
+    meaning: Meaning
+    cost: Cost
+
+    @property
+    def weight(self) -> float:
+        """What recipes are ranked by: offsets are taken from sums, which costs something too."""
+        return self.cost.weight + (OFFSET_WEIGHT if any(self.meaning.offsets) else 0.0)
 
 
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
@@ -82,31 +103,39 @@ def proven_recipes(conversion: Conversion) -> list[Proven]:
         If no recipe passes.
     """
     ttype = conversion.ttype
-    key = (ttype.name, ttype.elem_bits, ttype.probe_values().tobytes(), conversion.operand, conversion.zero)
+    values = ttype.probe_values().tobytes()
+    key = (ttype.name, ttype.elem_bits, values, conversion.operand, conversion.zero, conversion.raw)
     if key not in _proven:
         _proven[key] = _prove_all(conversion)
     return _proven[key]
 
 
+def _proposals(conversion: Conversion) -> Iterator[tuple[str, Recipe, Meaning]]:
+    if conversion.raw:
+        for strategy, propose_raw in RAW_STRATEGIES.items():
+            yield from ((strategy, *proposal) for proposal in propose_raw(conversion))
+    for strategy, propose in STRATEGIES.items():
+        yield from ((strategy, recipe, PLAIN) for recipe in propose(conversion))
+
+
 def _prove_all(conversion: Conversion) -> list[Proven]:
     found: list[Proven] = []
     failures: list[str] = []
-    for strategy, propose in STRATEGIES.items():
+    for strategy, recipe, meaning in _proposals(conversion):
         if strategy == "reference" and any(proven.strategy not in NEEDS for proven in found):
             break
-        for recipe in propose(conversion):
-            try:
-                prove(recipe, conversion)
-            except VerificationError as error:
-                failures.append(f"{strategy}: {error}")
-                continue
-            found.append(Proven(strategy, recipe, count_instructions(recipe, conversion)))
+        try:
+            prove(recipe, conversion, meaning)
+        except VerificationError as error:
+            failures.append(f"{strategy}: {error}")
+            continue
+        found.append(Proven(strategy, recipe, meaning, count(recipe, conversion)))
     if not found:
         raise VerificationError(
             f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
             + "; ".join(failures)
         )
-    return sorted(found, key=lambda proven: proven.instructions)
+    return sorted(found, key=lambda proven: proven.weight)
 
 
 def cheapest(conversion: Conversion, capability: tuple[int, int]) -> Proven:
@@ -114,14 +143,14 @@ def cheapest(conversion: Conversion, capability: tuple[int, int]) -> Proven:
     return next(x for x in proven_recipes(conversion) if capability >= NEEDS.get(x.strategy, (0, 0)))
 
 
-def count_instructions(recipe: Recipe, conversion: Conversion) -> int:
-    """Return the instructions that decode a thread's share of a tile (32 codes)."""
+def count(recipe: Recipe, conversion: Conversion) -> Cost:
+    """Return the cost of decoding a thread's share of a tile (32 codes)."""
     m = CountingMachine()
     words = [m.input(None) for _ in range(conversion.bits)]
     zero = m.input(None) if conversion.zero == "integer" else None
     for register in range(conversion.lane):
         recipe.register(m, words, register, zero)
-    return m.count
+    return m.cost
 
 
 class LoadedWords(Sequence[Word]):
@@ -151,7 +180,8 @@ class Decoder:
     conversion
         What is decoded.
     zero
-        How zero points are stored (`Gemm.zero`).
+        How zero points that `registers` subtracts are stored (`Gemm.zero`); ``"none"`` if there
+        are none or if they are left to the accumulator.
     choice
         The proven recipe.
     """
@@ -159,6 +189,26 @@ class Decoder:
     conversion: Conversion
     zero: str
     choice: Proven
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """Factors of rows g and g+8: ``value = gain * raw + offset``. Powers of two times the type's step."""
+        return self.choice.meaning.gains
+
+    @property
+    def offsets(self) -> tuple[float, float]:
+        """Offsets of rows g and g+8.
+
+        Where one is not 0 the accumulator adds ``offset * sum(x)``; both terms cancel in part, so
+        sums of a 16-bit core should be taken at least every 256 elements of K (offsets of bfloat16
+        reach 136).
+        """
+        return self.choice.meaning.offsets
+
+    @property
+    def subtracts_zeros(self) -> bool:
+        """Whether `registers` takes zero points; otherwise the accumulator subtracts ``zero * sum(x)``."""
+        return self.zero != "none"
 
     @property
     def operand(self) -> str:
@@ -247,8 +297,19 @@ def operand_type(gemm: Gemm) -> str:
     return core
 
 
-def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
+def make_decoder(gemm: Gemm, device: TileDevice, placement: str = "operand") -> Decoder:
     """Return the cheapest proven decoder for a problem.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    device
+        Its compute capability limits the choice.
+    placement
+        ``"operand"``: registers hold values less their zero points, times their scale where one is given.
+        ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
+        points are left to the accumulator unless `Decoder.subtracts_zeros`.
 
     Raises
     ------
@@ -259,9 +320,12 @@ def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
     """
     device.core_for(gemm.activation)
     operand = operand_type(gemm)
-    inside = "integer" if gemm.zero == "integer" else "none"
-    conversion = Conversion(get_type(gemm.weight).element_type, operand, inside)
-    return Decoder(conversion, gemm.zero, cheapest(conversion, device.compute_capability))
+    raw = placement == "accumulator"
+    # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
+    zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
+    inside = "integer" if zero == "integer" else "none"
+    conversion = Conversion(get_type(gemm.weight).element_type, operand, inside, raw)
+    return Decoder(conversion, zero, cheapest(conversion, device.compute_capability))
 
 
 def load_order(bits: int) -> list[tuple[int, int]]:

@@ -29,6 +29,29 @@ XNOR_AND = 0x82
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
+PIPE_CLOCKS = {
+    "lop3": ("alu", 2.0),
+    "shift right": ("alu", 2.0),
+    "shift left": ("fma", 2.0),
+    "permute": ("alu", 2.0),
+    "subtract": ("alu", 2.0),
+    "float_sub": ("fma", 1.0),
+    "float_mul": ("fma", 1.0),
+    "float_fma": ("fma", 1.0),
+    "narrow": ("alu", 2.0),
+    "halves": ("alu", 2.0),
+    "reference": ("alu", 2.0 * REFERENCE_COST),
+}
+"""Pipe of each instruction, and the clocks that a warp's instruction keeps it busy.
+
+Of one of the four parts of a multiprocessor, from sm_80 on: 16 lanes per clock for logic, and for
+integer multiplies (which ptxas shifts left with), 32 for packed 16-bit floats (CUDA C++
+Programming Guide, "Throughput of Native Arithmetic Instructions").
+"""
+
+ISSUE_WEIGHT = 0.5
+"""How much an instruction counts beside the busiest pipe: decoding shares the issue slots."""
+
 
 @dataclass(frozen=True, eq=False)
 class Word:
@@ -108,16 +131,55 @@ class Machine(ABC):
         return self._once("reference", (code,), ttype, core)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a decode costs a warp.
+
+    Parameters
+    ----------
+    instructions
+        Instructions to issue.
+    alu, fma
+        Clocks for which the pipes of logic and of multiplication are busy.
+    """
+
+    instructions: int = 0
+    alu: float = 0.0
+    fma: float = 0.0
+
+    @property
+    def busiest(self) -> float:
+        """Clocks that the decode takes at least, one instruction being issued per clock."""
+        return max(self.alu, self.fma, float(self.instructions))
+
+    @property
+    def weight(self) -> float:
+        """What recipes are ranked by."""
+        return self.busiest + ISSUE_WEIGHT * self.instructions
+
+
 class CountingMachine(Machine):
-    """Counts instructions; constants are free."""
+    """Counts instructions and the clocks of each pipe; constants are free."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.instructions = 0
+        self.clocks = {"alu": 0.0, "fma": 0.0}
+
+    @property
+    def cost(self) -> Cost:
+        """What was counted so far."""
+        return Cost(self.instructions, **self.clocks)
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
         """Count one instruction."""
-        self.count += {"constant": 0, "reference": REFERENCE_COST}.get(operation, 1)
+        if operation == "constant":
+            return
+        if operation == "shift":
+            operation = "shift left" if immediates[0] > 0 else "shift right"
+        pipe, clocks = PIPE_CLOCKS[operation]
+        self.instructions += REFERENCE_COST if operation == "reference" else 1
+        self.clocks[pipe] += clocks
 
 
 def repeat(bits: int, lane: int) -> int:

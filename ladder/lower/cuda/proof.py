@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ladder.lower.cuda.fields import fields
 from ladder.lower.cuda.machine import Machine, Word
-from ladder.lower.cuda.recipes import Conversion, Recipe
+from ladder.lower.cuda.recipes import PLAIN, Conversion, Meaning, Recipe
 from tile_types import NumpyOps, TType, core_values
 from tile_types.errors import VerificationError
 
@@ -151,8 +151,10 @@ def place(codes: npt.NDArray[np.uint32], bits: int, lane: int) -> list[Words]:
     return words
 
 
-def prove(recipe: Recipe, conversion: Conversion) -> None:
+def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> None:
     """Check a recipe for every valid code (and integer zero point) in every place.
+
+    ``meaning`` must turn what the registers hold into the values without an error in float32.
 
     Raises
     ------
@@ -171,7 +173,8 @@ def prove(recipe: Recipe, conversion: Conversion) -> None:
     for rotation in ROTATIONS:
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
-        _check(recipe, conversion, codes[chosen], values[chosen] - zero[:, None, None], zero)
+        expected = values[chosen] - zero[:, None, None]
+        _check(recipe, conversion, meaning, codes[chosen], expected, zero)
 
 
 def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
@@ -181,6 +184,7 @@ def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
 def _check(
     recipe: Recipe,
     conversion: Conversion,
+    meaning: Meaning,
     codes: npt.NDArray[np.uint32],
     expected: Reals,
     zero: npt.NDArray[np.int64],
@@ -190,7 +194,8 @@ def _check(
     operand = _zero_operand(m, conversion, zero) if conversion.zero == "integer" else None
     for register in range(codes.shape[1]):
         out = np.broadcast_to(recipe.register(m, words, register, operand).content, zero.shape)
-        for element, got in enumerate(lanes(conversion.operand, out)):
+        for element, raw in enumerate(lanes(conversion.operand, out)):
+            got = _value(raw, meaning, register % 2)
             wrong = np.flatnonzero(got != expected[:, register, element])
             if len(wrong):
                 at = wrong[0]
@@ -199,6 +204,13 @@ def _check(
                     f" {conversion.ttype.name} to {got[at]} instead of {expected[at, register, element]}"
                     f" ({conversion.operand}, zero point {zero[at]}, register {register}, lane {element})"
                 )
+
+
+def _value(raw: Reals, meaning: Meaning, half: int) -> Reals:
+    """Return ``gain * raw + offset`` in float32."""
+    gain, offset = np.float32(meaning.gains[half]), np.float32(meaning.offsets[half])
+    with np.errstate(all="ignore"):
+        return (raw.astype(np.float32) * gain + offset).astype(np.float64)
 
 
 def _zero_operand(m: NumpyMachine, conversion: Conversion, zero: npt.NDArray[np.int64]) -> Word:

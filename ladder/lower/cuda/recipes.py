@@ -62,11 +62,14 @@ class Conversion:
         Operand type of the tensor core.
     zero
         ``"integer"`` if integer zero points are subtracted inside the recipe, else ``"none"``.
+    raw
+        Whether registers may hold raw numbers, which `Meaning` turns into values.
     """
 
     ttype: TType
     operand: str
     zero: str = "none"
+    raw: bool = False
 
     @property
     def lane(self) -> int:
@@ -77,6 +80,21 @@ class Conversion:
     def bits(self) -> int:
         """Bits of one code."""
         return self.ttype.elem_bits
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """``value = gain * raw + offset``, for rows g and g+8 (even and odd registers) each.
+
+    Both are exact in float32, and so is the value.
+    """
+
+    gains: tuple[float, float] = (1.0, 1.0)
+    offsets: tuple[float, float] = (0.0, 0.0)
+
+
+PLAIN = Meaning()
+"""Registers hold the values themselves."""
 
 
 class Recipe(Protocol):
