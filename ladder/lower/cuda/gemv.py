@@ -1,6 +1,7 @@
 """The pipeline for few tokens: packed words stream from global memory into registers.
 
-A block owns 16 rows per row-warp; its warps split K. Tiles go to the slices in *runs* of
+A block owns 16 rows per row-warp, any number of them, so that a grid fills the multiprocessors
+evenly; its warps split K. Tiles go to the slices in *runs* of
 neighbours, so that tiles of a group share one fetch of its scales. Each thread keeps
 ``stages`` tiles of words in flight, x passes through shared memory in chunks of K (the fewer
 tokens, the longer), and ``mma`` reduces. Slices are added in shared memory at the end. Nothing
@@ -22,7 +23,15 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
+from ladder.lower.cuda.groups import (
+    SUM_TILES,
+    Accumulators,
+    GroupRegisters,
+    Groups,
+    TileMultiplier,
+    array_dtype,
+    left_by,
+)
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
@@ -32,8 +41,11 @@ from targets import TileDevice
 
 Expr = Any
 
-TILE_WARPS = 4
-"""Warps that share a packed tile: 16 rows each."""
+STRIP = 16
+"""Weight rows of a warp."""
+
+TILE_STRIPS = 4
+"""Strips of 16 rows that share a packed tile."""
 
 LOADS = {
     width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
@@ -46,8 +58,8 @@ LEAST_REGISTERS = 36
 BASE_REGISTERS = 44
 """Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
 
-PREFETCH_BYTES = 64 * 1024
-"""Bytes of a packed row of tiles that are fetched before the kernel before has ended."""
+PREFETCH_BYTES = 12 << 20
+"""Bytes of words that are fetched into L2 before the kernel before has ended."""
 
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that buffers of x leave room for."""
@@ -97,8 +109,8 @@ class Geometry:
         check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
         check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
         check(
-            plan.warps in (plan.split_k, 2 * plan.split_k, TILE_WARPS * plan.split_k) and plan.warps <= 32,
-            f"gemv takes 1, 2 or 4 warps per slice of K and at most 32, got warps={plan.warps},"
+            plan.warps % plan.split_k == 0 and plan.warps <= 32,
+            f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
             f" split_k={plan.split_k}",
         )
         check(
@@ -125,7 +137,7 @@ class Geometry:
     @property
     def rows(self) -> int:
         """Weight rows of a block."""
-        return 16 * self.row_warps
+        return STRIP * self.row_warps
 
     @property
     def _registers_per_tile(self) -> int:
@@ -152,12 +164,7 @@ class Geometry:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that the compiler leaves registers for.
-
-        Half the threads in one block get all registers: ptxas then moves loads further ahead.
-        """
-        if 2 * self.threads >= RESIDENT_THREADS:
-            return 1
+        """Blocks per multiprocessor that the compiler leaves registers for."""
         least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.groups.bits
         least += self.schedule.stages // self.group_tiles * self._group_registers
         fitting = 65536 // (self.threads * -(-least // 8) * 8)
@@ -226,8 +233,7 @@ class Geometry:
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        period = self.group_tiles if self.groups.on_accumulator else self.run
-        return gcd(period, self.step.promote // TILE)
+        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE)
 
     @property
     def pitch(self) -> int:
@@ -249,7 +255,7 @@ class Gemv:
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
         self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = make_decoder(gemm, device)
+        self.decoder = make_decoder(gemm, device, schedule.placement)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
@@ -267,7 +273,7 @@ class Gemv:
         self._place_tokens()
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
-        multiplier = TileMultiplier(self.decoder, self.sums, 1, self.schedule.tile_m // STEP_TOKENS)
+        multiplier = TileMultiplier(self.decoder, self.sums)
         turn = self.geo.turn_tiles
         turns = b.keep((self.args.k_tiles + turn - 1) // turn)
         whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
@@ -295,35 +301,46 @@ class Gemv:
     def _locate(self) -> None:
         """Find out which rows, tokens and slice of K this thread works on."""
         geo, args = self.geo, self.args
-        parts = TILE_WARPS // geo.row_warps
+        strips = args.n_tiles * TILE_STRIPS
         b.device(geo.resident_blocks)
         block, token_block = b.block_index(
-            [args.n_tiles * parts, (args.m + self.schedule.tile_m - 1) // self.schedule.tile_m]
+            [
+                (strips + geo.row_warps - 1) // geo.row_warps,
+                (args.m + self.schedule.tile_m - 1) // self.schedule.tile_m,
+            ]
         )
         self.thread = b.thread_index(geo.threads)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
         self.slice = b.bind(warp // geo.row_warps)
-        self.row_tile = b.bind(block // parts)
         self.row_warp = b.bind(warp % geo.row_warps)
-        self.part = part = b.bind(block % parts)
+        self.first_strip = b.bind(block * geo.row_warps)
+        # Warps beyond the last strip repeat it; nothing of theirs is stored.
+        strip = b.keep(T.min(self.first_strip + self.row_warp, strips - 1))
         row, column = self.step.lanes.operand(self.lane)
-        self.owner = b.bind((part * geo.row_warps + self.row_warp) * 32 + row * 4 + column)
-        self.first_row = b.keep(self.row_tile * TILE + part * geo.rows)
+        self.owner = b.bind(strip % TILE_STRIPS * 32 + row * 4 + column)
+        self.first_row = b.bind(self.first_strip * STRIP)
         self.first_token = b.bind(token_block * self.schedule.tile_m)
         self.token_count = b.bind(T.min(args.m - self.first_token, self.schedule.tile_m))
-        self.column = b.keep(self.first_row + self.row_warp * 16)
+        self.column = b.keep(strip * STRIP)
         # The run being consumed, counted over all slices, and its first word.
         self.tile_words = 128 * self.groups.bits
         self.run_at = b.Variable("int32", self.slice)
         self.words_at = b.Variable(
-            "int32", (self.row_tile * args.k_tiles + self.slice * geo.run) * self.tile_words
+            "int32", (strip // TILE_STRIPS * args.k_tiles + self.slice * geo.run) * self.tile_words
         )
 
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
-        self.sums = Accumulators(self.groups, self.step, self.decoder.operand, plan.tile_m // STEP_TOKENS)
+        self.sums = Accumulators(
+            self.groups,
+            self.step,
+            self.decoder.operand,
+            1,
+            plan.tile_m // STEP_TOKENS,
+            left_by(self.decoder, self.gemm),
+        )
         pool = b.shared_pool()
         self.tokens = pool.alloc((2 * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
@@ -339,15 +356,17 @@ class Gemv:
     def _prefetch(self) -> None:
         """Bring the first words and scales into L2 while the kernel before still runs.
 
-        Blocks that share a packed tile fetch a part each.
+        The words of a packed row of tiles are fetched by the block that has its first strip.
         """
         if not self.overlap.possible:
             return
-        geo, args = self.geo, self.args
-        words = T.min(args.k_tiles * self.tile_words, PREFETCH_BYTES // 4) // 64 * (16 * geo.row_warps)
-        with b.when(T.And(self.thread == 0, words > 0)):
-            first = self.row_tile * args.k_tiles * self.tile_words + self.part * words
-            b.ptx("cp.async.bulk.prefetch.L2.global", args.words.ptr_to([0, 0, first]), T.Cast("uint32", words * 4))
+        args, whole = self.args, self.args.k_tiles * self.tile_words
+        words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
+        tile = (self.first_strip + TILE_STRIPS - 1) // TILE_STRIPS + self.thread
+        mine = tile * TILE_STRIPS < self.first_strip + self.geo.row_warps
+        with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
+            start = args.words.ptr_to([0, 0, tile * whole])
+            b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
                 b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
@@ -464,7 +483,7 @@ class Gemv:
             with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
-                    at = (self.slice, block * STEP_TOKENS + token, self.row_warp * 16 + row)
+                    at = (self.slice, block * STEP_TOKENS + token, self.row_warp * STRIP + row)
                     b.store(self.slices, self.sums.result(block, i), *at)
         b.block_sync()
         outputs = b.bind(self.token_count * self.geo.rows)
