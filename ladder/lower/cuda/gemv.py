@@ -1,7 +1,7 @@
 """The pipeline for few tokens: packed words stream from global memory into registers.
 
-A block owns 16 rows per row-warp, any number of them, so that a grid fills the multiprocessors
-evenly; its warps split K. Tiles go to the slices in *runs* of
+A block owns 16 or 32 rows per row-warp, any number of them, so that a grid fills the
+multiprocessors evenly; its warps split K. Tiles go to the slices in *runs* of
 neighbours, so that tiles of a group share one fetch of its scales. Each thread keeps
 ``stages`` tiles of words in flight, x passes through shared memory in chunks of K (the fewer
 tokens, the longer), and ``mma`` reduces. Slices are added in shared memory at the end. Nothing
@@ -13,6 +13,7 @@ the second grid axis serve further tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -42,10 +43,7 @@ from targets import TileDevice
 Expr = Any
 
 STRIP = 16
-"""Weight rows of a warp."""
-
-TILE_STRIPS = 4
-"""Strips of 16 rows that share a packed tile."""
+"""Weight rows of a fragment."""
 
 LOADS = {
     width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
@@ -58,7 +56,7 @@ LEAST_REGISTERS = 36
 BASE_REGISTERS = 44
 """Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
 
-PREFETCH_BYTES = 12 << 20
+PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
 
 RESIDENT_THREADS = 1024
@@ -119,7 +117,7 @@ class Geometry:
             f" {self.device.name}; use a smaller split_k or tile_m",
         )
         check(
-            self.registers <= 65536 // self.threads,
+            self.registers <= min(255, 65536 // self.threads),
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {65536 // self.threads} of {self.threads} threads; use at most {self.most_stages} stages",
         )
@@ -137,12 +135,22 @@ class Geometry:
     @property
     def rows(self) -> int:
         """Weight rows of a block."""
-        return STRIP * self.row_warps
+        return self.schedule.warp_rows * self.row_warps
+
+    @property
+    def row_blocks(self) -> int:
+        """Fragments of a warp along the rows."""
+        return self.schedule.warp_rows // STRIP
+
+    @property
+    def tile_strips(self) -> int:
+        """Warps that share a packed tile."""
+        return TILE // self.schedule.warp_rows
 
     @property
     def _registers_per_tile(self) -> int:
         """Registers that one more tile in flight takes, at most."""
-        return self.groups.bits + self._group_registers
+        return self.row_blocks * (self.groups.bits + self._group_registers)
 
     @property
     def _group_registers(self) -> int:
@@ -154,7 +162,7 @@ class Geometry:
     @property
     def _sums(self) -> int:
         """Registers of the accumulators."""
-        fragments = self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
+        fragments = self.row_blocks * self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
         return 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
 
     @property
@@ -165,8 +173,8 @@ class Geometry:
     @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that the compiler leaves registers for."""
-        least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.groups.bits
-        least += self.schedule.stages // self.group_tiles * self._group_registers
+        least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.row_blocks * self.groups.bits
+        least += self.schedule.stages // self.group_tiles * self.row_blocks * self._group_registers
         fitting = 65536 // (self.threads * -(-least // 8) * 8)
         return max(1, min(fitting, RESIDENT_THREADS // self.threads))
 
@@ -293,15 +301,16 @@ class Gemv:
                 self._consume(multiplier, first + index, guarded)
                 self._load(first + index, geo.turn_tiles + index, guarded=guarded)
             self.run_at.set(self.run_at.value + self.schedule.split_k)
-            self.words_at.set(self.words_at.value + geo.round_tiles * self.tile_words)
-            self.chunk_at.set(self.chunk_at.value + geo.round_tiles * geo.tile_chunks)
+            for at in self.words_at.values():
+                at.set(at.value + T.int64(geo.round_tiles * self.tile_words))
+            self.loader.advance(geo.round_tiles * geo.tile_chunks)
             self.rounds_left.set(self.rounds_left.value - 1)
 
     # ---- set-up ---------------------------------------------------------------------
     def _locate(self) -> None:
         """Find out which rows, tokens and slice of K this thread works on."""
         geo, args = self.geo, self.args
-        strips = args.n_tiles * TILE_STRIPS
+        strips = args.n_tiles * geo.tile_strips
         b.device(geo.resident_blocks)
         block, token_block = b.block_index(
             [
@@ -318,17 +327,19 @@ class Gemv:
         # Warps beyond the last strip repeat it; nothing of theirs is stored.
         strip = b.keep(T.min(self.first_strip + self.row_warp, strips - 1))
         row, column = self.step.lanes.operand(self.lane)
-        self.owner = b.bind(strip % TILE_STRIPS * 32 + row * 4 + column)
-        self.first_row = b.bind(self.first_strip * STRIP)
+        owner = b.bind(strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
+        self.first_row = b.bind(block * geo.rows)
         self.first_token = b.bind(token_block * self.schedule.tile_m)
         self.token_count = b.bind(T.min(args.m - self.first_token, self.schedule.tile_m))
-        self.column = b.keep(strip * STRIP)
-        # The run being consumed, counted over all slices, and its first word.
+        self.column = b.keep(strip * self.schedule.warp_rows)
+        # The run being consumed, counted over all slices, and by vector width where its words start.
         self.tile_words = 128 * self.groups.bits
         self.run_at = b.Variable("int32", self.slice)
-        self.words_at = b.Variable(
-            "int32", (strip // TILE_STRIPS * args.k_tiles + self.slice * geo.run) * self.tile_words
-        )
+        start = b.bind((strip // geo.tile_strips * args.k_tiles + self.slice * geo.run) * self.tile_words)
+        self.words_at = {
+            width: b.Variable("int64", T.Cast("int64", start + owner * width))
+            for _, width in load_order(self.groups.bits)
+        }
 
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
@@ -337,7 +348,7 @@ class Gemv:
             self.groups,
             self.step,
             self.decoder.operand,
-            1,
+            geo.row_blocks,
             plan.tile_m // STEP_TOKENS,
             left_by(self.decoder, self.gemm),
         )
@@ -346,10 +357,12 @@ class Gemv:
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
-        self.ring = [b.local(self.groups.bits, "uint32") for _ in range(plan.stages)]
+        self.ring = [
+            [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
+        ]
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         self.group_ring = [
-            GroupRegisters(self.groups, self.step, self.lane, types)
+            [GroupRegisters(self.groups, self.step, self.lane, types) for _ in range(geo.row_blocks)]
             for _ in range(plan.stages // geo.group_tiles)
         ]
 
@@ -362,8 +375,9 @@ class Gemv:
             return
         args, whole = self.args, self.args.k_tiles * self.tile_words
         words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
-        tile = (self.first_strip + TILE_STRIPS - 1) // TILE_STRIPS + self.thread
-        mine = tile * TILE_STRIPS < self.first_strip + self.geo.row_warps
+        strips = self.geo.tile_strips
+        tile = (self.first_strip + strips - 1) // strips + self.thread
+        mine = tile * strips < self.first_strip + self.geo.row_warps
         with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
             start = args.words.ptr_to([0, 0, tile * whole])
             b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
@@ -382,26 +396,33 @@ class Gemv:
         ``distance`` counts tiles from the first of the current run.
         """
         with b.when(self._inside(distance) if guarded else True):
-            at = 0
-            for offset, width in load_order(self.groups.bits):
-                word = self.words_at.value + self.owner * width + (distance * self.tile_words + offset)
-                targets = (self.ring[slot][at + i] for i in range(width))
-                b.ptx(LOADS[width], *targets, self.args.words.ptr_to([0, 0, word]))
-                at += width
+            for block, words in enumerate(self.ring[slot]):
+                self._load_words(words, block, distance)
         before = self.geo.group_tiles - 1
         if slot % self.geo.group_tiles == before and (self.gemm.scale or self.gemm.zero != "none"):
             with b.when(self._inside(distance - before) if guarded else True):
-                registers = self.group_ring[slot // self.geo.group_tiles]
-                registers.fetch(lambda *where: self._read_group(distance - before, *where))
+                for block, registers in enumerate(self.group_ring[slot // self.geo.group_tiles]):
+                    registers.fetch(partial(self._read_group, distance - before, block))
 
-    def _read_group(self, distance: int, name: str, granule: int, part: int, row: Expr) -> Expr:
+    def _load_words(self, target: Any, block: int, distance: int) -> None:
+        """Emit the loads of a thread's words of one fragment's rows of a tile."""
+        at = 0
+        for offset, width in load_order(self.groups.bits):
+            word = self.words_at[width].value
+            word = word + T.int64(distance * self.tile_words + offset + block * 32 * width)
+            registers = (target[at + i] for i in range(width))
+            b.ptx(LOADS[width], *registers, self.args.words.ptr_to([0, 0, word]))
+            at += width
+
+    def _read_group(self, distance: int, block: int, name: str, granule: int, part: int, row: Expr) -> Expr:
         """Return one scale or zero point of a K tile."""
         array = getattr(self.args, name)
         run = self.run_at.value + distance // self.geo.run
         group = self.groups.run_row(run, self.geo.run, distance % self.geo.run, granule)
+        column = self.column + block * STRIP + row
         if name == "zeros" and self.gemm.zero == "float":
-            return array[group, part, self.column + row]
-        return array[group, self.column + row]
+            return array[group, part, column]
+        return array[group, column]
 
     # ---- tokens ---------------------------------------------------------------------
     def _place_tokens(self) -> None:
@@ -417,7 +438,6 @@ class Gemv:
         self.token_tile = TokenTile(self.token_chunks)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
-        self.chunk_at = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", 0)
         self.loader = RunLoader(
             self.step.lanes,
@@ -425,7 +445,8 @@ class Gemv:
             self.token_tile,
             plan.tile_m // STEP_TOKENS,
             self.token_count - 1,
-            aligned=geo.run * geo.tile_chunks % 8 == 0,
+            self.tokens,
+            aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
         )
         self._copy_tokens(0)
 
@@ -452,7 +473,7 @@ class Gemv:
         self.copier.wait(0)
         b.block_sync()
         mine = self.slice * (geo.run * geo.tile_chunks)
-        self.chunk_at.set(self.buffer.value * geo.buffer_chunks + mine)
+        self.loader.begin(self.buffer.value * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
         self.buffer.set(1 - self.buffer.value)
         with b.when(self.next_chunk.value < self.args.k_tiles * geo.tile_chunks):
@@ -465,13 +486,13 @@ class Gemv:
 
         def load_tokens(token_block: int, span: int, out: Any) -> None:
             chunk = index * geo.tile_chunks + span * SPAN_CHUNKS
-            self.loader.load(self.tokens, self.chunk_at.value, token_block, chunk, out)
+            self.loader.load(token_block, chunk, out)
 
         group = self.group_ring[slot // geo.group_tiles]
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         with b.when(self._inside(index) if guarded else True):
-            multiplier.emit([self.ring[slot]], [group], load_tokens, flush)
+            multiplier.emit(self.ring[slot], group, load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------
     def _finish(self) -> None:
@@ -479,12 +500,15 @@ class Gemv:
         self.sums.join_lanes()
         b.block_sync()
         lanes = self.step.lanes
-        for block in range(self.schedule.tile_m // STEP_TOKENS):
+        token_blocks = self.schedule.tile_m // STEP_TOKENS
+        for fragment in range(self.geo.row_blocks * token_blocks):
+            block, token_block = divmod(fragment, token_blocks)
             with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
-                    at = (self.slice, block * STEP_TOKENS + token, self.row_warp * STRIP + row)
-                    b.store(self.slices, self.sums.result(block, i), *at)
+                    row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
+                    at = (self.slice, token_block * STEP_TOKENS + token, row)
+                    b.store(self.slices, self.sums.result(fragment, i), *at)
         b.block_sync()
         outputs = b.bind(self.token_count * self.geo.rows)
         with b.loop(b.bind((outputs + self.geo.threads - 1) // self.geo.threads), rolled=True) as turn:
