@@ -37,6 +37,7 @@ from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
+from schedules.legal import TOKEN_BUFFERS, TOKEN_BYTES
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -51,10 +52,7 @@ LOADS = {
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
-"""Registers for addresses and operands below which ptxas spills."""
-
-BASE_REGISTERS = 44
-"""Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
+"""Registers for addresses, operands and sums of x below which ptxas spills."""
 
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
@@ -149,8 +147,9 @@ class Geometry:
 
     @property
     def _registers_per_tile(self) -> int:
-        """Registers that one more tile in flight takes, at most."""
-        return self.row_blocks * (self.groups.bits + self._group_registers)
+        """Registers that one more tile in flight takes; neighbours share scales."""
+        shared = max(1, gcd(self.schedule.stages, self.groups.tiles))
+        return self.row_blocks * (self.groups.bits + -(-self._group_registers // shared))
 
     @property
     def _group_registers(self) -> int:
@@ -167,15 +166,13 @@ class Geometry:
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread."""
-        return BASE_REGISTERS + self._sums + (self.schedule.stages + 1) * self._registers_per_tile
+        """Registers per thread below which ptxas spills, roughly."""
+        return LEAST_REGISTERS + self._sums + self.schedule.stages * self._registers_per_tile
 
     @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that the compiler leaves registers for."""
-        least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.row_blocks * self.groups.bits
-        least += self.schedule.stages // self.group_tiles * self.row_blocks * self._group_registers
-        fitting = 65536 // (self.threads * -(-least // 8) * 8)
+        fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
         return max(1, min(fitting, RESIDENT_THREADS // self.threads))
 
     @property
@@ -188,13 +185,11 @@ class Geometry:
     def run(self) -> int:
         """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
 
-        The largest for which two buffers of x leave room for `RESIDENT_THREADS`.
+        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` tokens.
         """
-        device, stages = self.device, self.schedule.stages
-        blocks = max(1, RESIDENT_THREADS // self.threads)
-        budget = min(device.shared_per_unit // blocks - 1024, device.shared_per_block) // 2
+        stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
         sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
-        return next((s for s in sizes if self._buffer_chunks(s) * CHUNK_BYTES <= budget), 1)
+        return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
 
     @property
     def runs_per_turn(self) -> int:
@@ -224,14 +219,21 @@ class Geometry:
     def _unit(self, run: int) -> int:
         return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
 
-    def _buffer_chunks(self, run: int) -> int:
-        """Return the 16-byte chunks of a buffer that holds a unit of rounds for ``tile_m`` tokens."""
-        return self.schedule.tile_m * self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+    def _unit_chunks(self, run: int) -> int:
+        """Return the 16-byte chunks per token of a unit of rounds."""
+        return self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+
+    @property
+    def unit_chunks(self) -> int:
+        """16-byte chunks per token of a unit of rounds."""
+        return self._unit_chunks(self.run)
 
     @property
     def buffer_chunks(self) -> int:
-        """16-byte chunks of one buffer of x."""
-        return self._buffer_chunks(self.run)
+        """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
+        device = self.device
+        room = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES)
+        return room // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def group_tiles(self) -> int:
@@ -251,7 +253,7 @@ class Geometry:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        tokens = 2 * self.buffer_chunks * CHUNK_WORDS
+        tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
         return 4 * max(tokens, self.schedule.split_k * self.schedule.tile_m * self.pitch)
 
 
@@ -353,7 +355,7 @@ class Gemv:
             left_by(self.decoder, self.gemm),
         )
         pool = b.shared_pool()
-        self.tokens = pool.alloc((2 * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
+        self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
@@ -432,9 +434,10 @@ class Gemv:
         """
         geo, plan = self.geo, self.schedule
         unit = geo.unit_rounds * geo.round_tiles
-        units = T.min(plan.tile_m // self.token_count, (self.args.k_tiles + unit - 1) // unit)
+        fitting = T.truncdiv(T.int32(geo.buffer_chunks), self.token_count * geo.unit_chunks)
+        units = T.min(fitting, (self.args.k_tiles + unit - 1) // unit)
         self.rounds = b.keep(units * geo.unit_rounds)
-        self.token_chunks = b.keep(units * (unit * geo.tile_chunks))
+        self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
@@ -448,7 +451,8 @@ class Gemv:
             self.tokens,
             aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
         )
-        self._copy_tokens(0)
+        with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
+            self._copy_tokens(buffer)
 
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
@@ -456,28 +460,29 @@ class Gemv:
         turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
         first = b.bind(self.next_chunk.value)
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
-            at = b.bind(turn * self.geo.threads + self.thread)
-            column = b.bind((first + at) * per_chunk)
-            valid = b.bind(column < self.args.k_x)
-            with b.when(at < self.token_chunks):
-                source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
-                self.copier.chunk(target, source, valid)
+        with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
+            with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
+                at = b.bind(turn * self.geo.threads + self.thread)
+                column = b.bind((first + at) * per_chunk)
+                valid = b.bind(column < self.args.k_x)
+                with b.when(at < self.token_chunks):
+                    source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
+                    target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
+                    self.copier.chunk(target, source, valid)
+            self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
-        self.next_chunk.set(self.next_chunk.value + self.token_chunks)
 
     def _advance(self) -> None:
-        """Wait for a buffer of x, and start the copy of what follows into the other one."""
+        """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""
         geo = self.geo
-        self.copier.wait(0)
+        self.copier.wait(TOKEN_BUFFERS - 2)
         b.block_sync()
         mine = self.slice * (geo.run * geo.tile_chunks)
-        self.loader.begin(self.buffer.value * geo.buffer_chunks + mine)
+        current = b.keep(self.buffer.value)
+        self.loader.begin(current * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
-        self.buffer.set(1 - self.buffer.value)
-        with b.when(self.next_chunk.value < self.args.k_tiles * geo.tile_chunks):
-            self._copy_tokens(self.buffer.value)
+        self._copy_tokens(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
+        self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
 
     # ---- products -------------------------------------------------------------------
     def _consume(self, multiplier: TileMultiplier, slot: int, guarded: bool) -> None:
