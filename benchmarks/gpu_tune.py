@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,10 @@ MATRIX = (
 def campaigns(cases: Sequence[Case], shapes: Sequence[tuple[int, int]], arguments: Any) -> list[Campaign]:
     """Return what is tuned together, class by class."""
     tokens = [int(m) for m in arguments.tokens.split(",")] if arguments.tokens else list(TOKENS)
-    return [
+    work = [
         Campaign(at_shapes(problem(case, *shapes[0]), shapes), tokens, arguments.target) for case in cases
     ]
+    return [replace(campaign, trust=math.inf) for campaign in work] if arguments.random else work
 
 
 def parse_case(text: str) -> Case:
@@ -105,6 +108,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", "-m", default="", help="M, comma-separated")
     parser.add_argument("--kernels", type=int, default=64, help="candidates per class in the first round")
     parser.add_argument("--refined", type=int, default=24, help="neighbours of winners in the second round")
+    parser.add_argument(
+        "--random", action="store_true", help="random candidates, all tried: to fit the model"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="", help="JSON with every finalist")

@@ -45,8 +45,8 @@ CHECKED = (320, 1024)
 ROW_BLOCK = 256
 """Rows of random weights that are drawn and packed; larger matrices repeat them."""
 
-WORTH_TRYING, MOST_TRIED = 1.7, 16
-"""Predicted over best predicted time up to which a kernel is tried at a point, and how many are."""
+MOST_TRIED = 16
+"""Kernels that are tried at a point, unless the campaign does not trust the model at all."""
 
 FINALISTS, IN_REACH = 6, 1.15
 """How many, and how close to the fastest in the first round, reach the second."""
@@ -99,7 +99,7 @@ def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iter
     yield from _check(campaign, device, entries)
     for gemm in campaign.problems:
         left = [m for m in campaign.tokens if (gemm, m) not in done]
-        bench = Bench(gemm, device, entries) if left else None
+        bench = Bench(gemm, device, entries, campaign.trust) if left else None
         for m in left:
             assert bench is not None
             yield from bench.contest(m)
@@ -215,12 +215,14 @@ class Bench:
         The problem.
     entries
         Loaded trials.
+    trust
+        See `Campaign`.
     """
 
-    def __init__(self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any]) -> None:
+    def __init__(self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any], trust: float) -> None:
         import torch
 
-        self.gemm, self.device = gemm, device
+        self.gemm, self.device, self.trust = gemm, device, trust
         self.entries = {t: e for t, e in entries.items() if is_legal(gemm, device, _gpu(t))}
         first = large_weight(gemm, device)
         copies = math.ceil(ROTATED_BYTES / sum(array.nbytes for array in first))
@@ -258,9 +260,10 @@ class Bench:
         predicted = {
             trial: predict(self.gemm, self.device, trial.schedule, m).seconds for trial in self.entries
         }
-        limit = WORTH_TRYING * min(predicted.values(), default=0.0)
+        limit = self.trust * min(predicted.values(), default=0.0)
         ranked = sorted(predicted, key=lambda trial: predicted[trial])
-        return [trial for trial in ranked if predicted[trial] <= limit][:MOST_TRIED]
+        most = MOST_TRIED if math.isfinite(limit) else len(ranked)
+        return [trial for trial in ranked if predicted[trial] <= limit][:most]
 
     def _graph(self, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, int]:
         """Capture the launches of one trial; return the graph and how many launches it holds."""

@@ -5,6 +5,7 @@ While one class is measured, the next ones compile.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, Trial, gather
 from ladder.runtime.gauge import Gauge
 from schedules.schedule import Schedule
-from schedules.search import refinements, shortlist
+from schedules.search import refinements, sample, shortlist
 from schedules.tuning import Measurement, TuningDatabase, best_rows
 from targets import get_device
 
@@ -72,7 +73,8 @@ class Run:
         """Start compiling the best predicted candidates of a class."""
         device = get_device(campaign.device)
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
-        chosen = shortlist(device, points, self.effort.kernels)
+        choose = shortlist if math.isfinite(campaign.trust) else sample
+        chosen = choose(device, points, self.effort.kernels)
         return self.farm.submit(campaign.problems[0], campaign.device, chosen)
 
     def second_round(self, campaign: Campaign, measured: Measured) -> list[Future[Trial | str]]:
