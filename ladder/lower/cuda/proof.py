@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.cuda.fields import fields
-from ladder.lower.cuda.machine import Machine, Word
+from ladder.lower.cuda.machine import TABLE_ROW, Machine, Word
 from ladder.lower.cuda.recipes import PLAIN, Conversion, Meaning, Recipe
+from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
 from tile_types.errors import VerificationError
 
@@ -133,6 +133,15 @@ class NumpyMachine(Machine):
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
         return self._join([round_to("float16", single) for single in singles])
 
+    def _do_table_lane(self) -> Words:
+        return np.array([4 * 5], np.uint32)  # as lane 5 sees it
+
+    def _do_look_up(self, offset: Words, entries: tuple[int, ...]) -> Words:
+        entry, column = np.divmod(offset, np.uint32(TABLE_ROW))
+        if np.any(column != self._do_table_lane()):
+            raise VerificationError("a table is read outside the lane's own column")
+        return np.array(entries, np.uint32)[entry]
+
     def _do_reference(self, code: Words, ttype: TType, core: str) -> Words:
         value = np.asarray(ttype.evaluate(code, NumpyOps()))
         if core == "int8":
@@ -140,14 +149,16 @@ class NumpyMachine(Machine):
         return round_to(core, value.astype(np.float64))
 
 
-def place(codes: npt.NDArray[np.uint32], bits: int, lane: int) -> list[Words]:
+def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lanes") -> list[Words]:
     """Return a thread's words for ``codes[batch, register, element]``, as the layout says."""
     words = [np.zeros(len(codes), np.uint32) for _ in range(bits)]
-    for register in range(codes.shape[1]):
-        for field in fields(bits, lane, register):
-            for element in range(codes.shape[2]):
-                part = (codes[:, register, element] >> field.shift) & ((1 << field.width) - 1)
-                words[field.word] |= part << np.uint32(lane * element + field.position)
+    for register, parts in enumerate(pieces(bits, lane, order)):
+        held = np.zeros(len(codes), np.uint32)
+        for element in range(codes.shape[2]):
+            held |= codes[:, register, element] << np.uint32(lane * element)
+        for word, mask, left in parts:
+            kept = held & np.uint32(mask)
+            words[word] |= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
     return words
 
 
@@ -170,7 +181,8 @@ def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> N
     if not ttype.exact:
         rounded = core_values(ttype, conversion.operand)
         values = rounded[codes]
-    for rotation in ROTATIONS:
+    # Where pairs of codes are decoded together, every pair must be seen.
+    for rotation in range(len(codes)) if conversion.order == "pairs" else ROTATIONS:
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
         expected = values[chosen] - zero[:, None, None]
@@ -190,7 +202,7 @@ def _check(
     zero: npt.NDArray[np.int64],
 ) -> None:
     m = NumpyMachine()
-    words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane)]
+    words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane, conversion.order)]
     operand = _zero_operand(m, conversion, zero) if conversion.zero == "integer" else None
     for register in range(codes.shape[1]):
         out = np.broadcast_to(recipe.register(m, words, register, operand).content, zero.shape)
