@@ -41,7 +41,7 @@ def test_units_cover_a_turn_once_and_alternate(loop: Loop) -> None:
     everything = product(range(0, loop.turn, 16), range(geo.m64), range(geo.schedule.tile_m))
     assert sorted(covered) == sorted(everything)
     for before, after in pairwise(units):
-        assert before.bank != after.bank or not before.done, "a bank is promoted before it is used again"
+        assert loop.banks == 1 or before.bank != after.bank or not before.done
 
 
 @pytest.mark.parametrize("loop", PLANS, ids=str)

@@ -74,26 +74,34 @@ class ByteKernel(Kernel):
         """Start all units of a turn, each before the one ahead of it is promoted."""
         self._start_sums()
         shares = self._shares()
+        running: Unit | None = None
         for index, unit in enumerate(self.units):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
             self._start(turn, unit)
-            if index > 0:
+            if running:
                 self._wait_products(1)
-                self._release_after(self.units[index - 1])
+                self._release_after(running)
             # The loads' latency hides behind the promotion.
             self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
             self._remember_scales(unit)
-            if index > 0:
-                self._promote(self.units[index - 1])
+            if running:
+                self._promote(running)
             self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
-        # ptxas serialises sums that are in flight across a loop's back edge and also
-        # read by ordinary instructions, so each turn finishes what it started.
+            running = unit
+            # ptxas serialises sums that are in flight across a loop's back edge and also
+            # read by ordinary instructions, so each turn finishes what it started.
+            if (unit.done and self.plan.banks == 1) or index == len(self.units) - 1:
+                self._finish(unit)
+                running = None
+
+    def _finish(self, unit: Unit) -> None:
+        """Wait for all products and promote those of the last unit."""
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
-        self._release_after(self.units[-1])
-        self._promote(self.units[-1])
+        self._release_after(unit)
+        self._promote(unit)
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))

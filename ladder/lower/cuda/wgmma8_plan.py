@@ -23,6 +23,9 @@ STEP = 32
 FP8_INTERVAL = 512
 """Elements of K after which fp8 partial sums move to float32 registers."""
 
+UNIT_TOKENS = 128
+"""Tokens of a unit whose sums are promoted, at most."""
+
 INTEGER_TOKENS = 128
 """Tokens of one integer product: TVM 0.27 knows none of 256."""
 
@@ -90,7 +93,7 @@ class Loop:
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
         if self.geo.promotes:
-            most = PARTIAL_TOKENS
+            most = UNIT_TOKENS
         else:
             most = INTEGER_TOKENS if self.integer else self.geo.schedule.tile_m
         return min(self.geo.schedule.tile_m, most)
@@ -113,7 +116,9 @@ class Loop:
     @property
     def banks(self) -> int:
         """Sets of sums that products write."""
-        return 2 if self.geo.promotes else self.positions
+        if not self.geo.promotes:
+            return self.positions
+        return 1 if self.unit_tokens > PARTIAL_TOKENS else 2
 
     @property
     def turn(self) -> int:
