@@ -77,9 +77,6 @@ NEEDS = {"through bfloat16": (8, 0)}
 OFFSET_WEIGHT = 4.0
 """How much an offset counts in a recipe's weight."""
 
-LARGEST_GAIN = 2.0**24
-"""Raw operands must not be so small that products with x leave float32's normal numbers."""
-
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
 
@@ -169,11 +166,7 @@ def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = 
 
     ``table`` tells whether the kernel has room for a table in shared memory.
     """
-    return next(
-        x
-        for x in proven_recipes(conversion)
-        if _usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
-    )
+    return next(x for x in proven_recipes(conversion) if _usable(x, capability, table))
 
 
 def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
@@ -442,7 +435,7 @@ def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> I
             continue
         if scaled:
             yield Decoder(conversion, "none", proven, folded)
-        elif not any(proven.meaning.offsets) and max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN:
+        elif not any(proven.meaning.offsets):
             yield Decoder(conversion, "none", proven)
 
 
