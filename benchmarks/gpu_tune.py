@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +60,7 @@ def campaigns(cases: Sequence[Case], shapes: Sequence[tuple[int, int]], argument
     work = [
         Campaign(at_shapes(problem(case, *shapes[0]), shapes), tokens, arguments.target) for case in cases
     ]
-    return [replace(campaign, trust=math.inf) for campaign in work] if arguments.random else work
+    return [replace(campaign, random=arguments.random) for campaign in work]
 
 
 def parse_case(text: str) -> Case:

@@ -57,15 +57,15 @@ class Campaign:
         Name of the target.
     trials
         What has been compiled.
-    trust
-        How far the cost model decides what is tried at a point: up to this ratio of predicted times.
+    random
+        Whether trials are a random sample, to fit the cost model with; else the best predicted.
     """
 
     problems: Sequence[Gemm]
     tokens: Sequence[int]
     device: str
     trials: list[Trial] = field(default_factory=list)
-    trust: float = 1.7
+    random: bool = False
 
     def __str__(self) -> str:
         gemm = self.problems[0]
@@ -132,7 +132,7 @@ def save(campaigns: Sequence[Campaign], folder: Path) -> int:
             "problems": problems,
             "tokens": list(campaign.tokens),
             "device": campaign.device,
-            "trust": campaign.trust,
+            "random": campaign.random,
         }
         rows.append({**fields, "kernels": kernels})
     write_json(folder / MANIFEST, {"format": FORMAT, "campaigns": rows})
@@ -160,7 +160,7 @@ def load(folder: Path) -> list[Campaign]:
                     Trial(parse_schedule(k["schedule"]), folder / Path(k["library"]).name, k["entry"])
                     for k in row["kernels"]
                 ],
-                row["trust"],
+                row["random"],
             )
             for row in content["campaigns"]
         ]

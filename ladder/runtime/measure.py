@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,9 @@ CHECKED = (320, 1024)
 ROW_BLOCK = 256
 """Rows of random weights that are drawn and packed; larger matrices repeat them."""
 
-MOST_TRIED = 16
-"""Kernels that are tried at a point, unless the campaign does not trust the model at all."""
+WORTH_TRYING: Mapping[bool, tuple[float, int]] = {False: (1.7, 16), True: (3.0, 1000)}
+"""Predicted over best predicted time up to which kernels are tried at a point, and how many: by
+whether they are a random sample."""
 
 FINALISTS, IN_REACH = 6, 1.15
 """How many, and how close to the fastest in the first round, reach the second."""
@@ -99,7 +100,7 @@ def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iter
     yield from _check(campaign, device, entries)
     for gemm in campaign.problems:
         left = [m for m in campaign.tokens if (gemm, m) not in done]
-        bench = Bench(gemm, device, entries, campaign.trust) if left else None
+        bench = Bench(gemm, device, entries, *WORTH_TRYING[campaign.random]) if left else None
         for m in left:
             assert bench is not None
             yield from bench.contest(m)
@@ -215,14 +216,16 @@ class Bench:
         The problem.
     entries
         Loaded trials.
-    trust
-        See `Campaign`.
+    trust, most
+        See `WORTH_TRYING`.
     """
 
-    def __init__(self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any], trust: float) -> None:
+    def __init__(
+        self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any], trust: float, most: int
+    ) -> None:
         import torch
 
-        self.gemm, self.device, self.trust = gemm, device, trust
+        self.gemm, self.device, self.trust, self.most = gemm, device, trust, most
         self.entries = {t: e for t, e in entries.items() if is_legal(gemm, device, _gpu(t))}
         first = large_weight(gemm, device)
         copies = math.ceil(ROTATED_BYTES / sum(array.nbytes for array in first))
@@ -262,8 +265,7 @@ class Bench:
         }
         limit = self.trust * min(predicted.values(), default=0.0)
         ranked = sorted(predicted, key=lambda trial: predicted[trial])
-        most = MOST_TRIED if math.isfinite(limit) else len(ranked)
-        return [trial for trial in ranked if predicted[trial] <= limit][:most]
+        return [trial for trial in ranked if predicted[trial] <= limit][: self.most]
 
     def _graph(self, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, int]:
         """Capture the launches of one trial; return the graph and how many launches it holds."""

@@ -5,7 +5,6 @@ While one class is measured, the next ones compile.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -73,7 +72,7 @@ class Run:
         """Start compiling the best predicted candidates of a class."""
         device = get_device(campaign.device)
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
-        choose = shortlist if math.isfinite(campaign.trust) else sample
+        choose = sample if campaign.random else shortlist
         chosen = choose(device, points, self.effort.kernels)
         return self.farm.submit(campaign.problems[0], campaign.device, chosen)
 
