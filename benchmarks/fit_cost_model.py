@@ -45,7 +45,7 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
 }
 """Constants to fit, by the pipeline whose runs decide them."""
 
-STEPS = (0.7, 0.85, 0.95, 1.05, 1.18, 1.4)
+STEPS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
 SPREAD = 0.25
 """Runs this much slower than the fastest count a third in the error of times."""
 

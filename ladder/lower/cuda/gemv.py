@@ -230,7 +230,9 @@ class Geometry:
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
-        room = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES)
+        room = min(
+            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
+        )
         return room // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
