@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 ALIGNMENT = 16
 """Bytes: kernels read rows of x in vectors of this size."""
 
+FEW_TOKENS = 65
+"""M below which a bound call finds its kernel without a search."""
+
 Call = Callable[..., "torch.Tensor"]
 """``(x, bias=None, token_scale=None)`` -> y, for one operator and one weight."""
 
@@ -136,35 +139,29 @@ class CompiledGemm:
 
     def _bound(self, weight: Sequence[Any], where: torch.device) -> Call:
         """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
-        n, k, dtype, output = self.gemm.n, self.gemm.k, self.dtype, self.output
-        entries, bounds, allocate, launch = self.entries, self._bounds, allocator(where), self._launch
-        plain, view = not (self.pad or self._extras or self._on_cpu), self._view
+        n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
+        entries, bounds, allocate = self.entries, self._bounds, allocator(where)
+        few = [entries[bisect_left(bounds, m)] for m in range(FEW_TOKENS)]
+        plain = not (self.pad or self._extras or self._on_cpu)
+        x_strides, y_strides = (k, 1), (n, 1)
 
         def call(
             x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
         ) -> torch.Tensor:
-            shape = x.shape
-            rank = len(shape)
-            if (
-                plain
-                and (rank == 2 or rank == 3)
-                and shape[rank - 1] == k
-                and x.dtype is dtype
-                and x.device == where
-                and x.is_contiguous()
-                and not x.data_ptr() % ALIGNMENT
-                and bias is None
-                and token_scale is None
-            ):
-                if rank == 2 and (m := shape[0]):
-                    y = allocate((m, n), (n, 1), output)
-                    entries[bisect_left(bounds, m)](x, *weight, y)
-                    return y
-                if rank == 3 and (m := shape[0] * shape[1]):
-                    y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
-                    rows, out = view(x, (m, k), (k, 1), 0), view(y, (m, n), (n, 1), 0)
-                    entries[bisect_left(bounds, m)](rows, *weight, out)
-                    return y
+            if plain and bias is None and token_scale is None and not x.data_ptr() % ALIGNMENT:
+                shape = x.shape
+                try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
+                    if len(shape) == 2 and shape[1] == k and (m := shape[0]):
+                        y = allocate((m, n), y_strides, output)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(x, *weight, y)
+                        return y
+                    if len(shape) == 3 and shape[2] == k and x.is_contiguous() and (m := x.numel() // k):
+                        y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
+                        rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(rows, *weight, out)
+                        return y
+                except (TypeError, ValueError, BufferError, RuntimeError):
+                    pass
             return launch(x, weight, where, allocate, bias, token_scale)
 
         return call
