@@ -12,9 +12,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
+from random import Random
 from statistics import median
 
 from ladder.ir.gemm import Gemm
@@ -22,6 +23,7 @@ from schedules import cost_model
 from schedules.cost_model import predict
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, parse_schedule
+from schedules.tuning import Measurement
 from targets import get_device
 
 PIPELINES = ("gemv", "wgmma")
@@ -72,11 +74,35 @@ def read(paths: Iterable[str], target: str) -> list[Contest]:
     points: dict[tuple[Gemm, int], dict[GpuSchedule, float]] = {}
     for path in paths:
         for part in json.loads(Path(path).read_text())["classes"]:
-            for n, k, m, text, us in part["rows"]:
-                gemm, schedule = problem(part["class"], n, k), parse_schedule(text)
+            schedules = [parse_schedule(text) for text in part["schedules"]]
+            for n, k, m, place, us in part["rows"]:
+                gemm, schedule = problem(part["class"], n, k), schedules[place]
                 if isinstance(schedule, GpuSchedule) and is_legal(gemm, device, schedule):
                     points.setdefault((gemm, m), {})[schedule] = us * 1e-6
     return [Contest(gemm, m, tuple(runs.items())) for (gemm, m), runs in points.items() if len(runs) > 1]
+
+
+def thin(contests: Sequence[Contest], fastest: int, others: int) -> list[Contest]:
+    """Keep of each contest the fastest runs and a random choice of others."""
+    kept = []
+    for contest in contests:
+        ordered = sorted(contest.runs, key=lambda run: run[1])
+        rest = ordered[fastest:]
+        Random(contest.m).shuffle(rest)
+        kept.append(replace(contest, runs=(*ordered[:fastest], *rest[:others])))
+    return kept
+
+
+def write(path: str, contests: Sequence[Contest]) -> None:
+    """Write contests as `read` takes them."""
+    from benchmarks.gpu_tune import dump
+
+    rows = [
+        (c.gemm, Measurement(c.gemm.n, c.gemm.k, c.m, schedule, seconds))
+        for c in contests
+        for schedule, seconds in c.runs
+    ]
+    dump(path, rows)
 
 
 def problem(fields: Mapping[str, object], n: int, k: int) -> Gemm:
@@ -163,9 +189,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--target", default="cuda/sm_90a")
+    parser.add_argument("--sample", default="", help="only write a small part of the measurements here")
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
     contests = read(arguments.files, arguments.target)
+    if arguments.sample:
+        write(arguments.sample, thin(contests, 6, 6))
+        return 0
     print(f"{len(contests)} contests, {sum(len(c.runs) for c in contests)} runs")
     for pipeline in PIPELINES:
         some, names = of_pipeline(contests, pipeline), CONSTANTS[pipeline]

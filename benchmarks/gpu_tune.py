@@ -76,20 +76,20 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def rows_of(measured: Iterable[tuple[Gemm, Measurement]]) -> list[dict[str, Any]]:
-    """Return measurements as rows of a report, by class."""
+    """Return measurements by class: schedules once, rows ``[N, K, M, schedule, microseconds]``."""
     classes: dict[str, dict[str, Any]] = {}
     for gemm, row in measured:
         fields = class_of(gemm)
-        found = classes.setdefault(json.dumps(fields), {"class": fields, "rows": []})
-        us = float(f"{row.seconds * 1e6:.4g}")
-        found["rows"].append([row.n, row.k, row.m, str(row.schedule), us])
-    return list(classes.values())
+        found = classes.setdefault(json.dumps(fields), {"class": fields, "schedules": {}, "rows": []})
+        place = found["schedules"].setdefault(str(row.schedule), len(found["schedules"]))
+        found["rows"].append([row.n, row.k, row.m, place, float(f"{row.seconds * 1e6:.4g}")])
+    return [{**found, "schedules": list(found["schedules"])} for found in classes.values()]
 
 
 def dump(path: str, measured: Iterable[tuple[Gemm, Measurement]]) -> None:
-    """Write measurements, one per line."""
+    """Write measurements, one per line; `benchmarks.fit_cost_model` reads them."""
     text = json.dumps({"environment": environment(), "classes": rows_of(measured)})
-    Path(path).write_text(text.replace("], [", "],\n["))
+    Path(path).write_text(text.replace("], [", "],\n[").replace('", "GpuSchedule', '",\n"GpuSchedule') + "\n")
 
 
 def show(name: str, measured: Measured) -> None:
