@@ -112,6 +112,11 @@ class Geometry:
             f" split_k={plan.split_k}",
         )
         check(
+            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
+            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
+            f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
+        )
+        check(
             self.shared_bytes <= self.device.shared_per_block,
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use a smaller split_k or tile_m",
@@ -173,9 +178,11 @@ class Geometry:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that the compiler leaves registers for."""
+        """Blocks per multiprocessor that registers and shared memory are meant for."""
         fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
-        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
+        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
+        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
 
     @property
     def most_stages(self) -> int:
