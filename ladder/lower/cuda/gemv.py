@@ -47,9 +47,7 @@ Expr = Any
 STRIP = 16
 """Weight rows of a fragment."""
 
-LOADS = {
-    width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
-}
+LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
@@ -241,7 +239,9 @@ class Geometry:
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
-        room = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES)
+        room = min(
+            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
+        )
         return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
