@@ -23,6 +23,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.groups import (
     SUM_TILES,
@@ -91,12 +92,13 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of the decoder's table."""
 
     groups: Groups
     step: MatrixStep
     device: TileDevice
     schedule: GpuSchedule
+    table_bytes: int = 0
 
     def __post_init__(self) -> None:
         plan = self.schedule
@@ -106,6 +108,11 @@ class Geometry:
             plan.warps % plan.split_k == 0 and plan.warps <= 32,
             f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
             f" split_k={plan.split_k}",
+        )
+        check(
+            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
+            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
+            f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -169,9 +176,11 @@ class Geometry:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that the compiler leaves registers for."""
+        """Blocks per multiprocessor that registers and shared memory are meant for."""
         fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
-        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
+        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
+        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
 
     @property
     def most_stages(self) -> int:
@@ -233,7 +242,7 @@ class Geometry:
         room = min(
             device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
         )
-        return room // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
+        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def group_tiles(self) -> int:
@@ -254,7 +263,8 @@ class Geometry:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
-        return 4 * max(tokens, self.schedule.split_k * self.schedule.tile_m * self.pitch)
+        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
+        return max(self.table_bytes + 4 * tokens, 4 * sums)
 
 
 class Gemv:
@@ -264,8 +274,8 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = make_decoder(gemm, device, schedule.placement)
+        self.decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=True)
+        self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
@@ -283,7 +293,7 @@ class Gemv:
         self._place_tokens()
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
-        multiplier = TileMultiplier(self.decoder, self.sums)
+        multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         turn = self.geo.turn_tiles
         turns = b.keep((self.args.k_tiles + turn - 1) // turn)
         whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
@@ -355,10 +365,16 @@ class Gemv:
             left_by(self.decoder, self.gemm),
         )
         pool = b.shared_pool()
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable(table, b.keep(4 * self.lane))
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
+        if self.table is not None:  # the first barrier comes before the first tile
+            self.decoder.fill_table(self.table.buffer, self.thread, geo.threads)
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
         ]
