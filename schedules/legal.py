@@ -204,12 +204,14 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Estimate the registers of a wgmma math thread: sums, two operand sets, the next slab, addresses."""
+    """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
     if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
         return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 24
+    # ptxas gives each slab of a turn of the loop operand registers of its own.
+    slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -223,18 +225,22 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def launch_registers(warps: int) -> int:
-    """Return the registers per thread at launch of ``warps`` math warps and up to four of the producer.
+    """Return the registers per thread at launch if ``warps`` warps share a multiprocessor.
 
-    Each of the four schedulers of a multiprocessor has 16 Ki registers for its share of the warps.
+    Each of its four schedulers has 16 Ki registers for its share of the warps.
     """
-    return min(255, 65536 // (WARP * (warps + 4)) // 8 * 8)
+    return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
 
 
 def math_registers(warps: int) -> int:
-    """Return the most registers of a wgmma math thread if one block fills a multiprocessor."""
+    """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
+
+    The producer's warpgroup hands over what it does not need.
+    """
     if warps == 4:
         return 240
-    return min(240, ((warps + 4) * launch_registers(warps) - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
+    pool = (warps + 4) * launch_registers(warps + 4)
+    return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:

@@ -105,7 +105,7 @@ class Kernel:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
         self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
-        b.device(min_blocks=1)
+        b.device(min_blocks=self.geo.resident_blocks(self.device))
         self._grid()
         self.overlap.release()
         self._shared_memory()
