@@ -21,6 +21,9 @@ SWIZZLE_ROW = 128
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
+TABLE_BYTES = 32 * 1024
+"""Shared memory of wgmma's decode table: all pairs of 16 values, once for each lane of a warp."""
+
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
@@ -168,7 +171,13 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
-    return pipeline + _staging_bytes(gemm, schedule) + 3 * 1024
+    return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
+
+
+def table_bytes(gemm: Gemm) -> int:
+    """Return the bytes of wgmma's decode table, in which 16-bit cores look up four-bit codebooks."""
+    looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
+    return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -13,7 +13,13 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import STAGED_TOKENS, launch_registers, math_register_estimate, math_registers
+from schedules.legal import (
+    STAGED_TOKENS,
+    launch_registers,
+    math_register_estimate,
+    math_registers,
+    table_bytes,
+)
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
@@ -250,7 +256,8 @@ class Geometry:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
-        return self.schedule.stages * (self.stage_bytes + 16) + self.staging_bytes + 3 * 1024
+        ring = self.schedule.stages * (self.stage_bytes + 16)
+        return ring + self.staging_bytes + table_bytes(self.gemm) + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
