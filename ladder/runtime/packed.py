@@ -170,10 +170,11 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.layouts`)."""
+    from ladder.lower.cuda.decode import packed_layout
     from schedules import layouts
 
     element = weight.ttype.element_type
-    layout = layouts.FragmentLayout(element.elem_bits, layouts.lane_of(gemm.activation))
+    layout = packed_layout(element, gemm.activation)
     scales = layouts.normalise_scales(weight, gemm.activation, grouped=gemm.scale)
     codes = weight.codes()
     words = layout.pack(codes, pad_code=zero_code(element))

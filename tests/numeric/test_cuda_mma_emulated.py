@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import FragmentLayout, lane_of, packed_group, padded
+from ladder.lower.cuda.decode import packed_layout
+from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
@@ -80,7 +81,7 @@ class Problem:
         self.expected = result
 
     def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-        layout = FragmentLayout(bits, lane_of(self.gemm.activation))
+        layout = packed_layout(get_type(self.gemm.weight).element_type, self.gemm.activation)
         pad = int(np.argmin(np.abs(np.nan_to_num(get_type(self.gemm.weight).values(), nan=np.inf))))
         words = layout.pack(codes, pad).numpy()
         return words.reshape(layout.packed_shape(self.gemm.n, self.gemm.k))
