@@ -60,10 +60,15 @@ class Case:
         """A problem that the decoder serves."""
         return Gemm(64, 64, self.weight, self.activation)
 
+    def decoder(self, device: Any) -> Any:
+        """Return the decoder."""
+        from ladder.lower.cuda.decode import make_decoder
+
+        return make_decoder(self.gemm, device, self.placement, gains=True, table=self.table)
+
 
 def cases(weights: Sequence[str]) -> Iterator[Case]:
     """Yield every decoder of the library, once with and once without a table where that matters."""
-    from ladder.lower.cuda.decode import make_decoder
     from targets import get_device
 
     device = get_device("cuda/sm_90a")
@@ -74,18 +79,18 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
                 continue
             case = Case(name, activation, placement, table=True)
             yield case
-            if make_decoder(case.gemm, device, placement, table=True).table_words:
+            if case.decoder(device).table_words:
                 yield Case(name, activation, placement, table=False)
 
 
 def emit(case: Case, device: Any, name: str) -> Any:
     """Emit a kernel: ``words[TILES, words], operands[4], out[threads]``."""
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import load_order, make_decoder
+    from ladder.lower.cuda.decode import load_order
     from ladder.lower.cuda.emission import SharedTable
     from ladder.lower.cuda.instructions import emit_step, select_step
 
-    decoder = make_decoder(case.gemm, device, case.placement, table=case.table)
+    decoder = case.decoder(device)
     step = select_step(device, case.activation)
     with b.function(name) as result:
         words = b.tensor("words", (TILES, 128 * decoder.words), "uint32")
@@ -166,17 +171,16 @@ def measure(case: Case, name: str, folder: str, codes: dict[str, int]) -> dict[s
     import tvm_ffi
 
     from benchmarks.gpu_gemm import graph_time_us
-    from ladder.lower.cuda.decode import make_decoder
     from targets import get_device
 
     device = get_device("cuda/sm_90a")
-    decoder = make_decoder(case.gemm, device, case.placement, table=case.table)
+    decoder = case.decoder(device)
     function = tvm_ffi.load_module(str(Path(folder) / f"{name}.so"))[name]
     words = torch.randint(0, 1 << 31, (TILES, 128 * decoder.words), dtype=torch.int32, device="cuda")
     blocks = device.units * RESIDENT
     out = torch.empty(blocks * THREADS, dtype=torch.int32, device="cuda")
     out = out.view(torch.uint32 if case.activation == "int8" else torch.float32)
-    operands = torch.zeros(4, dtype=torch.int32, device="cuda").view(torch.uint32)
+    operands = torch.randint(0, 1 << 31, (4,), dtype=torch.int32, device="cuda").view(torch.uint32)
     arguments = (words.view(torch.uint32), operands, out)
     time_us = graph_time_us([lambda: function(*arguments)] * 3, repeats=5)
     tiles = blocks * THREADS // 128 * TURNS

@@ -30,14 +30,18 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
-ORDERS = ("lanes", "float16 signs", "bfloat16 signs", "pairs")
-"""Orders of the bits in a word; all but the first are of four-bit codes for 16-bit cores.
+ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "pairs")
+"""Orders of the bits in words.
 
-``lanes``: whole codes, each in the lane that its element has in a register.
+``lanes``: each code in the lane that its element has in a register; odd widths in planes.
+``dense`` (odd widths): as many whole codes as fit a lane; the rest of the lanes hold the last codes.
 ``... signs``: in each lane the lower three bits of four codes, then their top bits, so that few
 shifts bring signs and magnitudes to their places in that type.
 ``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
+The last three are orders of four-bit codes for 16-bit cores.
 """
+
+ODD_BITS = (3, 5, 6, 7)
 
 SIGN_PLACES = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}
 """Bit of a lane that holds the top bit of each of four codes, whose other bits begin at bits 0, 3, 6, 9.
@@ -112,12 +116,37 @@ def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[F
     if order in SIGN_PLACES:
         word, slot = divmod(register, 4)
         return Field(word, 3 * slot, 3, 0), Field(word, SIGN_PLACES[order][slot], 1, 3)
+    if order == "dense":
+        return tuple(sorted(_dense(bits, lane, register), key=lambda field: -field.width))
     found, first = [], 0
     for width, shift in planes(bits):
         slots = lane // width
         found.append(Field(first + register // slots, width * (register % slots), width, shift))
         first += width
     return tuple(found)
+
+
+def _dense(bits: int, lane: int, register: int) -> Iterator[Field]:
+    """Yield the parts of a register's codes in order ``dense``, lowest bits first."""
+    whole = lane // bits
+    if register < bits * whole:
+        yield Field(register // whole, bits * (register % whole), bits, 0)
+        return
+    rest = lane - bits * whole
+    first = (register - bits * whole) * bits
+    done = 0
+    while done < bits:
+        word, at = divmod(first + done, rest)
+        width = min(rest - at, bits - done)
+        yield Field(word, bits * whole + at, width, done)
+        done += width
+
+
+def orders(bits: int, lane: int) -> tuple[str, ...]:
+    """Return the orders that codes of a width can have."""
+    if bits == 4 and lane == 16:
+        return tuple(order for order in ORDERS if order != "dense")
+    return ("lanes", "dense") if bits in ODD_BITS else ("lanes",)
 
 
 @lru_cache(maxsize=256)
@@ -168,10 +197,10 @@ class FragmentLayout:
                 f"cannot pack {self.bits}-bit codes for {self.lane}-bit cores; packable widths are"
                 f" {', '.join(map(str, PACKABLE_BITS))}, and no wider than the core's operand"
             )
-        if self.order not in ORDERS or (self.order != "lanes" and (self.bits, self.lane) != (4, 16)):
+        if self.order not in orders(self.bits, self.lane):
             raise ShapeError(
                 f"no order {self.order!r} of {self.bits}-bit codes for {self.lane}-bit cores; orders are"
-                f" {', '.join(ORDERS)}, all but the first for four-bit codes and 16-bit cores"
+                f" {', '.join(orders(self.bits, self.lane))}"
             )
 
     @property

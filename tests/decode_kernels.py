@@ -46,6 +46,24 @@ def problems(core: str) -> list[Gemm]:
     return found + [Gemm(64, 64, t, core, zero="float") for t in names if representable(t, core, "float")]
 
 
+PLACEMENTS = ("operand", "accumulator", "folded")
+"""Kinds of decoders: those of both placements, and of operands whose gain is left to the sums."""
+
+
+def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
+    """Return a problem's decoder for a kernel that can do everything it may need."""
+    from ladder.lower.cuda.decode import make_decoder
+
+    if placement == "folded":
+        return make_decoder(gemm, device, gains=True, table=True)
+    return make_decoder(gemm, device, placement, table=True)
+
+
+def is_scaled(gemm: Gemm, placement: str) -> bool:
+    """Tell whether decoders multiply by scales."""
+    return gemm.scale and lane_of(gemm.activation) == 16 and placement != "accumulator"
+
+
 def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement: str = "operand") -> Any:
     """Emit a kernel that decodes one tile per problem, all of one core, one after another.
 
@@ -53,11 +71,10 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
     `operands`); ``out[problem, register, thread]``.
     """
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import make_decoder
     from ladder.lower.cuda.emission import SharedTable
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
-    decoders = [make_decoder(gemm, device, placement, table=True) for gemm in cases]
+    decoders = [decoder_for(gemm, device, placement) for gemm in cases]
     total = sum(128 * decoder.words for decoder in decoders)
     with b.function(name) as result:
         words = b.tensor("words", (total,), "uint32")
@@ -73,8 +90,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
         shared = SharedTable(room, b.bind(thread % 32 * 4))
         start = 0
         for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
-            scaled = gemm.scale and decoder.lane == 16 and placement == "operand"
-            scale = (scales[index, 0], scales[index, 1]) if scaled else None
+            scale = (scales[index, 0], scales[index, 1]) if is_scaled(gemm, placement) else None
             low, high = zeros[index, 0], zeros[index, 2]
             pairs = {
                 "none": None,
@@ -148,23 +164,20 @@ def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
     rows = []
     for register in range(decoder.lane):
         h = register % 2
-        inside = zeros[2 * h] if decoder.zero == "integer" else None
-        value = decoder.choice.recipe.register(m, words, register, inside)
-        for part in zeros[2 * h : 2 * h + 2] if decoder.zero == "float" else ():
-            value = m.float_sub(decoder.operand, value, part)
-        if gemm.scale and decoder.lane == 16 and placement == "operand":
-            value = m.float_mul(decoder.operand, value, scales[h])
+        count = {"none": 0, "integer": 1, "float": 2}[decoder.zero]
+        zero = tuple(zeros[2 * h : 2 * h + count]) or None
+        scale = scales[h] if is_scaled(gemm, placement) else None
+        value = decoder.value(m, words, register, scale, zero)
         rows.append(np.broadcast_to(value.content, (128,)))
     return np.stack(rows)
 
 
 def differing(gemms: Sequence[Gemm], device: Any, out: Any, placement: str = "operand") -> list[str]:
     """Return the problems whose registers in ``out`` are not, bit for bit, as expected."""
-    from ladder.lower.cuda.decode import make_decoder
 
     wrong = []
     for gemm, registers in zip(gemms, out, strict=True):
-        decoder = make_decoder(gemm, device, placement, table=True)
+        decoder = decoder_for(gemm, device, placement)
         if not np.array_equal(registers, expected_registers(gemm, decoder, placement)):
             wrong.append(f"{gemm.weight} zero={gemm.zero} by {decoder.choice.strategy}")
     return wrong

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decode_kernels import CORES, arguments, differing, emit_decode, problems
+from decode_kernels import CORES, PLACEMENTS, arguments, differing, emit_decode, problems
 
 from targets import TileDevice, get_device
 
@@ -32,7 +32,7 @@ def to_device(array: Any) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int32)).cuda().view(torch.uint32)
 
 
-@pytest.mark.parametrize("placement", ["operand", "accumulator"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("core", CORES)
 def test_decoded_registers_equal_the_proven_ones(core: str, placement: str, tmp_path: Path) -> None:
     import tvm_ffi

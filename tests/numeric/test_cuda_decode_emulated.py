@@ -9,14 +9,14 @@ from pathlib import Path
 
 import cuda_emulator
 import pytest
-from decode_kernels import CORES, arguments, differing, emit_decode, problems
+from decode_kernels import CORES, PLACEMENTS, arguments, differing, emit_decode, problems
 
 from targets import get_device
 
 pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
 
 
-@pytest.mark.parametrize("placement", ["operand", "accumulator"])
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("core", CORES)
 def test_generated_decoders_equal_the_proven_ones(core: str, placement: str, tmp_path: Path) -> None:
     device = get_device("cuda/sm_89")

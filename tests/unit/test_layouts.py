@@ -112,10 +112,40 @@ def test_impossible_layouts_are_refused(bits: int, lane: int) -> None:
         FragmentLayout(bits, lane)
 
 
-@pytest.mark.parametrize(("bits", "lane"), [(4, 8), (2, 16), (8, 16)])
-def test_other_orders_are_of_four_bit_codes(bits: int, lane: int) -> None:
-    with pytest.raises(ShapeError, match="pairs"):
-        FragmentLayout(bits, lane, "pairs")
+@pytest.mark.parametrize("lane", [16, 8])
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_dense_order_equals_a_scalar_reference_and_inverts(bits: int, lane: int) -> None:
+    """Whole codes first, then the last codes, bit by bit, in what is left of the lanes."""
+    codes = np.random.default_rng(bits).integers(0, 1 << bits, (64, 64)).astype(np.uint8)
+    whole, rest = lane // bits, lane % bits
+    own = np.zeros((128, bits), np.uint32)
+    for thread in range(128):
+        for register in range(lane):
+            for e in range(32 // lane):
+                code = int(codes[owner(lane, register, e, thread)])
+                for bit in range(bits):
+                    word, at = register // whole, bits * (register % whole) + bit
+                    if register >= bits * whole:
+                        word, at = divmod((register - bits * whole) * bits + bit, rest)
+                        at += bits * whole
+                    own[thread, word] |= np.uint32((code >> bit & 1) << (lane * e + at))
+    parts, first = [], 0
+    for p in PLANE_WIDTHS[bits]:
+        for start in range(first, first + p, min(p, 4)):
+            parts.append(own[:, start : start + min(p, 4)].reshape(-1))
+        first += p
+    layout = FragmentLayout(bits, lane, "dense")
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(packed.numpy(), np.concatenate(parts))
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+
+
+@pytest.mark.parametrize(
+    ("bits", "lane", "order"), [(4, 8, "pairs"), (2, 16, "pairs"), (8, 16, "dense"), (4, 16, "dense")]
+)
+def test_orders_are_of_certain_widths(bits: int, lane: int, order: str) -> None:
+    with pytest.raises(ShapeError, match=order):
+        FragmentLayout(bits, lane, order)
 
 
 def test_pack_refuses_bad_input() -> None:

@@ -10,7 +10,7 @@ what is left: ``scale * (gain * sum(raw * x) + (offset - zero) * sum(x))``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder.ir.gemm import Gemm
@@ -30,7 +30,8 @@ from ladder.lower.cuda.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from schedules.layouts import ORDERS, SIGN_PLACES, THREADS, FragmentLayout, lane_of, planes
+from ladder.lower.cuda.scales import Fold, fold
+from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -55,18 +56,20 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {"placed": propose_placed, "unscaled": propose_raw_rebias}
 """Further ways where raw numbers will do."""
 
-LANES, BY_LANE = ("lanes",), ("lanes", *SIGN_PLACES)
+LANES = ("lanes", "dense")
+BY_LANE = (*LANES, *SIGN_PLACES)
 
 STRATEGY_ORDERS = {
+    "pass-through": ("lanes",),
     "magic": BY_LANE,
     "rebias": BY_LANE,
     "unscaled": BY_LANE,
     "through bfloat16": BY_LANE,
     "reference": BY_LANE,
-    "lookup": ("lanes", "pairs"),
+    "lookup": (*LANES, "pairs"),
     "table": ("pairs",),
 }
-"""Orders of packed bits that a strategy can read; the others read ``lanes`` only."""
+"""Orders of packed bits that a strategy can read; the others read `LANES`."""
 
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
@@ -163,18 +166,20 @@ def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = 
 
     ``table`` tells whether the kernel has room for a table in shared memory.
     """
-    return next(
-        x
-        for x in proven_recipes(conversion)
-        if capability >= NEEDS.get(x.strategy, (0, 0)) and (table or x.strategy != "table")
-    )
+    return next(x for x in proven_recipes(conversion) if _usable(x, capability, table))
+
+
+def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and (table or proven.strategy != "table")
 
 
 def packed_order(ttype: TType, core: str) -> str:
     """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``."""
-    if ttype.elem_bits != 4 or lane_of(core) != 16:
-        return "lanes"
-    conversions = [Conversion(ttype, core, raw=True, order=order) for order in ORDERS]
+    found = orders(ttype.elem_bits, lane_of(core))
+    if len(found) == 1:
+        return found[0]
+    operand = _operand(ttype, core, "none")
+    conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
     return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight).order
 
 
@@ -224,15 +229,20 @@ class Decoder:
         are none or if they are left to the accumulator.
     choice
         The proven recipe.
+    fold
+        How scales multiply raw operands, where they do not multiply values.
     """
 
     conversion: Conversion
     zero: str
     choice: Proven
+    fold: Fold | None = None
 
     @property
     def gains(self) -> tuple[float, float]:
         """Factors of rows g and g+8: ``value = gain * raw + offset``. Powers of two times the type's step."""
+        if self.fold is not None:
+            return 2.0**self.fold.exponent, 2.0**self.fold.exponent
         return self.choice.meaning.gains
 
     @property
@@ -243,7 +253,7 @@ class Decoder:
         sums of a 16-bit core should be taken at least every 256 elements of K (offsets of bfloat16
         reach 136).
         """
-        return self.choice.meaning.offsets
+        return self.choice.meaning.offsets if self.fold is None else (0.0, 0.0)
 
     @property
     def subtracts_zeros(self) -> bool:
@@ -323,23 +333,26 @@ class Decoder:
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
         factors = (None, None) if scales is None else tuple(m.input(scale) for scale in scales)
         for index in range(first, first + count):
-            value = self._one(m, words, index, parts[index % 2])
-            factor = factors[index % 2]
-            if factor is not None:
-                value = m.float_mul(self.operand, value, factor)
+            value = self.value(m, words, index, factors[index % 2], parts[index % 2])
             b.store(out, value.content, out_first + index - first)
 
     def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
         return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))
 
-    def _one(self, m: Machine, words: Sequence[Word], index: int, zero: tuple[Word, ...] | None) -> Word:
+    def value(
+        self, m: Machine, words: Sequence[Word], index: int, scale: Word | None, zero: tuple[Word, ...] | None
+    ) -> Word:
+        """Return operand register ``index`` on a machine: decoded, less its zero point, scaled."""
         recipe = self.choice.recipe
-        if zero is None or self.zero != "float":
-            return recipe.register(m, words, index, zero[0] if zero else None)
-        value = recipe.register(m, words, index, None)
-        for part in zero:
+        inside = zero[0] if zero is not None and self.zero == "integer" else None
+        value = recipe.register(m, words, index, inside)
+        for part in zero if zero is not None and self.zero == "float" else ():
             value = m.float_sub(self.operand, value, part)
-        return value
+        if scale is None:
+            return value
+        if self.fold is None:
+            return m.float_mul(self.operand, value, scale)
+        return self.fold.apply(m, value, self.fold.prepare(m, scale, index % 2))
 
 
 def operand_type(gemm: Gemm) -> str:
@@ -353,21 +366,26 @@ def operand_type(gemm: Gemm) -> str:
         If the type does not fit without loss (names a core that does), or if real zero points
         meet an 8-bit core.
     """
-    core = gemm.activation
-    if gemm.zero == "float" and lane_of(core) == 8:
+    if gemm.zero == "float" and lane_of(gemm.activation) == 8:
         raise ConversionError(
-            f"real zero points cannot be subtracted on the 8-bit core {core}; use float16 or bfloat16"
+            f"real zero points cannot be subtracted on the 8-bit core {gemm.activation};"
+            " use float16 or bfloat16"
         )
+    return _operand(get_type(gemm.weight), gemm.activation, gemm.zero)
+
+
+def _operand(ttype: TType, core: str, zero: str) -> str:
+    """Return what a type is decoded to."""
     if core in FP8_OPERANDS:
         for operand in (core, *FP8_OPERANDS):
-            if representable(gemm.weight, operand, gemm.zero):
+            if representable(ttype, operand, zero):
                 return operand
-    require_representable(gemm.weight, core, gemm.zero)
+    require_representable(ttype, core, zero)
     return core
 
 
 def make_decoder(
-    gemm: Gemm, device: TileDevice, placement: str = "operand", *, table: bool = False
+    gemm: Gemm, device: TileDevice, placement: str = "operand", *, gains: bool = False, table: bool = False
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
@@ -381,6 +399,8 @@ def make_decoder(
         ``"operand"``: registers hold values less their zero points, times their scale where one is given.
         ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
         points are left to the accumulator unless `Decoder.subtracts_zeros`.
+    gains
+        Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
     table
         Whether the kernel provides a table in shared memory (`Decoder.table_words`).
 
@@ -392,14 +412,31 @@ def make_decoder(
         If no recipe passes its proof.
     """
     device.core_for(gemm.activation)
-    operand = operand_type(gemm)
+    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
     raw = placement == "accumulator"
     # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
     inside = "integer" if zero == "integer" else "none"
-    element = get_type(gemm.weight).element_type
     conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
-    return Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    if raw or not gains or zero != "none":
+        return plain
+    choices = (plain, *_folding(plain, gemm.scale, device, table))
+    return min(choices, key=lambda decoder: decoder.choice.cost.weight)
+
+
+def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> Iterator[Decoder]:
+    """Yield decoders for placement ``"operand"`` whose gain is left to the finished sums."""
+    conversion = replace(plain.conversion, raw=True)
+    limits = conversion.ttype
+    for proven in proven_recipes(conversion):
+        folded = fold(conversion.operand, proven.meaning, max(abs(limits.minimum), abs(limits.maximum)))
+        if not _usable(proven, device.compute_capability, table) or folded is None:
+            continue
+        if scaled:
+            yield Decoder(conversion, "none", proven, folded)
+        elif not any(proven.meaning.offsets):
+            yield Decoder(conversion, "none", proven)
 
 
 def load_order(bits: int) -> list[tuple[int, int]]:

@@ -32,17 +32,19 @@ NUMPY_TYPES = {
 
 
 @lru_cache(maxsize=1024)
-def nibble_moves(bits: int, lane: int, group: int) -> tuple[tuple[int, ...], tuple[Move, ...]]:
+def nibble_moves(
+    bits: int, lane: int, group: int, order: str = "lanes"
+) -> tuple[tuple[int, ...], tuple[Move, ...]]:
     """Return which nibble of its lane each register of a group takes, and the moves to get there.
 
     The order of registers is free, so the one with the fewest shifts is taken.
     """
     size = lane // 4
 
-    def plan(order: Sequence[int]) -> tuple[Move, ...]:
+    def plan(nibbles: Sequence[int]) -> tuple[Move, ...]:
         found: list[Move] = []
-        for index, nibble in enumerate(order):
-            found += moves(fields(bits, lane, group * size + index), 0, bits, 4 * nibble)
+        for index, nibble in enumerate(nibbles):
+            found += moves(fields(bits, lane, group * size + index, order), 0, bits, 4 * nibble)
         return tuple(found)
 
     best = min(permutations(range(size)), key=lambda order: shifts(plan(order)))
@@ -65,7 +67,7 @@ class Lookup:
             value = self._paired(m, words[index // 4], index % 4)
             return value if zero is None else m.float_sub(self.operand, value, zero)
         size = self.lane // 4
-        order, wanted = nibble_moves(self.bits, self.lane, index // size)
+        order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
         codes = gather(m, words, wanted, self.lane)
         value = (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
         if zero is None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import combinations, product
 
 from ladder.lower.cuda.decode_int import Affine, affine_forms
-from ladder.lower.cuda.fields import fields, gather, moves
+from ladder.lower.cuda.fields import Field, fields, gather, moves
 from ladder.lower.cuda.machine import PIPE_CLOCKS, Cost, Machine, Word, repeat
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Meaning, Recipe
 
@@ -88,12 +88,13 @@ class Placed:
     slots: tuple[Slot, Slot]
     at: tuple[int, ...]
     goal: tuple[int, int]
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return raw operands; ``zero`` is left to the accumulator."""
         slot, at, goal = self.slots[index % 2], self.at[index], self.goal[index % 2]
         flip = self.flip ^ (1 << (self.bits - 1) if slot.signed else 0)
-        wanted = moves(fields(self.bits, self.lane, index), 0, self.bits, at)
+        wanted = moves(fields(self.bits, self.lane, index, self.order), 0, self.bits, at)
         held = gather(m, words, wanted, self.lane, repeat(slot.base ^ flip << at, self.lane))
         if at == goal:
             return held
@@ -120,20 +121,23 @@ Places = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @lru_cache(maxsize=1024)
-def plan(bits: int, lane: int, places: Places, multiply: bool) -> tuple[tuple[int, ...], tuple[int, int]]:
+def plan(
+    bits: int, lane: int, order: str, places: Places, multiply: bool
+) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Return where each register holds its field, and where even and odd registers should, cheapest.
 
     All sets of up to `MOST_SHIFTS` distances are tried for the words of the widest plane.
     """
     found = []
+    where = tuple(fields(bits, lane, index, order) for index in range(lane))
     choices = [d for d in range(1 - lane, lane if lane == 8 else 0) if d]
     for count in range(MOST_SHIFTS + 1):
         for distances in combinations(choices, count):
-            even, odd = (_assign(bits, lane, h, places[h], (0, *distances), multiply) for h in (0, 1))
+            even, odd = (_assign(where[h::2], places[h], (0, *distances), multiply) for h in (0, 1))
             if even is not None and odd is not None:
                 goal = (even[1], odd[1])
                 at = tuple(x for pair in zip(even[0], odd[0], strict=True) for x in pair)
-                found.append((_weight(bits, lane, at, goal), at, goal))
+                found.append((_weight(bits, where, at, goal), at, goal))
     if not found:  # every register is shifted to one place
         goal = (places[0][0], places[1][0])
         return tuple(goal[index % 2] for index in range(lane)), goal
@@ -142,10 +146,10 @@ def plan(bits: int, lane: int, places: Places, multiply: bool) -> tuple[tuple[in
 
 
 def _assign(
-    bits: int, lane: int, half: int, places: tuple[int, ...], distances: tuple[int, ...], multiply: bool
+    where: Sequence[Sequence[Field]], places: tuple[int, ...], distances: tuple[int, ...], multiply: bool
 ) -> tuple[tuple[int, ...], int] | None:
     """Return the places of the even or odd registers and the goal that most of them reach."""
-    first = [fields(bits, lane, index)[0] for index in range(half, lane, 2)]
+    first = [fields[0] for fields in where]
     reached = [[x for d in distances if (x := f.position - f.shift + d) in places] for f in first]
     if not all(reached):
         return None
@@ -155,11 +159,11 @@ def _assign(
     return tuple(goal if goal in some else some[0] for some in reached), goal
 
 
-def _weight(bits: int, lane: int, at: tuple[int, ...], goal: tuple[int, ...]) -> float:
+def _weight(bits: int, where: Sequence[Sequence[Field]], at: tuple[int, ...], goal: tuple[int, ...]) -> float:
     """Return `Cost.weight` of a plan; every register of a plane costs a `lop3` beside."""
     moved, steps, scaled = set(), 0, 0
     for index, place in enumerate(at):
-        wanted = moves(fields(bits, lane, index), 0, bits, place)
+        wanted = moves(where[index], 0, bits, place)
         distances = {(move.word, move.target - move.source) for move in wanted}
         steps += len(distances)
         moved |= {distance for distance in distances if distance[1]}
@@ -178,8 +182,8 @@ def propose_placed(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
     bits, lane, operand = conversion.bits, conversion.lane, conversion.operand
     usable = [slot for slot in slots(operand, bits) if slot.places]
     for form, even, odd in product(affine_forms(conversion.ttype), usable, usable):
-        at, goal = plan(bits, lane, (even.places, odd.places), operand in FLOAT_CORES)
-        recipe = Placed(bits, operand, lane, form.flip, (even, odd), at, goal)
+        at, goal = plan(bits, lane, conversion.order, (even.places, odd.places), operand in FLOAT_CORES)
+        recipe = Placed(bits, operand, lane, form.flip, (even, odd), at, goal, conversion.order)
         meaning = recipe.meaning(form)
         if lane == 16 or operand == "int8" or meaning.offsets == (0.0, 0.0):
             yield recipe, meaning

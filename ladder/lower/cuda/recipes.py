@@ -136,10 +136,11 @@ class Narrowed:
     bits: int
     inner: LaneRecipe
     operand: str
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Convert the register's four codes."""
-        where = fields(self.bits, 8, index)
+        where = fields(self.bits, 8, index, self.order)
         offset = None if zero is None else self._half(m, zero)
         even, odd = (self.inner.convert(m, words, odd_bytes(where, i), offset) for i in (0, 1))
         if self.operand == "fp8_e5m2":  # float16's upper byte is e5m2
@@ -170,10 +171,11 @@ class Reference:
     ttype: TType
     core: str
     lane: int
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Decode the register's codes to 8-bit lanes."""
-        value = self._lanes(m, words, fields(self.ttype.elem_bits, self.lane, index))
+        value = self._lanes(m, words, fields(self.ttype.elem_bits, self.lane, index, self.order))
         return value if zero is None else subtract_bytes(m, value, zero)
 
     def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
@@ -204,9 +206,9 @@ def propose_reference(conversion: Conversion) -> Iterator[Recipe]:
     if operand in FLOAT_CORES:
         yield Lanes16(conversion.bits, Reference(ttype, operand, 16), conversion.order)
     elif operand == "int8":
-        yield Reference(ttype, operand, 8)
+        yield Reference(ttype, operand, 8, conversion.order)
     else:
-        yield Narrowed(conversion.bits, Reference(ttype, "float16", 16), operand)
+        yield Narrowed(conversion.bits, Reference(ttype, "float16", 16), operand, conversion.order)
 
 
 def lane_recipes(conversion: Conversion, inner: Iterator[tuple[str, LaneRecipe]]) -> Iterator[Recipe]:
@@ -218,4 +220,4 @@ def lane_recipes(conversion: Conversion, inner: Iterator[tuple[str, LaneRecipe]]
         if conversion.operand in FLOAT_CORES:
             yield Lanes16(conversion.bits, recipe, conversion.order)
         else:
-            yield Narrowed(conversion.bits, recipe, conversion.operand)
+            yield Narrowed(conversion.bits, recipe, conversion.operand, conversion.order)

@@ -17,14 +17,11 @@ from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
-from ladder.lower.cuda.wgmma8_plan import STEP, Promotion, Unit
+from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
-
-INTEGER_TOKENS = 128
-"""Tokens of one integer product: TVM 0.27 knows none of 256."""
 
 MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
 """1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
@@ -41,63 +38,35 @@ __device__ __forceinline__ float ladder_read_sum(unsigned sum) {
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
-    if geo.lane == 16:
-        return Kernel
-    return PromotingKernel if geo.promotes else ByteKernel
+    return ByteKernel if geo.lane == 8 else Kernel
 
 
 class ByteKernel(Kernel):
-    """A kernel whose operands have eight bits and whose sums need no promotion."""
-
-    def _wgmma(self, m: int, registers: list[Expr], within: int, step: int, accumulate: Expr) -> None:
-        tokens = min(self.schedule.tile_m, INTEGER_TOKENS if self.integer else self.schedule.tile_m)
-        for first in range(0, self.schedule.tile_m, tokens):
-            start = m * self.geo.accumulators + first // 2
-            sums = [self.partial[start + i] for i in range(tokens // 2)]
-            self._multiply(sums, registers, self.ring.stage.value, within, step, first, accumulate)
-
-    def _multiply(
-        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
-        accumulate: Expr,
-    ) -> None:  # fmt: skip
-        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
-        spelling = INSTRUCTIONS[self.gemm.activation].format(
-            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
-        )
-        descriptor = self._descriptor(stage, within, step, token)
-        modifiers = () if self.integer else (1, 1)
-        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
-        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
-
-
-class PromotingKernel(ByteKernel):
-    """A kernel whose math warpgroups promote partial sums while further products run."""
+    """A kernel whose operands have eight bits."""
 
     def _allocate(self) -> None:
         geo = self.geo
-        self.plan = Promotion(geo)
+        self.plan = Loop(geo)
         self.units = self.plan.units()
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
-        self.total = b.local(geo.m64 * geo.accumulators, "float32")
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
         self._allocate_operands()
-        # Packed tiles of the next slab whose words a unit loads before it waits.
-        self.word_banks = [b.local(geo.bits, "uint32") for _ in range(max(map(len, self._shares())))]
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        rows = wgmma_epilogue.row_values(self, row_tile)
-        for index in range(self.geo.m64 * self.geo.accumulators):
+        for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
-        self._await_stage()
-        for item in range(self._items):
-            self._load_item(0, item, 0)
-            self._decode_item(0, item, 0)
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
+        self._decode_share(0, range(self._items))
         with b.loop(self.turns) as turn:
             self._turn(turn)
+        for bank in () if self.geo.promotes else self.banks:
+            pin_registers(bank, self.plan.bank_registers)
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
@@ -105,26 +74,34 @@ class PromotingKernel(ByteKernel):
         """Start all units of a turn, each before the one ahead of it is promoted."""
         self._start_sums()
         shares = self._shares()
+        running: Unit | None = None
         for index, unit in enumerate(self.units):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
-            self._start(unit)
-            if index > 0:
+            self._start(turn, unit)
+            if running:
                 self._wait_products(1)
-                self._release_after(self.units[index - 1])
+                self._release_after(running)
             # The loads' latency hides behind the promotion.
-            self._ahead(turn, unit.slab, partial(self._load_share, unit.slab + 1, share))
+            self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
             self._remember_scales(unit)
-            if index > 0:
-                self._promote(self.units[index - 1])
+            if running:
+                self._promote(running)
             self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
-        # ptxas serialises sums that are in flight across a loop's back edge and also
-        # read by ordinary instructions, so each turn finishes what it started.
+            running = unit
+            # ptxas serialises sums that are in flight across a loop's back edge and also
+            # read by ordinary instructions, so each turn finishes what it started.
+            if (unit.done and self.plan.banks == 1) or index == len(self.units) - 1:
+                self._finish(unit)
+                running = None
+
+    def _finish(self, unit: Unit) -> None:
+        """Wait for all products and promote those of the last unit."""
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
-        self._release_after(self.units[-1])
-        self._promote(self.units[-1])
+        self._release_after(unit)
+        self._promote(unit)
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
@@ -163,40 +140,50 @@ class PromotingKernel(ByteKernel):
             with b.when(turn + 1 < self.turns):
                 body()
 
-    def _load_share(self, slab: int, share: range) -> None:
+    def _fetch_share(self, slab: int, share: range) -> None:
         if share.start == 0 and slab % self.geo.slabs == 0:
             self.ring.advance()
             self._await_stage()
-        for place, item in enumerate(share):
-            self._load_item(slab, item, place)
+        within = slab % self.geo.slabs
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            place = within * self.geo.tiles_per_slab + tile
+            self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
+            if tile == 0:
+                self._fetch_rows(m, within)
 
     def _decode_share(self, slab: int, share: range) -> None:
-        for place, item in enumerate(share):
-            self._decode_item(slab, item, place)
-
-    def _load_item(self, slab: int, item: int, place: int) -> None:
-        m, tile = divmod(item, self.geo.tiles_per_slab)
-        within = slab % self.geo.slabs
-        self._load_words(self.word_banks[place], 0, m, within * self.geo.tiles_per_slab + tile)
-        if tile == 0:
-            self._fetch_rows(m, within)
-
-    def _decode_item(self, slab: int, item: int, place: int) -> None:
-        m, tile = divmod(item, self.geo.tiles_per_slab)
-        self._decode_tile(self.word_banks[place], m, tile, slab % 2)
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
+            self._decode_tile(words, m, tile, slab % 2)
 
     # ---- products -------------------------------------------------------------------
-    def _start(self, unit: Unit) -> None:
+    def _start(self, turn: Expr, unit: Unit) -> None:
         """Start a unit's products as one group."""
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
-            adds = not (unit.fresh and step == unit.start // STEP)
+            first = unit.fresh and step == unit.start // STEP
+            adds = not first if self.geo.promotes or not first else turn > 0
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
+
+    def _multiply(
+        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
+        accumulate: Expr,
+    ) -> None:  # fmt: skip
+        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
+        spelling = INSTRUCTIONS[self.gemm.activation].format(
+            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
+        )
+        descriptor = self._descriptor(stage, within, step, token)
+        modifiers = () if self.integer else (1, 1)
+        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
+        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 
     def _registers(self, unit: Unit, step: int) -> list[Expr]:
         """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
@@ -258,3 +245,9 @@ class PromotingKernel(ByteKernel):
         else:
             value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
         return value - T.float32(MAGIC)
+
+    def partial_sum(self, position: int) -> Expr:
+        """Return a register of an unpromoted sum as float32."""
+        bank, index = divmod(position, self.plan.bank_registers)
+        value = self.banks[bank][index]
+        return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value

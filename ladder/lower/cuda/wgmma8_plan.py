@@ -1,10 +1,10 @@
-"""What a turn of the promoting loop does, in plain integers: which products run when, and where.
+"""What a turn of the 8-bit loop does, in plain integers: which products run when, and where.
 
-Sums of K move from *partial* accumulators to float32 totals at the end of every interval:
-because a group's scale applies to its sum alone, or because fp8 tensor cores keep few bits
-of long sums. A warpgroup's products are cut into *units*, by K and by tokens, that write
-two sets of partial accumulators in turn: while the tensor core works on one unit, the
-warps promote the one before.
+A warpgroup's products are cut into *units*, by K and by tokens. Where they must, sums of K
+move from *partial* accumulators to float32 totals at the end of every interval: because a
+group's scale applies to its sum alone, or because fp8 tensor cores keep few bits of long
+sums. Units then write two sets of partial accumulators in turn: while the tensor core works
+on one unit, the warps promote the one before.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ STEP = 32
 
 FP8_INTERVAL = 512
 """Elements of K after which fp8 partial sums move to float32 registers."""
+
+UNIT_TOKENS = 128
+"""Tokens of a unit whose sums are promoted, at most."""
+
+INTEGER_TOKENS = 128
+"""Tokens of one integer product: TVM 0.27 knows none of 256."""
 
 EXACT = 1 << 22
 """Integers up to this magnitude fit the mantissa of a float32 of 1.5 * 2**23 with unit spacing 1."""
@@ -51,7 +57,7 @@ class Unit:
     bank
         Set of partial accumulators.
     fresh
-        Whether the first product overwrites the accumulators.
+        Whether the first product overwrites the accumulators (without promotion: in the first turn).
     done
         Whether an interval ends here, so that the sums are promoted.
     """
@@ -72,7 +78,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Promotion:
+class Loop:
     """How a problem and a schedule cut the loop.
 
     Parameters
@@ -86,7 +92,16 @@ class Promotion:
     @property
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
-        return min(self.geo.schedule.tile_m, PARTIAL_TOKENS)
+        if self.geo.promotes:
+            most = UNIT_TOKENS
+        else:
+            most = INTEGER_TOKENS if self.integer else self.geo.schedule.tile_m
+        return min(self.geo.schedule.tile_m, most)
+
+    @property
+    def integer(self) -> bool:
+        """Whether sums are integers."""
+        return self.geo.gemm.activation == "int8"
 
     @property
     def positions(self) -> int:
@@ -95,13 +110,15 @@ class Promotion:
 
     @property
     def bank_registers(self) -> int:
-        """Accumulators per thread of one set of partial sums."""
+        """Accumulators per thread of one set of sums."""
         return self.unit_tokens // 2
 
     @property
     def banks(self) -> int:
-        """Sets of partial sums."""
-        return 2
+        """Sets of sums that products write."""
+        if not self.geo.promotes:
+            return self.positions
+        return 1 if self.unit_tokens > PARTIAL_TOKENS else 2
 
     @property
     def turn(self) -> int:
@@ -112,9 +129,11 @@ class Promotion:
     def interval(self) -> int:
         """Elements of K from one promotion to the next; divides a turn, or a slab into units."""
         interval = gcd(self.geo.group, self.turn)
-        if self.geo.gemm.activation != "int8":
+        if not self.geo.promotes:
+            return self.turn
+        if not self.integer:
             interval = min(interval, FP8_INTERVAL)
-        while self.geo.gemm.activation == "int8" and not self._exact(interval):
+        while self.integer and not self._exact(interval):
             interval //= 2
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)
 
@@ -126,8 +145,8 @@ class Promotion:
         (`EXACT`), and the totals take ``sum_g (scale_g - scale_g+1) * running_g`` (summation by
         parts): one addition and one fused multiply instead of a conversion of every sum.
         """
-        integer = self.geo.gemm.activation == "int8"
-        return integer and self.positions == self.banks and self._exact(self.turn)
+        banks = self.positions == self.banks
+        return self.geo.promotes and self.integer and banks and self._exact(self.turn)
 
     def _exact(self, extent: int) -> bool:
         """Whether integer sums over ``extent`` elements can be read as floats."""
@@ -153,7 +172,7 @@ class Promotion:
                             tokens=part * self.unit_tokens,
                             bank=(number if self.positions == 1 else position) % self.banks,
                             fresh=first % self.interval == 0 and not self.running,
-                            done=(first + extent) % self.interval == 0,
+                            done=geo.promotes and (first + extent) % self.interval == 0,
                         )
                     )
         return found

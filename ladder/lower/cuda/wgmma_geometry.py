@@ -107,7 +107,7 @@ class Geometry:
     @property
     def body(self) -> int:
         """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
-        return max(4 if self.promotes and self.promotion_step == self.slab else 2, self.slabs)
+        return max(4 if self.lane == 8 and self.promotion_step == self.slab else 2, self.slabs)
 
     @property
     def tiles_per_slab(self) -> int:
