@@ -210,14 +210,15 @@ class Kernel:
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.bind(row_tile), b.bind(inside // columns * self.schedule.tile_m)
+        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
         """One thread keeps the ring full."""
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
-        with b.when(self.thread == self.schedule.warps * 32):
+        # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
+        with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.schedule.split_k > 1:
             # Every thread of the cluster takes part in the barrier before the sums are read.
