@@ -21,6 +21,9 @@ SWIZZLE_ROW = 128
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
+TABLE_BYTES = 32 * 1024
+"""Shared memory of wgmma's decode table: all pairs of 16 values, once for each lane of a warp."""
+
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
@@ -186,7 +189,13 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
-    return pipeline + _staging_bytes(gemm, schedule) + 3 * 1024
+    return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
+
+
+def table_bytes(gemm: Gemm) -> int:
+    """Return the bytes of wgmma's decode table, in which 16-bit cores look up four-bit codebooks."""
+    looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
+    return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -216,12 +225,14 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Estimate the registers of a wgmma math thread: sums, two operand sets, the next slab, addresses."""
+    """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
     if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
         return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 24
+    # ptxas gives each slab of a turn of the loop operand registers of its own.
+    slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -235,18 +246,22 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def launch_registers(warps: int) -> int:
-    """Return the registers per thread at launch of ``warps`` math warps and up to four of the producer.
+    """Return the registers per thread at launch if ``warps`` warps share a multiprocessor.
 
-    Each of the four schedulers of a multiprocessor has 16 Ki registers for its share of the warps.
+    Each of its four schedulers has 16 Ki registers for its share of the warps.
     """
-    return min(255, 65536 // (WARP * (warps + 4)) // 8 * 8)
+    return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
 
 
 def math_registers(warps: int) -> int:
-    """Return the most registers of a wgmma math thread if one block fills a multiprocessor."""
+    """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
+
+    The producer's warpgroup hands over what it does not need.
+    """
     if warps == 4:
         return 240
-    return min(240, ((warps + 4) * launch_registers(warps) - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
+    pool = (warps + 4) * launch_registers(warps + 4)
+    return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:

@@ -20,6 +20,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import load_order
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
@@ -105,7 +106,7 @@ class Kernel:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
         self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
-        b.device(min_blocks=1)
+        b.device(min_blocks=self.geo.resident_blocks(self.device))
         self._grid()
         self.overlap.release()
         self._shared_memory()
@@ -156,6 +157,8 @@ class Kernel:
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
         self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
+        words = self.decoder.decoder.table_words
+        self.table = pool.alloc((words,), "uint32", align=128) if words else None
         self.full = pool.alloc((stages,), "uint64", align=8)
         self.empty = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
@@ -178,6 +181,8 @@ class Kernel:
 
         with b.when(self.thread == 0):
             initialise()
+        if self.table is not None:
+            self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
         if self.overlap.possible:
             with b.when(self.thread == 32):
                 prefetch(self, self._tile_origin(self.first)[0])
@@ -205,14 +210,15 @@ class Kernel:
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.bind(row_tile), b.bind(inside // columns * self.schedule.tile_m)
+        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
         """One thread keeps the ring full."""
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
-        with b.when(self.thread == self.schedule.warps * 32):
+        # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
+        with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.schedule.split_k > 1:
             # Every thread of the cluster takes part in the barrier before the sums are read.
@@ -365,12 +371,13 @@ class Kernel:
         """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
+        table = None if self.table is None else SharedTable(self.table, self.lane * 4)
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
         for part in range(TILE // step):
             scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros)
+            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m

@@ -16,9 +16,11 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.decode import Decoder, LoadedWords, make_decoder
-from ladder.lower.cuda.emission import TirMachine
+from ladder.lower.cuda.emission import SharedTable, TirMachine
 from ladder.lower.cuda.machine import Machine, Word
 from ladder.lower.cuda.recipes import FLOAT_CORES
+from schedules.legal import table_bytes
+from schedules.schedule import check
 from targets import TileDevice
 
 Expr = Any
@@ -71,6 +73,7 @@ class ScaledDecoder:
         out_first: int,
         scales: Sequence[Sequence[Expr]] | None,
         zeros: tuple[Any, Any] | None,
+        table: SharedTable | None,
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
 
@@ -78,7 +81,7 @@ class ScaledDecoder:
         """
         if not self.fused or scales is None:
             plain = None if scales is None else (scales[0][0], scales[1][0])
-            self.decoder.registers(words, first, count, out, out_first, plain, zeros)
+            self.decoder.registers(words, first, count, out, out_first, plain, zeros, table)
             return
         m = TirMachine()
         loaded = LoadedWords(m, words, self.decoder.words)
@@ -119,7 +122,8 @@ def scaled_decoder(gemm: Gemm, device: TileDevice) -> ScaledDecoder:
     Fused where that is exact: float16, group scales, no zero points, and gain and offset powers of
     two. Stored scales times the largest gain, 2**24, stay in float16's range (`normalise_scales`).
     """
-    plain = make_decoder(gemm, device)
+    plain = make_decoder(gemm, device, table=table_bytes(gemm) > 0)
+    check(plain.table_words * 4 == table_bytes(gemm), f"a table of {plain.table_words} words was not planned")
     if gemm.activation != "float16" or not gemm.scale or gemm.zero != "none":
         return ScaledDecoder(plain, fused=False)
     raw = make_decoder(gemm, device, "accumulator")
