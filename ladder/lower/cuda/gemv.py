@@ -23,6 +23,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.groups import (
     SUM_TILES,
@@ -46,9 +47,7 @@ Expr = Any
 STRIP = 16
 """Weight rows of a fragment."""
 
-LOADS = {
-    width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
-}
+LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
@@ -99,6 +98,7 @@ class Geometry:
     step: MatrixStep
     device: TileDevice
     schedule: GpuSchedule
+    table_bytes: int = 0
 
     def __post_init__(self) -> None:
         plan = self.schedule
@@ -232,8 +232,13 @@ class Geometry:
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
-        room = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES)
-        return room // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
+        block = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block)
+        return min(block - self.table_bytes, TOKEN_BYTES) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
+
+    @property
+    def fits_tokens(self) -> bool:
+        """Whether the buffers of x hold a unit of rounds."""
+        return self.schedule.tile_m * self._unit_chunks(1) <= self.buffer_chunks
 
     @property
     def group_tiles(self) -> int:
@@ -254,7 +259,8 @@ class Geometry:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
-        return 4 * max(tokens, self.schedule.split_k * self.schedule.tile_m * self.pitch)
+        slices = self.schedule.split_k * self.schedule.tile_m * self.pitch
+        return self.table_bytes + 4 * max(tokens, slices)
 
 
 class Gemv:
@@ -264,11 +270,18 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = make_decoder(gemm, device, schedule.placement)
+        self._choose_decoder(device)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
+
+    def _choose_decoder(self, device: TileDevice) -> None:
+        """Take a decoder with a table in shared memory if x still has room beside it."""
+        for table in (True, False):
+            self.decoder = make_decoder(self.gemm, device, self.schedule.placement, table=table)
+            self.geo = Geometry(self.groups, self.step, device, self.schedule, 4 * self.decoder.table_words)
+            if self.geo.fits_tokens:
+                return
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -283,7 +296,7 @@ class Gemv:
         self._place_tokens()
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
-        multiplier = TileMultiplier(self.decoder, self.sums)
+        multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         turn = self.geo.turn_tiles
         turns = b.keep((self.args.k_tiles + turn - 1) // turn)
         whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
@@ -355,8 +368,9 @@ class Gemv:
             left_by(self.decoder, self.gemm),
         )
         pool = b.shared_pool()
+        self.table = self._allocate_table(pool)
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
-        pool.move_base_to(0)
+        pool.move_base_to(geo.table_bytes)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
         self.ring = [
@@ -367,6 +381,14 @@ class Gemv:
             [GroupRegisters(self.groups, self.step, self.lane, types) for _ in range(geo.row_blocks)]
             for _ in range(plan.stages // geo.group_tiles)
         ]
+
+    def _allocate_table(self, pool: Any) -> SharedTable | None:
+        """Allocate and fill the decoder's table; the barrier before the first turn completes it."""
+        if not self.decoder.table_words:
+            return None
+        buffer = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+        self.decoder.fill_table(buffer, self.thread, self.geo.threads)
+        return SharedTable(buffer, b.keep(self.lane * 4))
 
     def _prefetch(self) -> None:
         """Bring the first words and scales into L2 while the kernel before still runs.

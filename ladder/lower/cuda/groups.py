@@ -386,10 +386,12 @@ class TileMultiplier:
         Turns packed words into operand registers.
     accumulators
         The fragments.
+    table
+        The decoder's table in shared memory, if it has one.
     """
 
-    def __init__(self, decoder: Any, accumulators: Accumulators) -> None:
-        self.decoder, self.accumulators = decoder, accumulators
+    def __init__(self, decoder: Any, accumulators: Accumulators, table: Any = None) -> None:
+        self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
@@ -442,6 +444,7 @@ class TileMultiplier:
                 block * self.span + first - span * self.span,
                 group_registers[block].operand_scales(granule),
                 group_registers[block].operand_zeros(granule) if zeros else None,
+                self.table,
             )
 
     def _multiply(
