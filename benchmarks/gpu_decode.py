@@ -64,7 +64,7 @@ class Case:
         """Return the decoder."""
         from ladder.lower.cuda.decode import make_decoder
 
-        return make_decoder(self.gemm, device, self.placement, table=self.table)
+        return make_decoder(self.gemm, device, self.placement, gains=True, table=self.table)
 
 
 def cases(weights: Sequence[str]) -> Iterator[Case]:

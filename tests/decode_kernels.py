@@ -46,7 +46,17 @@ def problems(core: str) -> list[Gemm]:
     return found + [Gemm(64, 64, t, core, zero="float") for t in names if representable(t, core, "float")]
 
 
-PLACEMENTS = ("operand", "accumulator")
+PLACEMENTS = ("operand", "accumulator", "folded")
+"""Kinds of decoders: those of both placements, and of operands whose gain is left to the sums."""
+
+
+def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
+    """Return a problem's decoder for a kernel that can do everything it may need."""
+    from ladder.lower.cuda.decode import make_decoder
+
+    if placement == "folded":
+        return make_decoder(gemm, device, gains=True, table=True)
+    return make_decoder(gemm, device, placement, table=True)
 
 
 def is_scaled(gemm: Gemm, placement: str) -> bool:
@@ -61,11 +71,10 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
     `operands`); ``out[problem, register, thread]``.
     """
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import make_decoder
     from ladder.lower.cuda.emission import SharedTable
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
-    decoders = [make_decoder(gemm, device, placement, table=True) for gemm in cases]
+    decoders = [decoder_for(gemm, device, placement) for gemm in cases]
     total = sum(128 * decoder.words for decoder in decoders)
     with b.function(name) as result:
         words = b.tensor("words", (total,), "uint32")
@@ -166,11 +175,9 @@ def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
 def differing(gemms: Sequence[Gemm], device: Any, out: Any, placement: str = "operand") -> list[str]:
     """Return the problems whose registers in ``out`` are not, bit for bit, as expected."""
 
-    from ladder.lower.cuda.decode import make_decoder
-
     wrong = []
     for gemm, registers in zip(gemms, out, strict=True):
-        decoder = make_decoder(gemm, device, placement, table=True)
+        decoder = decoder_for(gemm, device, placement)
         if not np.array_equal(registers, expected_registers(gemm, decoder, placement)):
             wrong.append(f"{gemm.weight} zero={gemm.zero} by {decoder.choice.strategy}")
     return wrong

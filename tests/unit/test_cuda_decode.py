@@ -29,7 +29,7 @@ from ladder.lower.cuda.decode_codebook import Lookup, PairTable
 from ladder.lower.cuda.decode_float import Rebias
 from ladder.lower.cuda.decode_int import ByteOffset, Magic
 from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
-from ladder.lower.cuda.proof import NumpyMachine, lanes, prove, round_to
+from ladder.lower.cuda.proof import NumpyMachine, lanes, place, prove, round_to
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
 from schedules.layouts import FragmentLayout, lane_of
 from targets import get_device
@@ -311,6 +311,59 @@ def test_devices_without_bfloat16_get_another_recipe() -> None:
     assert cheapest(conversion, (7, 5)).strategy == "reference"
     assert cheapest(conversion, (8, 0)).strategy == "through bfloat16"
     assert NEEDS["through bfloat16"] == (8, 0)
+
+
+# ---- scales folded into the decode --------------------------------------------------------
+def folded_values(decoder: Any, scales: Any) -> Any:
+    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale."""
+    ttype, lane = decoder.conversion.ttype, decoder.lane
+    codes = np.repeat(ttype.valid_codes().astype(np.uint32), len(scales))
+    whole = np.broadcast_to(codes[:, None, None], (len(codes), lane, 32 // lane))
+    m = NumpyMachine()
+    words = [m.input(word) for word in place(whole, ttype.elem_bits, lane, decoder.conversion.order)]
+    bits = np.tile(scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001), len(codes) // len(scales))
+    rows = [decoder.value(m, words, r, m.input(bits), None).content for r in range(4)]
+    return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
+
+
+FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 44, "fp8_e4m3": 56}
+
+
+@pytest.mark.parametrize(("name", "instructions"), FOLDED.items())
+def test_folded_scales_are_rounded_once(name: str, instructions: int) -> None:
+    """For every code and every mantissa of a scale; the exponents are the largest that packing leaves."""
+    ttype = get_type(name)
+    decoder = make_decoder(Gemm(64, 64, name, group_size=32), get_device(HOPPER), gains=True)
+    assert decoder.fold is not None
+    assert decoder.choice.cost.instructions == instructions
+    largest = np.float16(2.0**12 / max(abs(ttype.minimum), abs(ttype.maximum)))
+    scales = (largest.view(np.uint16) - np.arange(1024)).astype(np.uint16).view(np.float16)
+    got = folded_values(decoder, scales)
+    exact = ttype.probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]
+    np.testing.assert_array_equal(got, np.broadcast_to(exact.astype(np.float16), got.shape))
+
+
+def test_folded_scales_may_underflow_but_not_harm() -> None:
+    """Scales 2**-14 of the row's largest: off by the smallest float16 at most, 2**-18 of the largest."""
+    decoder = make_decoder(Gemm(64, 64, "int4", group_size=32), get_device(HOPPER), gains=True)
+    assert decoder.gains == (2.0**18, 2.0**18)
+    scales = (2.0**-5 * np.arange(1, 2, 2.0**-10)).astype(np.float16)
+    exact = np.r_[0:8, -8:0][:, None] * scales.astype(np.float64) / 2.0**18
+    assert np.abs(folded_values(decoder, scales) - exact).max() <= 2.0**-24 <= 2.0**-18 * 2.0 ** (12 - 18)
+
+
+@pytest.mark.parametrize(
+    ("name", "core", "zero", "folds"),
+    [("int4", "bfloat16", "none", False), ("uint4", "bfloat16", "none", True),
+     ("nf4", "float16", "none", False), ("uint4", "float16", "integer", False),
+     ("uint4", "float16", "float", False)],
+)  # fmt: skip
+def test_scales_fold_only_where_that_is_exact(name: str, core: str, zero: str, folds: bool) -> None:
+    """-136 times a bfloat16 is rounded; so is the difference of offset and zero point times a scale."""
+    gemm = Gemm(64, 64, name, core, zero=zero, group_size=32)
+    decoder = make_decoder(gemm, get_device(HOPPER), gains=True)
+    assert (decoder.fold is not None) == folds
+    assert folds or decoder.gains == (1.0, 1.0)
 
 
 # ---- emitted code -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ what is left: ``scale * (gain * sum(raw * x) + (offset - zero) * sum(x))``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder.ir.gemm import Gemm
@@ -30,6 +30,7 @@ from ladder.lower.cuda.recipes import (
     propose_pass_through,
     propose_reference,
 )
+from ladder.lower.cuda.scales import Fold, fold
 from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
@@ -165,11 +166,11 @@ def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = 
 
     ``table`` tells whether the kernel has room for a table in shared memory.
     """
-    return next(
-        x
-        for x in proven_recipes(conversion)
-        if capability >= NEEDS.get(x.strategy, (0, 0)) and (table or x.strategy != "table")
-    )
+    return next(x for x in proven_recipes(conversion) if _usable(x, capability, table))
+
+
+def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and (table or proven.strategy != "table")
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -228,15 +229,20 @@ class Decoder:
         are none or if they are left to the accumulator.
     choice
         The proven recipe.
+    fold
+        How scales multiply raw operands, where they do not multiply values.
     """
 
     conversion: Conversion
     zero: str
     choice: Proven
+    fold: Fold | None = None
 
     @property
     def gains(self) -> tuple[float, float]:
         """Factors of rows g and g+8: ``value = gain * raw + offset``. Powers of two times the type's step."""
+        if self.fold is not None:
+            return 2.0**self.fold.exponent, 2.0**self.fold.exponent
         return self.choice.meaning.gains
 
     @property
@@ -247,7 +253,7 @@ class Decoder:
         sums of a 16-bit core should be taken at least every 256 elements of K (offsets of bfloat16
         reach 136).
         """
-        return self.choice.meaning.offsets
+        return self.choice.meaning.offsets if self.fold is None else (0.0, 0.0)
 
     @property
     def subtracts_zeros(self) -> bool:
@@ -342,7 +348,11 @@ class Decoder:
         value = recipe.register(m, words, index, inside)
         for part in zero if zero is not None and self.zero == "float" else ():
             value = m.float_sub(self.operand, value, part)
-        return value if scale is None else m.float_mul(self.operand, value, scale)
+        if scale is None:
+            return value
+        if self.fold is None:
+            return m.float_mul(self.operand, value, scale)
+        return self.fold.apply(m, value, self.fold.prepare(m, scale, index % 2))
 
 
 def operand_type(gemm: Gemm) -> str:
@@ -375,7 +385,7 @@ def _operand(ttype: TType, core: str, zero: str) -> str:
 
 
 def make_decoder(
-    gemm: Gemm, device: TileDevice, placement: str = "operand", *, table: bool = False
+    gemm: Gemm, device: TileDevice, placement: str = "operand", *, gains: bool = False, table: bool = False
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
@@ -389,6 +399,8 @@ def make_decoder(
         ``"operand"``: registers hold values less their zero points, times their scale where one is given.
         ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
         points are left to the accumulator unless `Decoder.subtracts_zeros`.
+    gains
+        Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
     table
         Whether the kernel provides a table in shared memory (`Decoder.table_words`).
 
@@ -406,7 +418,25 @@ def make_decoder(
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
     inside = "integer" if zero == "integer" else "none"
     conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
-    return Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    if raw or not gains or zero != "none":
+        return plain
+    choices = (plain, *_folding(plain, gemm.scale, device, table))
+    return min(choices, key=lambda decoder: decoder.choice.cost.weight)
+
+
+def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> Iterator[Decoder]:
+    """Yield decoders for placement ``"operand"`` whose gain is left to the finished sums."""
+    conversion = replace(plain.conversion, raw=True)
+    limits = conversion.ttype
+    for proven in proven_recipes(conversion):
+        folded = fold(conversion.operand, proven.meaning, max(abs(limits.minimum), abs(limits.maximum)))
+        if not _usable(proven, device.compute_capability, table) or folded is None:
+            continue
+        if scaled:
+            yield Decoder(conversion, "none", proven, folded)
+        elif not any(proven.meaning.offsets):
+            yield Decoder(conversion, "none", proven)
 
 
 def load_order(bits: int) -> list[tuple[int, int]]:
