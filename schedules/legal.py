@@ -252,6 +252,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
+    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k * schedule.tile_k * operand_bytes(gemm)
+    if tokens > TOKEN_BYTES:
+        yield f"buffers of A of {tokens} bytes, limit {TOKEN_BYTES}"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

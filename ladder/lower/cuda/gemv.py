@@ -92,7 +92,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of the decoder's table."""
 
     groups: Groups
     step: MatrixStep
@@ -108,6 +108,11 @@ class Geometry:
             plan.warps % plan.split_k == 0 and plan.warps <= 32,
             f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
             f" split_k={plan.split_k}",
+        )
+        check(
+            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
+            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
+            f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -171,9 +176,11 @@ class Geometry:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that the compiler leaves registers for."""
+        """Blocks per multiprocessor that registers and shared memory are meant for."""
         fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
-        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
+        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
+        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
 
     @property
     def most_stages(self) -> int:
@@ -232,13 +239,10 @@ class Geometry:
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
-        block = min(device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block)
-        return min(block - self.table_bytes, TOKEN_BYTES) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
-
-    @property
-    def fits_tokens(self) -> bool:
-        """Whether the buffers of x hold a unit of rounds."""
-        return self.schedule.tile_m * self._unit_chunks(1) <= self.buffer_chunks
+        room = min(
+            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
+        )
+        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def group_tiles(self) -> int:
@@ -259,8 +263,8 @@ class Geometry:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
-        slices = self.schedule.split_k * self.schedule.tile_m * self.pitch
-        return self.table_bytes + 4 * max(tokens, slices)
+        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
+        return max(self.table_bytes + 4 * tokens, 4 * sums)
 
 
 class Gemv:
@@ -270,18 +274,11 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        self._choose_decoder(device)
+        self.decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=True)
+        self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
-
-    def _choose_decoder(self, device: TileDevice) -> None:
-        """Take a decoder with a table in shared memory if x still has room beside it."""
-        for table in (True, False):
-            self.decoder = make_decoder(self.gemm, device, self.schedule.placement, table=table)
-            self.geo = Geometry(self.groups, self.step, device, self.schedule, 4 * self.decoder.table_words)
-            if self.geo.fits_tokens:
-                return
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -368,11 +365,16 @@ class Gemv:
             left_by(self.decoder, self.gemm),
         )
         pool = b.shared_pool()
-        self.table = self._allocate_table(pool)
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable(table, b.keep(4 * self.lane))
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
-        pool.move_base_to(geo.table_bytes)
+        pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
+        if self.table is not None:  # the first barrier comes before the first tile
+            self.decoder.fill_table(self.table.buffer, self.thread, geo.threads)
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
         ]
@@ -381,14 +383,6 @@ class Gemv:
             [GroupRegisters(self.groups, self.step, self.lane, types) for _ in range(geo.row_blocks)]
             for _ in range(plan.stages // geo.group_tiles)
         ]
-
-    def _allocate_table(self, pool: Any) -> SharedTable | None:
-        """Allocate and fill the decoder's table; the barrier before the first turn completes it."""
-        if not self.decoder.table_words:
-            return None
-        buffer = pool.alloc((self.decoder.table_words,), "uint32", align=128)
-        self.decoder.fill_table(buffer, self.thread, self.geo.threads)
-        return SharedTable(buffer, b.keep(self.lane * 4))
 
     def _prefetch(self) -> None:
         """Bring the first words and scales into L2 while the kernel before still runs.

@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import MatrixStep, emit_step
 from ladder.lower.cuda.scales import bytes4, pair16
 from schedules.layouts import TILE, lane_of, packed_group
@@ -390,7 +391,7 @@ class TileMultiplier:
         The decoder's table in shared memory, if it has one.
     """
 
-    def __init__(self, decoder: Any, accumulators: Accumulators, table: Any = None) -> None:
+    def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
         self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
