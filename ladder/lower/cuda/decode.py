@@ -77,6 +77,9 @@ NEEDS = {"through bfloat16": (8, 0)}
 OFFSET_WEIGHT = 4.0
 """How much an offset counts in a recipe's weight."""
 
+LARGEST_GAIN = 2.0**24
+"""Raw operands must not be so small that products with x leave float32's normal numbers."""
+
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
 
@@ -166,7 +169,11 @@ def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = 
 
     ``table`` tells whether the kernel has room for a table in shared memory.
     """
-    return next(x for x in proven_recipes(conversion) if _usable(x, capability, table))
+    return next(
+        x
+        for x in proven_recipes(conversion)
+        if _usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
+    )
 
 
 def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
@@ -435,7 +442,7 @@ def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> I
             continue
         if scaled:
             yield Decoder(conversion, "none", proven, folded)
-        elif not any(proven.meaning.offsets):
+        elif not any(proven.meaning.offsets) and max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN:
             yield Decoder(conversion, "none", proven)
 
 
