@@ -12,8 +12,8 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Trial
 from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Timed, measure
 
-PATIENCE_SECONDS = 20.0
-"""Silence after which a trial counts as hanging; making weights takes a few seconds."""
+PATIENCE_SECONDS = 8.0
+"""Silence after which a trial counts as hanging; making weights takes a second or two."""
 
 START_SECONDS = 120.0
 """The same before the first trial of a campaign."""
@@ -64,7 +64,7 @@ class Gauge:
                 elif isinstance(event, Dropped):
                     left = _without(left, event.trial)
                     report(f"{event.trial.schedule} {event.reason}")
-                else:
+                elif event == DONE:
                     return
             self._stop()
             if culprit is None:

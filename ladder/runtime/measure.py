@@ -66,6 +66,13 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """The weights of a problem are being made: this may take a while."""
+
+    gemm: Gemm
+
+
+@dataclass(frozen=True)
 class Dropped:
     """A trial that failed or is wrong, and why."""
 
@@ -90,7 +97,7 @@ class PointDone:
     m: int
 
 
-Event = Begin | Dropped | Timed | PointDone
+Event = Begin | Weights | Dropped | Timed | PointDone
 
 
 def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iterator[Event]:
@@ -100,6 +107,7 @@ def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iter
     yield from _check(campaign, device, entries)
     for gemm in campaign.problems:
         left = [m for m in campaign.tokens if (gemm, m) not in done]
+        yield Weights(gemm)
         bench = Bench(gemm, device, entries, *WORTH_TRYING[campaign.random]) if left else None
         for m in left:
             assert bench is not None
