@@ -95,9 +95,13 @@ class Kernel:
         check(
             self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
         )
-        self.decoder: Decoder = make_decoder(gemm, device)
+        self.decoder: Decoder = self._choose_decoder()
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
+
+    def _choose_decoder(self) -> Decoder:
+        """Return how weights become operands."""
+        return make_decoder(self.gemm, self.device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:

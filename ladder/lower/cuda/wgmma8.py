@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
+from ladder.lower.cuda.decode import Decoder, make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
@@ -22,18 +23,6 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
-
-MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
-"""1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
-
-READ_SUM = """
-__device__ __forceinline__ float ladder_read_sum(unsigned sum) {
-  float value;
-  asm volatile("mov.b32 %0, %1;" : "=f"(value) : "r"(sum) : "memory");
-  return value;
-}
-"""
-"""Reads a sum that goes on afterwards: behind the wait, and without rewriting the register."""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -43,6 +32,12 @@ def kernel_class(geo: Geometry) -> type[Kernel]:
 
 class ByteKernel(Kernel):
     """A kernel whose operands have eight bits."""
+
+    def _choose_decoder(self) -> Decoder:
+        """Leave gains to the sums; offsets and zero points would need the sums of X as well."""
+        raw = make_decoder(self.gemm, self.device, "accumulator")
+        zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
+        return make_decoder(self.gemm, self.device) if zeros_left or any(raw.offsets) else raw
 
     def _allocate(self) -> None:
         geo = self.geo
@@ -72,7 +67,6 @@ class ByteKernel(Kernel):
 
     def _turn(self, turn: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted."""
-        self._start_sums()
         shares = self._shares()
         running: Unit | None = None
         for index, unit in enumerate(self.units):
@@ -105,14 +99,6 @@ class ByteKernel(Kernel):
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
-
-    def _start_sums(self) -> None:
-        """Let running integer sums begin where they can be read as floats."""
-        for bank in self.banks if self.plan.running else ():
-            for index in range(self.plan.bank_registers):
-                b.store(bank, T.uint32(MAGIC_BITS), index)
-            # Here, while nothing is in flight, and not when the first product needs them.
-            pin_registers(bank, self.plan.bank_registers)
 
     def _enter_slab(self, slab: int) -> None:
         """Note from which stage the products of a slab read."""
@@ -157,6 +143,10 @@ class ByteKernel(Kernel):
             m, tile = divmod(item, self.geo.tiles_per_slab)
             words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
             self._decode_tile(words, m, tile, slab % 2)
+            # Here, while products run, and not when the next ones need them.
+            count = 16 // self.geo.tiles_per_slab
+            first = (slab % 2 * self.geo.m64 + m) * 16 + tile * count
+            pin_registers(self.operands, count, first)
 
     # ---- products -------------------------------------------------------------------
     def _start(self, turn: Expr, unit: Unit) -> None:
@@ -199,21 +189,15 @@ class ByteKernel(Kernel):
         """Load the factors of a unit's sums, which outlive its stage."""
         if self.scales is None or not unit.done:
             return
-        following = self.plan.following(unit) if self.plan.running else None
         for half in (0, 1):
-            value = self._scale(unit, unit.m, half, self.multiplied.value)
-            if following is not None:
-                # The next interval may begin in the stage that is being decoded.
-                ahead = following.slab // self.geo.slabs > unit.slab // self.geo.slabs
-                stage = self.ring.stage if ahead else self.multiplied
-                value = value - self._scale(following, unit.m, half, stage.value)
-            b.store(self.pending, value, 2 * unit.bank + half)
+            gain = T.float32(self.decoder.gains[half])
+            b.store(self.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
 
-    def _scale(self, unit: Unit, m: int, half: int, stage: Expr) -> Expr:
-        """Return the scale of row g or g+8 of row tile ``m`` that holds at the end of a unit."""
+    def _scale(self, unit: Unit, half: int) -> Expr:
+        """Return the scale of row g or g+8 that holds at the end of a unit."""
         row = (unit.slab % self.geo.slabs * self.geo.slab + unit.start) // self.geo.scale_step
-        low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-        return self.scales[stage, row * self.schedule.tile_n + low + half * 8]
+        low = self._row_tile(unit.m) * TILE + self.warp * 16 + self.lane // 4
+        return self.scales[self.multiplied.value, row * self.schedule.tile_n + low + half * 8]
 
     def _release_after(self, unit: Unit) -> None:
         """Free the previous stage if it ends with a finished unit."""
@@ -225,29 +209,24 @@ class ByteKernel(Kernel):
         """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
         if not unit.done:
             return
-        if not self.plan.running:
-            pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        pin_registers(self.banks[unit.bank], self.plan.bank_registers)
         first = unit.m * self.geo.accumulators + unit.tokens // 2
         for index in range(self.plan.bank_registers):
             value = self._as_float(self.banks[unit.bank][index])
+            half = index // 2 % 2
             if self.scales is not None:
-                value = value * self.pending[2 * unit.bank + index // 2 % 2]
+                value = value * self.pending[2 * unit.bank + half]
+            elif self.decoder.gains[half] != 1.0:
+                value = value * T.float32(self.decoder.gains[half])
             b.store(self.total, self.total[first + index] + value, first + index)
         # The compiler would put the additions off, and keep copies of the sums meanwhile.
         pin_registers(self.total, self.plan.bank_registers, first)
 
     def _as_float(self, register: Expr) -> Expr:
-        """Return a partial sum as float32."""
-        if not self.integer:
-            return register
-        if self.plan.running:
-            value = b.call_inline("ladder_read_sum", READ_SUM, "float32", register)
-        else:
-            value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
-        return value - T.float32(MAGIC)
+        """Return a sum as float32."""
+        return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.integer else register
 
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
-        value = self.banks[bank][index]
-        return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
+        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.gains[index // 2 % 2])
