@@ -21,6 +21,9 @@ SWIZZLE_ROW = 128
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
+TABLE_BYTES = 32 * 1024
+"""Shared memory of wgmma's decode table: all pairs of 16 values, once for each lane of a warp."""
+
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
@@ -32,6 +35,9 @@ TOKEN_BUFFER = 56 * 1024
 
 GEMV_SPARE = 14
 """Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
+
+BYTE_TOKENS = (160, 192)
+"""Tokens per tile that only 8-bit cores use."""
 
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
@@ -62,7 +68,7 @@ RULES: Mapping[str, Rule] = {
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
-        (8, 16, 32, 64, 128, 256),
+        (8, 16, 32, 64, 128, 160, 192, 256),
         (64, 128, 192, 256),
         (64, 128, 256),
         (2, 3, 4, 5, 6, 7, 8),
@@ -168,7 +174,13 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
-    return pipeline + _staging_bytes(gemm, schedule) + 3 * 1024
+    return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
+
+
+def table_bytes(gemm: Gemm) -> int:
+    """Return the bytes of wgmma's decode table, in which 16-bit cores look up four-bit codebooks."""
+    looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
+    return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -177,7 +189,7 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.split_k > 1:
         return warpgroups * schedule.tile_m * (schedule.tile_n // warpgroups + 4) * 4
     row = 80 if gemm.output == "float32" else 32
-    return schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
 
 
 def _token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -204,12 +216,18 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Estimate the registers of a wgmma math thread: sums, two operand sets, the next slab, addresses."""
+    """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
-    if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
-        return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
-    return sums + row_tiles * (2 * 16 + _fetched(gemm, schedule)) + 28
+    if promotes(gemm, schedule):
+        # One set of partial sums, or two small ones. Bytes that go to the core as they are need
+        # little else; close to the limit ptxas makes do with this many (measured).
+        plain = weight_bits(gemm) == 8 and not gemm.scale
+        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
+        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
+    # ptxas gives each slab of a turn of the loop operand registers of its own.
+    slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
 
 
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -217,23 +235,28 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     wide = lane_of(gemm.activation) == 16
     group = gemm.k if gemm.group_size >= gemm.k else packed_group(gemm.group_size, gemm.k)
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
-    factors = (gemm.scale if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
+    fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
+    factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
     return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
 
 
 def launch_registers(warps: int) -> int:
-    """Return the registers per thread at launch of ``warps`` math warps and up to four of the producer.
+    """Return the registers per thread at launch if ``warps`` warps share a multiprocessor.
 
-    Each of the four schedulers of a multiprocessor has 16 Ki registers for its share of the warps.
+    Each of its four schedulers has 16 Ki registers for its share of the warps.
     """
-    return min(255, 65536 // (WARP * (warps + 4)) // 8 * 8)
+    return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
 
 
 def math_registers(warps: int) -> int:
-    """Return the most registers of a wgmma math thread if one block fills a multiprocessor."""
+    """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
+
+    The producer's warpgroup hands over what it does not need.
+    """
     if warps == 4:
-        return 255
-    return min(240, ((warps + 4) * launch_registers(warps) - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
+        return 240
+    pool = (warps + 4) * launch_registers(warps + 4)
+    return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
@@ -292,7 +315,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
+    if promotes(gemm, schedule) and schedule.tile_m > 192:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
@@ -309,6 +332,8 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.tile_m in BYTE_TOKENS and lane_of(gemm.activation) != 8:
+        yield f"tile_m={schedule.tile_m} is for 8-bit cores, whose sums leave no room for 256"
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):

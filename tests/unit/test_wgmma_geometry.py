@@ -61,7 +61,7 @@ def test_staged_halves_are_a_bijection_without_bank_conflicts() -> None:
 
 def test_registers_of_all_roles_fit_a_multiprocessor() -> None:
     for warps in (8, 12, 16):
-        launch, math = launch_registers(warps), math_registers(warps)
+        launch, math = launch_registers(warps + 4), math_registers(warps)
         assert launch * (warps + 4) * 32 <= 65536
         assert math * warps + PRODUCER_REGISTERS * 4 <= launch * (warps + 4)
         assert math % 8 == 0

@@ -19,10 +19,12 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
-from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
+from ladder.lower.cuda.decode import load_order
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
@@ -95,20 +97,20 @@ class Kernel:
         check(
             self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
         )
-        self.decoder: Decoder = self._choose_decoder()
+        self.decoder = self._choose_decoder()
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
 
-    def _choose_decoder(self) -> Decoder:
+    def _choose_decoder(self) -> ScaledDecoder:
         """Return how weights become operands."""
-        return make_decoder(self.gemm, self.device)
+        return scaled_decoder(self.gemm, self.device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
         self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
-        b.device(min_blocks=1)
+        b.device(min_blocks=self.geo.resident_blocks(self.device))
         self._grid()
         self.overlap.release()
         self._shared_memory()
@@ -159,6 +161,8 @@ class Kernel:
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
         self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
+        words = self.decoder.decoder.table_words
+        self.table = pool.alloc((words,), "uint32", align=128) if words else None
         self.full = pool.alloc((stages,), "uint64", align=8)
         self.empty = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
@@ -181,6 +185,8 @@ class Kernel:
 
         with b.when(self.thread == 0):
             initialise()
+        if self.table is not None:
+            self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
         if self.overlap.possible:
             with b.when(self.thread == 32):
                 prefetch(self, self._tile_origin(self.first)[0])
@@ -208,14 +214,15 @@ class Kernel:
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.bind(row_tile), b.bind(inside // columns * self.schedule.tile_m)
+        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
         """One thread keeps the ring full."""
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
-        with b.when(self.thread == self.schedule.warps * 32):
+        # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
+        with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.schedule.split_k > 1:
             # Every thread of the cluster takes part in the barrier before the sums are read.
@@ -258,7 +265,8 @@ class Kernel:
         self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
         count = 2 * geo.held_rows
         scaled = geo.lane == 16 and self.scales is not None
-        self.held_scales = [b.local(count, "uint32") for _ in range(geo.m64 if scaled else 0)]
+        factors = count * self.decoder.factors
+        self.held_scales = [b.local(factors, "uint32") for _ in range(geo.m64 if scaled else 0)]
         self.held_zeros = [
             b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)
         ]
@@ -367,12 +375,13 @@ class Kernel:
         """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
+        table = None if self.table is None else SharedTable(self.table, self.lane * 4)
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
         for part in range(TILE // step):
             scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros)
+            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m
@@ -397,9 +406,10 @@ class Kernel:
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
         for h in (0, 1):
             if self.held_scales:
-                b.store(
-                    self.held_scales[m], duplicate(self._staged(self.scales, step, low + h * 8)), 2 * row + h
-                )
+                scale = duplicate(self._staged(self.scales, step, low + h * 8))
+                first = (2 * row + h) * self.decoder.factors
+                for index, factor in enumerate(self.decoder.prepare(scale, h)):
+                    b.store(self.held_scales[m], factor, first + index)
             for part in range(geo.zero_parts):
                 value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
                 b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)
@@ -409,7 +419,9 @@ class Kernel:
         parts = self.geo.zero_parts
         scales = zeros = None
         if self.held_scales:
-            scales = tuple(self.held_scales[m][2 * row + h] for h in (0, 1))
+            count = self.decoder.factors
+            kept = [self.held_scales[m][2 * row * count + index] for index in range(2 * count)]
+            scales = (kept[:count], kept[count:])
         if parts:
             held = [self.held_zeros[m][2 * row * parts + index] for index in range(2 * parts)]
             zeros = tuple(held) if parts == 1 else (tuple(held[:2]), tuple(held[2:]))

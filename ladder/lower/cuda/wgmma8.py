@@ -15,10 +15,11 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.decode import Decoder, make_decoder
+from ladder.lower.cuda.decode import make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
@@ -36,11 +37,13 @@ def kernel_class(geo: Geometry) -> type[Kernel]:
 class ByteKernel(Kernel):
     """A kernel whose operands have eight bits."""
 
-    def _choose_decoder(self) -> Decoder:
+    def _choose_decoder(self) -> ScaledDecoder:
         """Leave gains to the sums; offsets and zero points would need the sums of X as well."""
         raw = make_decoder(self.gemm, self.device, "accumulator")
         zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
-        return make_decoder(self.gemm, self.device) if zeros_left or any(raw.offsets) else raw
+        if zeros_left or any(raw.offsets):
+            raw = make_decoder(self.gemm, self.device)
+        return ScaledDecoder(raw, fused=False)
 
     def _allocate(self) -> None:
         geo = self.geo
@@ -209,7 +212,7 @@ class ByteKernel(Kernel):
         if self.scales is None or not unit.done:
             return
         for half in (0, 1):
-            gain = T.float32(self.decoder.gains[half])
+            gain = T.float32(self.decoder.decoder.gains[half])
             b.store(self.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
 
     def _scale(self, unit: Unit, half: int) -> Expr:
@@ -235,8 +238,8 @@ class ByteKernel(Kernel):
             half = index // 2 % 2
             if self.scales is not None:
                 value = value * self.pending[2 * unit.bank + half]
-            elif self.decoder.gains[half] != 1.0:
-                value = value * T.float32(self.decoder.gains[half])
+            elif self.decoder.decoder.gains[half] != 1.0:
+                value = value * T.float32(self.decoder.decoder.gains[half])
             b.store(self.total, self.total[first + index] + value, first + index)
         # The compiler would put the additions off, and keep copies of the sums meanwhile.
         pin_registers(self.total, self.plan.bank_registers, first)
@@ -248,4 +251,4 @@ class ByteKernel(Kernel):
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
-        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.gains[index // 2 % 2])
+        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])

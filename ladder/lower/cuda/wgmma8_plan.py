@@ -21,11 +21,8 @@ STEP = 32
 FP8_INTERVAL = 512
 """Elements of K after which fp8 partial sums move to float32 registers."""
 
-UNIT_TOKENS = 128
-"""Tokens of a unit whose sums are promoted, at most."""
-
-INTEGER_TOKENS = 128
-"""Tokens of one integer product: TVM 0.27 knows none of 256."""
+INTEGER_TOKENS = 224
+"""Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,8 @@ class Loop:
     @property
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
-        if self.geo.promotes:
-            most = UNIT_TOKENS
-        else:
-            most = INTEGER_TOKENS if self.integer else self.geo.schedule.tile_m
-        return min(self.geo.schedule.tile_m, most)
+        tile = self.geo.schedule.tile_m
+        return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
     def integer(self) -> bool:

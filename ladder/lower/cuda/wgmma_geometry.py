@@ -13,8 +13,15 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
-from schedules.legal import STAGED_TOKENS, launch_registers, math_register_estimate, math_registers
+from schedules.legal import (
+    STAGED_TOKENS,
+    launch_registers,
+    math_register_estimate,
+    math_registers,
+    table_bytes,
+)
 from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
 from tile_types import get_type
 
 Index = Any
@@ -26,6 +33,9 @@ ROW_BYTES = 128
 WARP_ROWS = 16
 """Rows of a wgmma tile whose sums one warp holds."""
 
+
+SHARED_RESERVED = 1024
+"""Bytes of shared memory that the system takes per block (CUDA programming guide, compute capability 9.0)."""
 
 ESTIMATE_ERROR = 16
 """Registers by which ptxas may exceed the estimate: closer to the limit, registers are handed over."""
@@ -52,7 +62,8 @@ class Geometry:
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
         check(
-            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
+            plan.tile_m in (8, 16, 32, 64, 128, 160, 192, 256),
+            f"no token tile of {plan.tile_m} (8 to 256)",
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -223,7 +234,7 @@ class Geometry:
         """Tokens that the epilogue stages through shared memory at a time."""
         if self.schedule.split_k > 1:
             return self.schedule.tile_m
-        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
@@ -246,7 +257,8 @@ class Geometry:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
-        return self.schedule.stages * (self.stage_bytes + 16) + self.staging_bytes + 3 * 1024
+        ring = self.schedule.stages * (self.stage_bytes + 16)
+        return ring + self.staging_bytes + table_bytes(self.gemm) + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
@@ -257,8 +269,17 @@ class Geometry:
     @property
     def reallocates(self) -> bool:
         """Whether the producer hands registers to the math warpgroups (setmaxnreg)."""
-        spare = launch_registers(self.schedule.warps) - self.register_estimate
+        spare = launch_registers(self.schedule.warps + 4) - self.register_estimate
         return self.schedule.warps > 4 and spare < ESTIMATE_ERROR
+
+    def resident_blocks(self, device: TileDevice) -> int:
+        """Return the blocks that share a multiprocessor; ptxas is asked to leave them registers."""
+        if self.schedule.persistent or self.reallocates:
+            return 1
+        blocks = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
+        enough = self.register_estimate + ESTIMATE_ERROR
+        warps = self.threads // 32
+        return next((n for n in range(blocks, 1, -1) if launch_registers(n * warps) >= enough), 1)
 
 
 def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
