@@ -48,6 +48,9 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
 """Constants to fit, by the pipeline whose runs decide them."""
 
 STEPS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
+NEAR = 0.03
+"""Logarithm of predicted times within which runs share the first place."""
+
 SPREAD = 0.25
 """Runs this much slower than the fastest count a third in the error of times."""
 
@@ -121,6 +124,9 @@ class Quality:
     ----------
     regrets
         Measured time of the first choice over the fastest, per contest.
+    soft
+        Mean log of measured time over the fastest, by how near to the first choice the model sees each
+        run: unlike a regret, it changes with every constant.
     errors
         Absolute logarithm of predicted over measured time, of runs near the fastest.
     weights
@@ -128,14 +134,15 @@ class Quality:
     """
 
     regrets: tuple[float, ...]
+    soft: tuple[float, ...]
     errors: tuple[float, ...]
     weights: tuple[float, ...]
 
     @property
     def loss(self) -> float:
-        """Return what `fit` makes small: mean log regret plus mean error."""
+        """Return what `fit` makes small: soft regret plus mean error."""
         error = sum(e * w for e, w in zip(self.errors, self.weights, strict=True)) / sum(self.weights)
-        return sum(map(log, self.regrets)) / len(self.regrets) + error
+        return 2 * sum(self.soft) / len(self.soft) + error
 
     def __str__(self) -> str:
         return (
@@ -146,16 +153,19 @@ class Quality:
 
 def judge(contests: Sequence[Contest], target: str) -> Quality:
     """Compare the model with all contests."""
-    device, regrets, errors, weights = get_device(target), [], [], []
+    device, regrets, soft, errors, weights = get_device(target), [], [], [], []
     for contest in contests:
         predicted = [predict(contest.gemm, device, s, contest.m).seconds for s, _ in contest.runs]
         fastest = contest.fastest
         first = min(range(len(predicted)), key=predicted.__getitem__)
         regrets.append(contest.runs[first][1] / fastest)
+        near = [exp(-log(guess / predicted[first]) / NEAR) for guess in predicted]
+        lost = [log(seconds / fastest) for _, seconds in contest.runs]
+        soft.append(sum(w * loss for w, loss in zip(near, lost, strict=True)) / sum(near))
         for guess, (_, seconds) in zip(predicted, contest.runs, strict=True):
             errors.append(abs(log(guess / seconds)))
             weights.append(exp(-(seconds / fastest - 1) / SPREAD) / len(predicted))
-    return Quality(tuple(regrets), tuple(errors), tuple(weights))
+    return Quality(tuple(regrets), tuple(soft), tuple(errors), tuple(weights))
 
 
 def of_pipeline(contests: Sequence[Contest], pipeline: str) -> list[Contest]:
