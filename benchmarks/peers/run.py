@@ -1,0 +1,309 @@
+"""Measures: warms every engine in parallel processes, then times contenders in turns."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from benchmarks.harness import (
+    Captured,
+    capture_long,
+    copies_for,
+    copy_bandwidth,
+    graph_time_us,
+    interleaved_us,
+    poison,
+    relative_error,
+)
+from benchmarks.peers.cases import Case, Contender, Shape
+from benchmarks.peers.engine import Operand, Work, engine
+
+ROUNDS = 20
+LOOSE = 1e-2
+"""Bound of the error of a peer against its own weights; Ladder's rows have the tighter `Work.bound`."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What of the table is run.
+
+    Parameters
+    ----------
+    cases
+        Cases, with their shapes, M and contenders already narrowed.
+    rounds
+        Replays per contender and point.
+    """
+
+    cases: tuple[Case, ...]
+    rounds: int = ROUNDS
+
+    def shapes(self) -> list[Shape]:
+        """Return all shapes, each once."""
+        return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
+
+    def demands(self) -> dict[tuple[str, Work, Shape], tuple[int, ...]]:
+        """Return the M at which each engine meets each product and shape."""
+        found: dict[tuple[str, Work, Shape], set[int]] = {}
+        for case in self.cases:
+            for one in case.contenders:
+                for shape in case.shapes:
+                    wanted = {m for m in case.tokens if not engine(one.engine).refusal(one.work, *shape, m)}
+                    found.setdefault((one.engine, one.work, shape), set()).update(wanted)
+        return {key: tuple(sorted(tokens)) for key, tokens in found.items() if tokens}
+
+
+# ---- warming --------------------------------------------------------------------------
+def warm_one(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> tuple[str, float]:
+    """Let an engine compile and tune for one product; return what went wrong, and the seconds."""
+    start, failure = time.perf_counter(), ""
+    try:
+        if name == "ladder":
+            engine(name).compile(work, *shape, tokens)  # type: ignore[attr-defined]
+        else:
+            call_once(name, work, shape, tokens)
+    except Exception as error:  # the measurement reports it as a row
+        failure = f"{type(error).__name__}: {error}"
+    return failure, time.perf_counter() - start
+
+
+def call_once(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> None:
+    """Prepare a product on the GPU and call it at every M."""
+    import torch
+
+    operand = engine(name).prepare(work, draw_weight(shape), tokens)
+    for m in tokens:
+        operand(*operand.given(draw_activations(m, shape[1], work.source)))
+    torch.cuda.synchronize()
+    del operand
+    torch.cuda.empty_cache()
+
+
+def warm(selection: Selection, jobs: int) -> None:
+    """Warm all engines that compile, in ``jobs`` processes; the slowest kinds first."""
+    demands = [
+        (name, work, shape, tokens)
+        for (name, work, shape), tokens in selection.demands().items()
+        if engine(name).warms and not engine(name).absence()
+    ]
+    demands.sort(key=lambda demand: ("gemlite", "humming", "ladder").index(demand[0]))
+    start = time.perf_counter()
+    spent: dict[str, float] = {}
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        tasks = {pool.submit(warm_one, *demand): demand for demand in demands}
+        for task in as_completed(tasks):
+            name, work, shape, _ = tasks[task]
+            failure, seconds = task.result()
+            spent[name] = spent.get(name, 0.0) + seconds
+            if failure:
+                say(f"warming {name} {work} {shape}: {failure[:300]}")
+    say(f"warmed {len(demands)} products in {time.perf_counter() - start:.0f} s; process seconds: {spent}")
+
+
+# ---- operands -------------------------------------------------------------------------
+def draw_weight(shape: Shape) -> Any:
+    """Draw the weight that all engines quantize: normal, float16 ``[n, k]``, outputs of order 1."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(sum(shape))
+    values = torch.randn(*shape, device="cuda", generator=generator) * shape[1] ** -0.5
+    return values.to(torch.float16)
+
+
+def draw_activations(m: int, k: int, dtype: str) -> Any:
+    """Draw normal activations ``[m, k]``."""
+    import torch
+
+    generator = torch.Generator(device="cuda").manual_seed(m)
+    return torch.randn(m, k, device="cuda", generator=generator).to(getattr(torch, dtype))
+
+
+@dataclass
+class Prepared:
+    """Operands of one shape, shared by the cases that meet there."""
+
+    shape: Shape
+    demands: dict[tuple[str, Work, Shape], tuple[int, ...]]
+    held: dict[tuple[str, Work], list[Operand]] = field(default_factory=dict)
+    failures: dict[tuple[str, Work], str] = field(default_factory=dict)
+
+    def copies(self, one: Contender) -> list[Operand]:
+        """Return copies of a contender's weight that together exceed the L2 four times.
+
+        Raises
+        ------
+        RuntimeError
+            If the engine cannot make them, each time with the reason.
+        """
+        key = one.engine, one.work
+        if key in self.failures:
+            raise RuntimeError(self.failures[key])
+        if key not in self.held:
+            try:
+                self.held[key] = self._make(one)
+            except Exception as error:  # a peer that fails is a row with its reason
+                self.failures[key] = reason_of(error)
+                raise RuntimeError(self.failures[key]) from error
+        return self.held[key]
+
+    def _make(self, one: Contender) -> list[Operand]:
+        tokens = self.demands[one.engine, one.work, self.shape]
+        first = engine(one.engine).prepare(one.work, draw_weight(self.shape), tokens)
+        return [first, *(first.clone() for _ in range(copies_for(first.nbytes) - 1))]
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error in one line, and print where it came from."""
+    traceback.print_exception(error, limit=-4, file=sys.stderr)
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:300]
+
+
+# ---- measuring ------------------------------------------------------------------------
+def measure(selection: Selection, run_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every shape, case and M."""
+    import torch
+
+    demands = selection.demands()
+    for shape in selection.shapes():
+        prepared = Prepared(shape, demands)
+        for case in selection.cases:
+            if shape in case.shapes:
+                start = time.perf_counter()
+                rows = list(METHODS[case.method](case, prepared, selection.rounds))
+                yield from ({"run": run_id, "case": case.name, **row} for row in rows)
+                say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
+        del prepared
+        torch.cuda.empty_cache()
+
+
+def times(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
+    """Check and time all contenders of a case at one shape, M by M."""
+    dense: dict[tuple[str, Work], Any] = {}
+    for m in case.tokens:
+        rows = {one.name: describe(one, prepared.shape, m) for one in case.contenders}
+        graphs = {}
+        for one in case.contenders:
+            row = rows[one.name]
+            if reason := absence(one, prepared.shape, m):
+                row["reason"] = reason
+                continue
+            try:
+                copies = prepared.copies(one)
+                if (one.engine, one.work) not in dense:
+                    dense[one.engine, one.work] = copies[0].dense()
+                row |= check(one, copies[0], dense[one.engine, one.work], m)
+                row |= {"weight_bytes": copies[0].nbytes, "copies": len(copies)}
+                graphs[one.name] = captured(one, copies, m, prepared.shape[1])
+            except Exception as error:  # likewise
+                row["reason"] = reason_of(error)
+        for name, samples in interleaved_us(graphs, rounds).items():
+            rows[name] |= statistics_of(samples)
+        yield from with_ratios(case, rows)
+
+
+def captured(one: Contender, copies: Sequence[Operand], m: int, k: int) -> Captured:
+    """Return the graph that multiplies by every copy in turn."""
+    given = copies[0].given(draw_activations(m, k, one.work.source))
+    return capture_long([partial(copy, *given) for copy in copies])
+
+
+def absence(one: Contender, shape: Shape, m: int) -> str:
+    """Return why a contender has no time here, as far as that is known beforehand."""
+    chosen = engine(one.engine)
+    return chosen.absence() or chosen.refusal(one.work, *shape, m)
+
+
+def describe(one: Contender, shape: Shape, m: int) -> dict[str, Any]:
+    """Return the fields of a row that say what it is about."""
+    return {"n": shape[0], "k": shape[1], "m": m, "label": one.name, "engine": one.engine, **asdict(one.work)}
+
+
+def check(one: Contender, operand: Operand, dense: Any, m: int) -> dict[str, Any]:
+    """Compare with float64 on what the operand's codes and the quantized activations stand for."""
+    given = operand.given(draw_activations(m, dense.shape[1], one.work.source))
+    like = operand(*given)
+    poison(like.numel(), like.dtype)
+    del like
+    result = operand(*given)
+    error = relative_error(result, operand.seen(*given) @ dense.t())
+    bound = one.work.bound if one.engine == "ladder" else LOOSE
+    output = str(result.dtype).removeprefix("torch.")
+    return {"output": output, "relative_error": error, "bound": bound, "ok": error <= bound}
+
+
+def statistics_of(times: Sequence[float]) -> dict[str, float]:
+    """Return median, smallest and tenth-largest time."""
+    ordered = sorted(times)
+    return {
+        "time_us": statistics.median(ordered),
+        "min_us": ordered[0],
+        "p90_us": ordered[int(0.9 * (len(ordered) - 1))],
+    }
+
+
+def with_ratios(case: Case, rows: dict[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows; timed ones with their time over the subject's."""
+    subject = rows[case.contenders[0].name].get("time_us")
+    for row in rows.values():
+        if subject and "time_us" in row:
+            row["ratio"] = row["time_us"] / subject
+        yield row
+
+
+def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield the host's microseconds per call, by way of calling."""
+    from ladder.runtime.compile import compiled
+    from ladder.runtime.operator import host_cost_us
+
+    for one in case.contenders:
+        row = describe(one, prepared.shape, 1)
+        try:
+            operand: Any = prepared.copies(one)[0]
+            operator = compiled(operand.operator.request.text)
+            x = draw_activations(1, prepared.shape[1], one.work.source)
+            costs = host_cost_us(operator, x, operand.packed.tensors)
+            yield row | {f"{name}_us": cost for name, cost in costs.items()}
+        except Exception as error:  # likewise
+            yield row | {"reason": reason_of(error)}
+
+
+METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]] = {
+    "times": times,
+    "host": host_cost,
+}
+"""How a point is measured."""
+
+
+# ---- limits of the device -------------------------------------------------------------
+def limits() -> dict[str, float]:
+    """Measure bandwidths, and rates of cuBLAS on large products, in bytes and operations per second."""
+    from benchmarks.bandwidth import read_bandwidth
+
+    found = {"read_bytes_per_second": read_bandwidth(), "copy_bytes_per_second": copy_bandwidth()}
+    for name, engine_name, activation in (
+        ("float16", "cublas", "float16"),
+        ("fp8_e4m3", "scaled_mm", "fp8_e4m3"),
+        ("int8", "int_mm", "int8"),
+    ):
+        found[f"{name}_operations_per_second"] = dense_rate(engine_name, Work(activation, activation))
+    return found
+
+
+def dense_rate(engine_name: str, work: Work, extent: int = 8192) -> float:
+    """Return the operations per second of a dense product of ``extent`` in each direction."""
+    operand = engine(engine_name).prepare(work, draw_weight((extent, extent)), (extent,))
+    given = operand.given(draw_activations(extent, extent, work.source))
+    return 2 * extent**3 / (graph_time_us([lambda: operand(*given)] * 2) * 1e-6)
+
+
+def say(text: str) -> None:
+    """Tell progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
