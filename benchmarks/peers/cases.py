@@ -238,7 +238,7 @@ BITS = Case(
     chart=True,
 )
 
-STEPS = ("one buffer", "+ pipelined loads", "+ split K or persistence")
+STEPS = ("fused, fewest buffers", "+ deep pipeline")
 
 BREAKDOWN = Case(
     "breakdown",

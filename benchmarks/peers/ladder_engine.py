@@ -21,11 +21,10 @@ OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16"}
 
 
 STEPS: dict[str, dict[str, Any]] = {
-    "one buffer": {"stages": 0, "split_k": 1, "persistent": False},
-    "+ pipelined loads": {"split_k": 1, "persistent": False},
-    "+ split K or persistence": {},
+    "fused, fewest buffers": {"stages": 0, "split_k": 1, "persistent": False},
+    "+ deep pipeline": {"split_k": 1, "persistent": False},
 }
-"""Fields that a step holds back from the chosen schedule, in the order in which they are given back.
+"""Fields of the chosen schedule that a step holds back; the schedule itself has all.
 
 ``stages`` 0 stands for the fewest buffers that the pipeline allows.
 """
