@@ -132,8 +132,8 @@ def relative_error(result: Any, reference: Any) -> float:
 
 
 # ---- reports --------------------------------------------------------------------------
-def environment(module: str) -> dict[str, Any]:
-    """Describe the machine, the versions and the command ``python -m module …``."""
+def environment() -> dict[str, Any]:
+    """Describe the machine, the versions and the command."""
     import torch
 
     return {
@@ -146,8 +146,15 @@ def environment(module: str) -> dict[str, Any]:
             "cuda": torch.version.cuda,
             "python": platform.python_version(),
         },
-        "command": " ".join(["python -m", module, *sys.argv[1:]]),
+        "command": command(),
     }
+
+
+def command() -> str:
+    """Return how this process was started."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = sys.argv[0] if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
+    return " ".join(["python", name, *sys.argv[1:]])
 
 
 def compact(report: Mapping[str, Any]) -> str:

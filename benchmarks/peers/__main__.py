@@ -85,7 +85,7 @@ def measured(arguments: argparse.Namespace) -> Results:
     run_id = uuid.uuid4().hex[:8]
     if arguments.warm_only:
         return Results()
-    facts: dict[str, Any] = {**environment("benchmarks.peers"), "rounds": chosen.rounds}
+    facts: dict[str, Any] = {**environment(), "rounds": chosen.rounds}
     facts["versions"] |= versions()
     results = Results({run_id: facts | run.limits()})
     run.say(f"limits: {results.runs[run_id]}")
