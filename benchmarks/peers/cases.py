@@ -88,7 +88,7 @@ class Case:
     bars
         What must hold.
     chart
-        Whether it only feeds a chart: no peers are compared.
+        Whether it feeds a chart of its own.
     method
         A key of `benchmarks.peers.run.METHODS`: how a point is measured.
     """
@@ -213,6 +213,7 @@ SWEEP_CASE = Case(
     SWEEP,
     SWEEP_SHAPES,
     bars=(Bar("neighbours", 0.95), Bar("dequantise", 1.0, against=("cublas",))),
+    chart=True,
 )
 
 HOST = Case(
@@ -222,6 +223,7 @@ HOST = Case(
     (1,),
     ((4096, 4096),),
     bars=(Bar("direct", 7.0), Bar("operator", 14.0)),
+    chart=True,
     method="host",
 )
 

@@ -101,7 +101,8 @@ class Engine(ABC):
     module
         What must be importable.
     warms
-        Whether first calls compile or tune for a shape, so that other processes do it beforehand.
+        Whether first calls compile or tune for a shape on the GPU, so that other processes do it
+        beforehand.
     """
 
     distribution: ClassVar[str] = "torch"

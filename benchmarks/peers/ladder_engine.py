@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
-from ladder.runtime.compile import Request, obtain, plan_for
-from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
+from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
+from ladder.runtime.tokens import EIGHT_BIT
 from schedules.legal import RULES, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -53,13 +53,12 @@ class LadderOperand(Operand):
     def given(self, x: Any) -> tuple[Any, ...]:
         if self.dynamic or not self.eight_bit:
             return (x,)
-        codes, scale = quantize_tokens(x, self.operator.gemm.activation)
-        return codes, scale
+        return self.operator._with_scale(x)
 
     def seen(self, *given: Any) -> Any:
         if not self.eight_bit:
             return given[0].double()
-        codes, scale = quantize_tokens(given[0], self.operator.gemm.activation) if self.dynamic else given
+        codes, scale = self.operator._with_scale(given[0]) if self.dynamic else given
         return codes.double() * scale.double().unsqueeze(-1)
 
     def __call__(self, *given: Any) -> Any:
@@ -72,7 +71,6 @@ class Ladder(Engine):
 
     distribution = "ladder-compiler"
     module = "ladder"
-    warms = True
 
     def version(self) -> str:
         from ladder.installation import ladder_version
@@ -84,9 +82,20 @@ class Ladder(Engine):
         operator = Matmul.from_request(request(work, weight.shape[0], weight.shape[1], tokens))
         return LadderOperand(operator, operator.pack(held), held, work.dynamic)
 
-    def compile(self, work: Work, n: int, k: int, tokens: tuple[int, ...]) -> None:
-        """Build the kernels into the disk cache; needs no GPU."""
-        obtain(request(work, n, k, tokens))
+
+def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Request]:
+    """Return one request per kernel that a product needs, by what decides the kernel."""
+    whole = request(work, n, k, tokens)
+    assert whole.plan is not None
+    return {
+        f"{whole.gemm.shape_free()} {schedule}": Request(whole.gemm, TARGET, Plan(((ANY_M, schedule),)))
+        for _, schedule in whole.plan.entries
+    }
+
+
+def build(text: str) -> None:
+    """Build the kernels of a `Request.text` into the disk cache; needs no GPU."""
+    obtain(Request.parse(text))
 
 
 def quantization(work: Work) -> dict[str, Any]:

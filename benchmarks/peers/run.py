@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import statistics
 import sys
@@ -25,6 +26,8 @@ from benchmarks.harness import (
 )
 from benchmarks.peers.cases import Case, Contender, Shape
 from benchmarks.peers.engine import Operand, Work, engine
+from benchmarks.peers.ladder_engine import build, kernels
+from tile_types.errors import LadderError
 
 ROUNDS = 20
 LOOSE = 1e-2
@@ -62,17 +65,52 @@ class Selection:
 
 
 # ---- warming --------------------------------------------------------------------------
-def warm_one(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> tuple[str, float]:
-    """Let an engine compile and tune for one product; return what went wrong, and the seconds."""
+Task = tuple[Callable[..., None], tuple[Any, ...]]
+
+
+def warm(selection: Selection, jobs: int) -> None:
+    """Let every engine compile and tune beforehand, in ``jobs`` processes; the slowest first."""
+    tasks = [*peer_tasks(selection), *ladder_tasks(selection)]
+    start, spent = time.perf_counter(), dict.fromkeys(("call_once", "build"), 0.0)
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(timed, *task): task for task in tasks}
+        for done in as_completed(running):
+            function, arguments = running[done]
+            failure, seconds = done.result()
+            spent[function.__name__] += seconds
+            if failure:
+                say(f"warming {arguments}: {failure[:300]}")
+    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {spent}")
+
+
+def timed(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[str, float]:
+    """Call a function; return what went wrong, and the seconds."""
     start, failure = time.perf_counter(), ""
     try:
-        if name == "ladder":
-            engine(name).compile(work, *shape, tokens)  # type: ignore[attr-defined]
-        else:
-            call_once(name, work, shape, tokens)
-    except Exception as error:  # the measurement reports it as a row
+        function(*arguments)
+    except Exception as error:  # the measurement meets it again and makes a row of it
         failure = f"{type(error).__name__}: {error}"
     return failure, time.perf_counter() - start
+
+
+def peer_tasks(selection: Selection) -> list[Task]:
+    """Return the products that peers compile or tune for."""
+    wanted = [
+        (name, work, shape, tokens)
+        for (name, work, shape), tokens in selection.demands().items()
+        if engine(name).warms and not engine(name).absence()
+    ]
+    return [(call_once, one) for one in sorted(wanted, key=lambda one: one[0])]
+
+
+def ladder_tasks(selection: Selection) -> list[Task]:
+    """Return Ladder's kernels, each once however many shapes share it."""
+    found: dict[str, str] = {}
+    for (name, work, shape), tokens in selection.demands().items():
+        if name == "ladder":
+            with contextlib.suppress(LadderError):  # likewise
+                found |= {key: one.text for key, one in kernels(work, *shape, tokens).items()}
+    return [(build, (text,)) for text in found.values()]
 
 
 def call_once(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> None:
@@ -85,27 +123,6 @@ def call_once(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> N
     torch.cuda.synchronize()
     del operand
     torch.cuda.empty_cache()
-
-
-def warm(selection: Selection, jobs: int) -> None:
-    """Warm all engines that compile, in ``jobs`` processes; the slowest kinds first."""
-    demands = [
-        (name, work, shape, tokens)
-        for (name, work, shape), tokens in selection.demands().items()
-        if engine(name).warms and not engine(name).absence()
-    ]
-    demands.sort(key=lambda demand: ("gemlite", "humming", "ladder").index(demand[0]))
-    start = time.perf_counter()
-    spent: dict[str, float] = {}
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        tasks = {pool.submit(warm_one, *demand): demand for demand in demands}
-        for task in as_completed(tasks):
-            name, work, shape, _ = tasks[task]
-            failure, seconds = task.result()
-            spent[name] = spent.get(name, 0.0) + seconds
-            if failure:
-                say(f"warming {name} {work} {shape}: {failure[:300]}")
-    say(f"warmed {len(demands)} products in {time.perf_counter() - start:.0f} s; process seconds: {spent}")
 
 
 # ---- operands -------------------------------------------------------------------------

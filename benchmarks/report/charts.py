@@ -39,7 +39,7 @@ def timed(results: Results, case: str) -> Iterator[Row]:
 # ---- roofline -------------------------------------------------------------------------
 def roofline(results: Results) -> str:
     """Return the achieved operations per second over the operations per byte, below the measured roofs."""
-    judged = [case for case in CASES.values() if not case.chart and case.method == "times"]
+    judged = [case for case in CASES.values() if not case.chart]
     series = [roof(results, kind) for kind in ("float16", "fp8_e4m3")] if results.runs else []
     for colour, case in enumerate(judged):
         own = [row for row in timed(results, case.name) if row["label"] == case.contenders[0].name]

@@ -70,7 +70,7 @@ class Axis:
             first = math.ceil(self.low / step)
             return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        factors = (1, 2, 5) if len(decades) <= 3 else (1,)
+        factors = (1, 2, 5) if math.log10(self.high / self.low) <= 2.7 else (1,)
         values = [f * 10.0**d for d in decades for f in factors]
         return [v for v in values if self.low * 0.999 <= v <= self.high * 1.001]
 
