@@ -8,6 +8,7 @@ of several results instead of measuring.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -78,7 +79,7 @@ def narrow(case: Case, shapes: Sequence[Shape], tokens: Sequence[int], engines: 
 
 
 def measured(arguments: argparse.Namespace) -> Results:
-    """Warm, measure and keep what there is after every shape."""
+    """Warm, measure and keep what there is after every case and shape."""
     chosen = selection(arguments)
     start = time.perf_counter()
     run.warm(chosen, arguments.jobs)
@@ -89,10 +90,14 @@ def measured(arguments: argparse.Namespace) -> Results:
     facts["versions"] |= versions()
     results = Results({run_id: facts | run.limits()})
     run.say(f"limits: {results.runs[run_id]}")
-    for row in run.measure(chosen, run_id):
-        results.rows.append(row)
-        if arguments.output:
-            results.write(arguments.output)
+    gc.freeze()  # each capture collects garbage
+    try:
+        for rows in run.measure(chosen, run_id):
+            results.rows += rows
+            if arguments.output:
+                results.write(arguments.output)
+    except RuntimeError as error:  # what was measured before stays
+        results.runs[run_id]["ended"] = run.reason_of(error)
     results.runs[run_id]["seconds"] = time.perf_counter() - start
     return results
 

@@ -184,8 +184,14 @@ def reason_of(error: Exception) -> str:
 
 
 # ---- measuring ------------------------------------------------------------------------
-def measure(selection: Selection, run_id: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of every shape, case and M."""
+def measure(selection: Selection, run_id: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of every shape and case.
+
+    Raises
+    ------
+    RuntimeError
+        If a kernel broke the device's context, after which nothing can be measured.
+    """
     import torch
 
     demands = selection.demands()
@@ -195,7 +201,8 @@ def measure(selection: Selection, run_id: str) -> Iterator[dict[str, Any]]:
             if shape in case.shapes:
                 start = time.perf_counter()
                 rows = list(METHODS[case.method](case, prepared, selection.rounds))
-                yield from ({"run": run_id, "case": case.name, **row} for row in rows)
+                yield [{"run": run_id, "case": case.name, **row} for row in rows]
+                torch.cuda.synchronize()
                 say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
         del prepared
         torch.cuda.empty_cache()
