@@ -150,25 +150,25 @@ class Prepared:
     shape: Shape
     demands: dict[tuple[str, Work, Shape], tuple[int, ...]]
     held: dict[tuple[str, Work], list[Operand]] = field(default_factory=dict)
-    failures: dict[tuple[str, Work], str] = field(default_factory=dict)
+    failures: dict[tuple[str, Work], Exception] = field(default_factory=dict)
 
     def copies(self, one: Contender) -> list[Operand]:
         """Return copies of a contender's weight that together exceed the L2 four times.
 
         Raises
         ------
-        RuntimeError
-            If the engine cannot make them, each time with the reason.
+        Exception
+            Whatever the engine raised when it was first asked, each time.
         """
         key = one.engine, one.work
         if key in self.failures:
-            raise RuntimeError(self.failures[key])
+            raise self.failures[key]
         if key not in self.held:
             try:
                 self.held[key] = self._make(one)
             except Exception as error:  # a peer that fails is a row with its reason
-                self.failures[key] = reason_of(error)
-                raise RuntimeError(self.failures[key]) from error
+                self.failures[key] = error
+                raise
         return self.held[key]
 
     def _make(self, one: Contender) -> list[Operand]:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.peers import bars
+from benchmarks.harness import copies_for, interleaved_us
+from benchmarks.peers import bars, run
 from benchmarks.peers.__main__ import narrow, parser, selection
-from benchmarks.peers.cases import CASES, SHAPES, Bar
-from benchmarks.peers.engine import ENGINES, Work, engine
+from benchmarks.peers.cases import CASES, SHAPES, Bar, Case, everyone
+from benchmarks.peers.engine import ENGINES, Engine, Operand, Work, engine
 from benchmarks.peers.ladder_engine import STEPS, request
 from benchmarks.peers.records import Results, merge, read
 from benchmarks.report.page import page
@@ -146,6 +148,125 @@ def test_runs_without_rows_are_forgotten() -> None:
     assert list(merge([first, second]).runs) == ["r2"]
 
 
+# ---- measuring, with an engine of the test and no GPU ---------------------------------
+class Exact(Operand):
+    """A dense matrix in float64; ``off`` spoils its products."""
+
+    nbytes = 10**8
+
+    def __init__(self, weight: torch.Tensor, off: float) -> None:
+        self.weight, self.off = weight.double(), off
+
+    def dense(self) -> torch.Tensor:
+        return self.weight
+
+    def __call__(self, *given: Any) -> torch.Tensor:
+        return given[0].double() @ self.weight.t() + self.off
+
+
+class Stub(Engine):
+    """Multiplies exactly, refuses M = 2 and breaks at K = 3."""
+
+    off = 0.0
+
+    def refusal(self, work: Work, n: int, k: int, m: int) -> str:
+        return "not at M = 2" if m == 2 else ""
+
+    def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
+        if weight.shape[1] == 3:
+            raise RuntimeError("K is 3")
+        return Exact(weight, self.off)
+
+
+class Wrong(Stub):
+    off = 1.0
+
+
+class Replayed:
+    """Stands for a CUDA graph; the subject's takes 1 µs per call, the others' 2 and more."""
+
+    made = 0
+
+    def __init__(self, calls: list[Any]) -> None:
+        for call in calls:
+            call()
+        self.calls, self.us = len(calls), float(1 + Replayed.made)
+        Replayed.made += 1
+
+    def replay_us(self) -> float:
+        return self.us
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
+    """Replace engines and everything that needs a GPU."""
+    made: dict[str, Engine] = {"ladder": Stub(), "humming": Stub(), "cublas": Wrong()}
+    monkeypatch.setattr(run, "engine", made.__getitem__)
+    monkeypatch.setattr(run, "draw_weight", lambda shape: torch.randn(*shape))
+    monkeypatch.setattr(run, "draw_activations", lambda m, k, dtype: torch.randn(m, k))
+    monkeypatch.setattr(run, "capture_long", Replayed)
+    monkeypatch.setattr(run, "poison", lambda count, dtype: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(Replayed, "made", 0)
+    return made
+
+
+def measured_rows(shapes: tuple[tuple[int, int], ...], tokens: tuple[int, ...]) -> list[dict[str, Any]]:
+    case = Case("int4", "", everyone(Work("int4"), "humming", "cublas"), tokens, shapes)
+    return [row for rows in run.measure(run.Selection((case,), 3), "r1") for row in rows]
+
+
+@pytest.mark.usefixtures("stubs")
+def test_measured_rows_hold_times_ratios_and_errors() -> None:
+    ladder, humming, cublas = measured_rows(((4, 8),), (1,))
+    assert (ladder["time_us"], ladder["ratio"], ladder["ok"], ladder["run"]) == (1.0, 1.0, True, "r1")
+    assert (humming["time_us"], humming["ratio"], humming["copies"]) == (2.0, 2.0, 3)
+    assert humming["output"] == "float64"
+    assert not cublas["ok"]
+    assert "reason" not in ladder
+
+
+@pytest.mark.usefixtures("stubs")
+def test_refusals_and_failures_are_rows_with_a_reason() -> None:
+    rows = measured_rows(((4, 8), (4, 3)), (1, 2))
+    assert len(rows) == 2 * 2 * 3
+    reasons = {(row["k"], row["m"]): row.get("reason") for row in rows if row["engine"] == "humming"}
+    assert reasons == {
+        (8, 1): None,
+        (8, 2): "not at M = 2",
+        (3, 1): "RuntimeError: K is 3",
+        (3, 2): "not at M = 2",
+    }
+
+
+@pytest.mark.usefixtures("stubs")
+def test_missing_libraries_are_rows_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stub, "absence", lambda self: "not installed: stub")
+    assert {row["reason"] for row in measured_rows(((4, 8),), (1,))} == {"not installed: stub"}
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def replay_us(self) -> float:
+            order.append(self.name)
+            return 1.0
+
+    samples = interleaved_us({name: Noted(name) for name in "abc"}, 2)
+    assert {name: len(times) for name, times in samples.items()} == {"a": 2, "b": 2, "c": 2}
+    assert "".join(order) == "abcbcacababc"
+
+
+def test_copies_exceed_the_cache() -> None:
+    assert copies_for(10**9) == 2
+    assert copies_for(10**7) == 24
+
+
 # ---- verdicts -------------------------------------------------------------------------
 def verdict(results: Results, measure: str, m: int, shape: tuple[int, int] = (4096, 4096)) -> bars.Verdict:
     point = {v.bar.measure: v for v in bars.judge(results) if v.point[1:] == (*shape, m)}
@@ -199,7 +320,7 @@ def test_bars_print() -> None:
 class Balance(HTMLParser):
     """Collects what is opened and never closed, and everything that refers to another file."""
 
-    VOID = frozenset({"meta", "br", "circle", "line", "rect", "polyline"})
+    VOID = frozenset({"meta"})
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +330,7 @@ class Balance(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.outside += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href")]
         self.outside += [tag] if tag in ("script", "link", "img") else []
-        if tag not in self.VOID or tag == "circle":
+        if tag not in self.VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
