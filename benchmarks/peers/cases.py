@@ -185,23 +185,26 @@ INT4_CASE = Case(
 FP8 = Case(
     "fp8",
     "fp8 × fp8, scaled by row",
-    (*everyone(Work("fp8_e4m3", "fp8_e4m3"), "scaled_mm"),),
+    everyone(Work("fp8_e4m3", "fp8_e4m3"), "scaled_mm", "humming"),
     (1, 16, 64, 256, 4096),
-    bars=(Bar("ratio", 1.1, (1, 16)), Bar("ratio", 1.0, (64, 256, 4096))),
+    bars=(
+        Bar("ratio", 1.1, (1, 16), against=("scaled_mm",)),
+        Bar("ratio", 1.0, (64, 256, 4096), against=("scaled_mm",)),
+    ),
 )
 
 INT8 = Case(
     "int8",
     "int8 × int8",
-    (*everyone(Work("int8", "int8"), "int_mm"),),
+    everyone(Work("int8", "int8"), "int_mm", "humming"),
     (4096,),
-    bars=(Bar("ratio", 1.3),),
+    bars=(Bar("ratio", 1.3, against=("int_mm",)),),
 )
 
 BITNET = Case(
     "bitnet",
     "int2 × int8 (BitNet), decode",
-    (*everyone(Work("int2", "int8"), "humming"),),
+    everyone(Work("int2", "int8"), "humming"),
     (1,),
     bars=(Bar("bandwidth", 0.8, least_bytes=25 * MB),),
 )

@@ -90,6 +90,10 @@ def ratios(results: Results) -> str:
     parts = []
     for case in CASES.values():
         if case.name in measured and case.method == "times":
-            parts.append(f"<h3>{case.title}</h3><p><small>µs per call</small></p>")
-            parts.append(tables.case_table(results, case) + tables.reasons(results, case))
+            parts += [
+                f"<h3>{case.title}</h3><p><small>µs per call</small></p>",
+                "" if case.chart else tables.mean_ratios(results, case),
+                tables.case_table(results, case),
+                tables.reasons(results, case),
+            ]
     return "".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from statistics import geometric_mean
 
 from benchmarks.peers.bars import MEASURES, Verdict, by_bar, describe, judge
 from benchmarks.peers.cases import CASES, Case
@@ -136,6 +137,21 @@ def reasons(results: Results, case: Case) -> str:
         for (label, reason), at in found.items()
     ]
     return f"<details><summary>Without a time</summary><ul>{''.join(lines)}</ul></details>" if lines else ""
+
+
+def mean_ratios(results: Results, case: Case) -> str:
+    """Return, for each M, the geometric mean over the shapes of the best peer's time over ours."""
+    found: dict[int, list[float]] = {}
+    for point, rows in results.points().items():
+        if point[0] == case.name:
+            ours = rows.get(case.contenders[0].name, {}).get("time_us")
+            peers = [r["time_us"] for r in rows.values() if r["engine"] != "ladder" and "time_us" in r]
+            if ours and peers:
+                found.setdefault(point[3], []).append(min(peers) / ours)
+    parts = [f"M = {m}: {geometric_mean(ratios):.2f}×" for m, ratios in sorted(found.items())]
+    return (
+        f"<p>Against the best peer, geometric mean over the shapes: {', '.join(parts)}.</p>" if parts else ""
+    )
 
 
 # ---- host, errors, runs ---------------------------------------------------------------

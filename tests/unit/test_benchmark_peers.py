@@ -354,6 +354,10 @@ def test_report_is_whole_self_contained_and_repeatable() -> None:
             assert case.title in text
 
 
+def test_report_shows_mean_ratios() -> None:
+    assert "geometric mean over the shapes: M = 16: 1.50×" in page(made_up(cases="int4", m="16"))
+
+
 def test_report_says_what_was_not_measured() -> None:
     text = page(made_up(cases="int4", m="16"))
     assert "not measured" in text
