@@ -27,13 +27,14 @@ from benchmarks.peers.records import Results, merge, read
 
 def parser() -> argparse.ArgumentParser:
     """Return the command's options."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     made.add_argument("--output", type=Path, help="JSON file of the results")
     made.add_argument("--html", type=Path, help="self-contained report")
     made.add_argument("--merge", type=Path, nargs="+", default=[], help="results to merge; measures nothing")
     made.add_argument("--cases", default="", help=f"comma-separated; of {', '.join(CASES)}")
     made.add_argument("--shapes", default="", help="comma-separated NxK")
-    made.add_argument("-m", dest="tokens", default="", help="comma-separated M")
+    made.add_argument("-m", "--tokens", default="", help="comma-separated M")
     made.add_argument("--peers", default="", help=f"comma-separated; of {', '.join(ENGINES)}; Ladder always")
     made.add_argument("--quick", action="store_true", help="two shapes, M of 1 and 16, fewer repeats")
     made.add_argument("--rounds", type=int, default=run.ROUNDS, help="replays per contender and point")

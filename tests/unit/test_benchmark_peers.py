@@ -274,14 +274,14 @@ def verdict(results: Results, measure: str, m: int, shape: tuple[int, int] = (40
 
 
 def test_ratio_is_to_the_fastest_peer() -> None:
-    found = verdict(made_up(cases="int4", m="16"), "ratio", 16)
+    found = verdict(made_up(cases="int4", tokens="16"), "ratio", 16)
     assert found.value == pytest.approx(1.5)
     assert found.peer == "humming"
     assert found.holds
 
 
 def test_bandwidth_counts_activations_and_result() -> None:
-    results = made_up(cases="int4", m="1")
+    results = made_up(cases="int4", tokens="1")
     moved = 8192 * 28672 // 2 + 2 * (8192 + 28672)
     row = next(r for r in results.rows if r["n"] == 28672 and r["engine"] == "ladder")
     expected = moved / (row["time_us"] * 1e-6) / 4e12
@@ -298,7 +298,7 @@ def test_neighbours_compare_with_every_larger_m() -> None:
 
 
 def test_dequantise_adds_both_passes_to_cublas() -> None:
-    results = made_up(cases="sweep", m="1")
+    results = made_up(cases="sweep", tokens="1")
     point = results.points()["sweep", 8192, 8192, 1]
     passes = (8192 * 8192 // 2 + 2 * 8192 * 8192) / 4e12 * 1e6
     expected = (point["cublas"]["time_us"] + passes) / point["ladder"]["time_us"]
@@ -355,11 +355,11 @@ def test_report_is_whole_self_contained_and_repeatable() -> None:
 
 
 def test_report_shows_mean_ratios() -> None:
-    assert "geometric mean over the shapes: M = 16: 1.50×" in page(made_up(cases="int4", m="16"))
+    assert "geometric mean over the shapes: M = 16: 1.50×" in page(made_up(cases="int4", tokens="16"))
 
 
 def test_report_says_what_was_not_measured() -> None:
-    text = page(made_up(cases="int4", m="16"))
+    text = page(made_up(cases="int4", tokens="16"))
     assert "not measured" in text
     assert "not installed: gemlite" in text
 
