@@ -13,6 +13,8 @@ from functools import cache
 from typing import Any, ClassVar
 
 from benchmarks.harness import BOUNDS
+from tile_types import get_type, quantize
+from tile_types.quantized import QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,16 @@ class Work:
     def source(self) -> str:
         """Type in which activations are drawn."""
         return self.activation if self.activation in ("float16", "bfloat16") else "float16"
+
+    def quantized(self, weight: Any) -> QuantizedTensor:
+        """Quantize ``[n, k]`` as Ladder does: scales in the 16-bit type, one-sided types clip."""
+        ttype = get_type(self.weight)
+        options: dict[str, Any] = {"group_size": self.group_size} if self.group_size else {}
+        if not ttype.is_block and ttype.elem_bits <= 8:
+            options["scale_type"] = self.source
+        if ttype.element_type.maximum <= 0 or ttype.element_type.minimum >= 0:
+            options["scaling"] = "absmax"
+        return quantize(weight, self.weight, **options)
 
     @property
     def bound(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 
 from benchmarks.peers.engine import Engine, Operand, Work
-from tile_types import get_type, quantize
+from tile_types import get_type
 
 PROCESSORS: Mapping[str, str] = {
     "int4": "A16W4_HQQ_INT",
@@ -76,12 +76,8 @@ class Gemlite(Engine):
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
         load_tuning()
-        options: dict[str, Any] = {}
-        if not get_type(work.weight).is_block:
-            options = {"group_size": work.group_size, "scale_type": work.source}
-        held = quantize(weight, work.weight, **options)
         dtype = getattr(torch, work.source)
-        operand = GemliteOperand(held, dtype)
+        operand = GemliteOperand(work.quantized(weight), dtype)
         for m in tokens:  # tunes
             if m <= self.LARGEST_M:
                 operand(torch.zeros(m, weight.shape[1], dtype=dtype, device="cuda"))

@@ -13,7 +13,6 @@ from ladder.runtime.tokens import EIGHT_BIT
 from schedules.legal import RULES, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
-from tile_types import get_type, quantize
 from tile_types.errors import ScheduleError
 
 TARGET = "cuda/sm_90a"
@@ -78,7 +77,7 @@ class Ladder(Engine):
         return ladder_version()
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
-        held = quantize(weight, work.weight, **quantization(work))
+        held = work.quantized(weight)
         operator = Matmul.from_request(request(work, weight.shape[0], weight.shape[1], tokens))
         return LadderOperand(operator, operator.pack(held), held, work.dynamic)
 
@@ -96,17 +95,6 @@ def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Re
 def build(text: str) -> None:
     """Build the kernels of a `Request.text` into the disk cache; needs no GPU."""
     obtain(Request.parse(text))
-
-
-def quantization(work: Work) -> dict[str, Any]:
-    """Return the options of `quantize`: scales in the activations' own 16-bit type."""
-    ttype = get_type(work.weight)
-    options: dict[str, Any] = {}
-    if not ttype.is_block and ttype.elem_bits <= 8:
-        options["scale_type"] = work.source
-    if work.group_size:
-        options["group_size"] = work.group_size
-    return options
 
 
 def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:

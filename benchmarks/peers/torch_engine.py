@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from benchmarks.peers.engine import Engine, Operand, Work
-from tile_types import quantize
 
 FP8_LIMIT = 448.0
 INT8_LIMIT = 127.0
@@ -112,19 +111,18 @@ class TinygemmOperand(Operand):
 
     INNER_TILES = 8
 
-    def __init__(self, weight: Any, group_size: int) -> None:
-        held = quantize(weight, "int4", group_size=group_size, scale_type="bfloat16")
+    def __init__(self, held: Any) -> None:
         codes = torch.as_tensor(held.codes()).to(torch.uint8) ^ 8
         packed = ((codes[:, ::2] << 4) | codes[:, 1::2]).contiguous()
         scale = torch.as_tensor(held.scale).to(torch.bfloat16)
-        self.group_size = group_size
+        self.group_size = held.group_size
         self.words = torch.ops.aten._convert_weight_to_int4pack(packed, self.INNER_TILES)
         self.scales = torch.stack([scale, torch.zeros_like(scale)], -1).transpose(0, 1).contiguous()
         self.nbytes = self.words.nbytes + self.scales.nbytes
-        self._held: Any = held
+        self.held = held
 
     def dense(self) -> Any:
-        return self._held.dequantize("float64")
+        return self.held.dequantize("float64")
 
     def clone(self) -> Operand:
         twin = object.__new__(TinygemmOperand)
@@ -147,4 +145,4 @@ class Tinygemm(Engine):
         return ""
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
-        return TinygemmOperand(weight, work.group_size)
+        return TinygemmOperand(work.quantized(weight))

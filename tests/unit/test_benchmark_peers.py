@@ -96,6 +96,13 @@ def test_plans_hold_only_what_is_measured() -> None:
     assert all(step in {one.work.step for one in CASES["breakdown"].contenders} for step in STEPS)
 
 
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_the_drawn_weight_can_be_quantized_for_every_contender(name: str) -> None:
+    weight = torch.randn(16, 256).to(torch.float16)
+    for one in CASES[name].contenders:
+        assert one.work.quantized(weight).shape == (16, 256)
+
+
 def test_absent_peers_say_so() -> None:
     one = engine("humming")
     assert one.absence() in ("", "not installed: humming-kernels")
