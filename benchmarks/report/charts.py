@@ -61,7 +61,7 @@ def roof(results: Results, kind: str) -> Series:
     bandwidth, rate = run["read_bytes_per_second"], run[f"{kind}_operations_per_second"]
     ridge = rate / bandwidth
     points = [(x, min(bandwidth * x, rate) * 1e-12, "") for x in (1.0, ridge, 1e4)]
-    name = f"measured {kind} roof"
+    name = "roof of fp16" if kind == "float16" else "roof of fp8"
     return Series(name, points, 7 if kind == "float16" else 6, marks=False, dashed=True)
 
 

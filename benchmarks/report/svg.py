@@ -177,6 +177,4 @@ def bars(rows: Sequence[tuple[str, float, str, int]]) -> str:
 
 def number(value: float) -> str:
     """Return a value with three significant digits and without an exponent."""
-    if value >= 1e5:
-        return f"{value:.0e}".replace("e+0", "e")
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
