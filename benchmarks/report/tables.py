@@ -208,7 +208,7 @@ def run_table(results: Results) -> str:
                 run["date"],
                 escape(run["device"]),
                 *limits,
-                escape(versions),
+                cell(escape(versions), "long"),
                 f"<code>{escape(run['command'])}</code>",
             ]
         )
