@@ -147,6 +147,7 @@ ENGINES: Mapping[str, str] = {
     "bitsandbytes": "benchmarks.peers.bitsandbytes_engine:Bitsandbytes",
     "cublas": "benchmarks.peers.torch_engine:Dense",
     "scaled_mm": "benchmarks.peers.torch_engine:ScaledMatmul",
+    "scaled_mm by tensor": "benchmarks.peers.torch_engine:TensorScaledMatmul",
     "int_mm": "benchmarks.peers.torch_engine:IntegerMatmul",
     "tinygemm": "benchmarks.peers.torch_engine:Tinygemm",
 }

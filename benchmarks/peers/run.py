@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import (
+    Call,
     Captured,
     capture_long,
     copies_for,
@@ -25,7 +26,7 @@ from benchmarks.harness import (
     relative_error,
 )
 from benchmarks.peers.cases import Case, Contender, Shape
-from benchmarks.peers.engine import Operand, Work, engine
+from benchmarks.peers.engine import ENGINES, Operand, Work, engine
 from benchmarks.peers.ladder_engine import build, kernels
 from tile_types.errors import LadderError
 
@@ -71,16 +72,17 @@ Task = tuple[Callable[..., None], tuple[Any, ...]]
 def warm(selection: Selection, jobs: int) -> None:
     """Let every engine compile and tune beforehand, in ``jobs`` processes; the slowest first."""
     tasks = [*peer_tasks(selection), *ladder_tasks(selection)]
-    start, spent = time.perf_counter(), dict.fromkeys(("call_once", "build"), 0.0)
+    start, spent = time.perf_counter(), dict.fromkeys(ENGINES, 0.0)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(timed, *task): task for task in tasks}
         for done in as_completed(running):
             function, arguments = running[done]
             failure, seconds = done.result()
-            spent[function.__name__] += seconds
+            spent["ladder" if function is build else arguments[0]] += seconds
             if failure:
                 say(f"warming {arguments}: {failure[:300]}")
-    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {spent}")
+    seconds = ", ".join(f"{name} {spent[name]:.0f}" for name in spent if spent[name])
+    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {seconds}")
 
 
 def timed(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[str, float]:
@@ -283,20 +285,38 @@ def with_ratios(case: Case, rows: dict[str, dict[str, Any]]) -> Iterator[dict[st
 
 
 def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
-    """Yield the host's microseconds per call, by way of calling."""
-    from ladder.runtime.compile import compiled
-    from ladder.runtime.operator import host_cost_us
+    """Yield the host's microseconds per call, by way of calling; the kernel is shorter than the call."""
+    from ladder.runtime import operator
 
     for one in case.contenders:
         row = describe(one, prepared.shape, 1)
         try:
-            operand: Any = prepared.copies(one)[0]
-            operator = compiled(operand.operator.request.text)
+            held: Any = prepared.copies(one)[0]
             x = draw_activations(1, prepared.shape[1], one.work.source)
-            costs = host_cost_us(operator, x, operand.packed.tensors)
-            yield row | {f"{name}_us": cost for name, cost in costs.items()}
+            compiled = held.operator.compiled_for(x.device)
+            tensors, text, y = held.packed.tensors, held.operator.request.text, held(x)
+            row |= {
+                "kernel_us": mean_host_us(lambda: compiled.entries[0](x, *tensors, y)),
+                "direct_us": mean_host_us(lambda: held.operator(x, held.packed)),
+                "operator_us": mean_host_us(lambda: operator.matmul(x, tensors, None, None, text)),
+            }
         except Exception as error:  # likewise
-            yield row | {"reason": reason_of(error)}
+            row["reason"] = reason_of(error)
+        yield row
+
+
+def mean_host_us(call: Call, batches: int = 11, calls: int = 200) -> float:
+    """Return the median over batches of the host's microseconds per call; the launch queue never fills."""
+    import torch
+
+    means = []
+    for _ in range(batches):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        means.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(means)
 
 
 METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]] = {

@@ -44,18 +44,25 @@ class Dense(Engine):
 
 
 class ScaledOperand(Operand):
-    """fp8 codes with a scale per row, as `torch._scaled_mm` takes them."""
+    """fp8 codes as `torch._scaled_mm` takes them, with one scale per row or one for all."""
 
-    def __init__(self, weight: Any) -> None:
-        self.codes, scale = rows_to_eight_bits(weight, torch.float8_e4m3fn)
-        self.scale = scale.reshape(1, -1).contiguous()
+    def __init__(self, weight: Any, by_row: bool) -> None:
+        self.by_row = by_row
+        self.codes, scale = self._codes(weight)
+        self.scale = scale.t().contiguous()
         self.nbytes = self.codes.nbytes + self.scale.nbytes
+
+    def _codes(self, values: Any) -> tuple[Any, Any]:
+        """Quantize; scales are ``[rows, 1]``, or ``[1, 1]`` for all rows."""
+        shape = values.shape if self.by_row else (1, -1)
+        codes, scale = rows_to_eight_bits(values.reshape(shape), torch.float8_e4m3fn)
+        return codes.reshape(values.shape), scale
 
     def dense(self) -> Any:
         return self.codes.double() * self.scale.double().t()
 
     def given(self, x: Any) -> tuple[Any, ...]:
-        return rows_to_eight_bits(x, torch.float8_e4m3fn)
+        return self._codes(x)
 
     def seen(self, *given: Any) -> Any:
         return given[0].double() * given[1].double()
@@ -73,10 +80,20 @@ class ScaledOperand(Operand):
 
 
 class ScaledMatmul(Engine):
-    """cuBLASLt fp8 with scales per row; row scaling has a bfloat16 result only."""
+    """cuBLASLt fp8; with scales per row torch gives bfloat16 only, so both do."""
+
+    def __init__(self, by_row: bool = True) -> None:
+        self.by_row = by_row
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
-        return ScaledOperand(weight)
+        return ScaledOperand(weight, self.by_row)
+
+
+class TensorScaledMatmul(ScaledMatmul):
+    """cuBLASLt fp8 with one scale for the whole weight and one for all activations: less work."""
+
+    def __init__(self) -> None:
+        super().__init__(by_row=False)
 
 
 class IntegerOperand(Operand):
