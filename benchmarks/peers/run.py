@@ -81,8 +81,8 @@ def warm(selection: Selection, jobs: int) -> None:
             spent["ladder" if function is build else arguments[0]] += seconds
             if failure:
                 say(f"warming {arguments}: {failure[:300]}")
-    seconds = ", ".join(f"{name} {spent[name]:.0f}" for name in spent if spent[name])
-    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {seconds}")
+    split = ", ".join(f"{name} {spent[name]:.0f}" for name in spent if spent[name])
+    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {split}")
 
 
 def timed(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[str, float]:
@@ -286,23 +286,28 @@ def with_ratios(case: Case, rows: dict[str, dict[str, Any]]) -> Iterator[dict[st
 
 def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield the host's microseconds per call, by way of calling; the kernel is shorter than the call."""
-    from ladder.runtime import operator
-
     for one in case.contenders:
         row = describe(one, prepared.shape, 1)
         try:
-            held: Any = prepared.copies(one)[0]
-            x = draw_activations(1, prepared.shape[1], one.work.source)
-            compiled = held.operator.compiled_for(x.device)
-            tensors, text, y = held.packed.tensors, held.operator.request.text, held(x)
-            row |= {
-                "kernel_us": mean_host_us(lambda: compiled.entries[0](x, *tensors, y)),
-                "direct_us": mean_host_us(lambda: held.operator(x, held.packed)),
-                "operator_us": mean_host_us(lambda: operator.matmul(x, tensors, None, None, text)),
-            }
+            row |= host_times(
+                prepared.copies(one)[0], draw_activations(1, prepared.shape[1], one.work.source)
+            )
         except Exception as error:  # likewise
             row["reason"] = reason_of(error)
         yield row
+
+
+def host_times(operand: Any, x: Any) -> dict[str, float]:
+    """Return microseconds of the bare launch, of `Matmul` and of the operator registered with torch."""
+    from ladder.runtime.operator import matmul
+
+    op, packed, y = operand.operator, operand.packed, operand(x)
+    entry = op.compiled_for(x.device).entries[0]
+    return {
+        "kernel_us": mean_host_us(lambda: entry(x, *packed.tensors, y)),
+        "direct_us": mean_host_us(lambda: op(x, packed)),
+        "operator_us": mean_host_us(lambda: matmul(x, packed.tensors, None, None, op.request.text)),
+    }
 
 
 def mean_host_us(call: Call, batches: int = 11, calls: int = 200) -> float:
