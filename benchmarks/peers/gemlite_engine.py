@@ -1,15 +1,17 @@
 """GemLite: Triton kernels that tune themselves at the first call of a shape and range of M.
 
-``GEMLITE_CONFIG`` names a file of tuning results to read and to extend; without it every run
-tunes again. Results that the library ships for the H100 are read too: none ships for the H200.
+``GEMLITE_CONFIG`` names a file of tuning results to read and to extend, by default one in the
+folder for temporary files. Results that the library ships for the H100 are read too: none ships
+for the H200.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Mapping
-from functools import cache
+import tempfile
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -66,39 +68,39 @@ class Gemlite(Engine):
     warms: ClassVar[bool] = True
 
     LARGEST_M = 64
+    SHAPES = ((4096, 4096), (8192, 8192))
 
     def refusal(self, work: Work, n: int, k: int, m: int) -> str:
         if work.weight not in PROCESSORS:
             return f"GemLite has no layer for {work}"
         if m > self.LARGEST_M:
             return f"not run above M = {self.LARGEST_M}, where it was three times slower than cuBLAS"
+        if (n, k) not in self.SHAPES:
+            return (
+                "run at 4096 × 4096 and 8192 × 8192 only: it tunes for long, and was never the fastest there"
+            )
         return ""
 
     def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
-        load_tuning()
         dtype = getattr(torch, work.source)
         operand = GemliteOperand(work.quantized(weight), dtype)
-        for m in tokens:  # tunes
-            if m <= self.LARGEST_M:
+        with tuning():
+            for m in tokens:
                 operand(torch.zeros(m, weight.shape[1], dtype=dtype, device="cuda"))
-        save_tuning()
+            torch.cuda.synchronize()
         return operand
 
 
-@cache
-def load_tuning() -> None:
-    """Read the tuning results for the H100 and those of earlier runs."""
+@contextlib.contextmanager
+def tuning() -> Iterator[None]:
+    """Let one process tune at a time, with the results that ship for the H100 and those of earlier runs."""
     gemlite = import_module("gemlite")
     shipped = Path(str(gemlite.__file__)).parent / "configs" / "h100.json"
-    kept = os.environ.get("GEMLITE_CONFIG", "")
-    for path in (shipped, Path(kept)):
-        if path.is_file():
-            gemlite.load_config(str(path))
-
-
-def save_tuning() -> None:
-    """Extend the file of tuning results, if one is named; one process at a time."""
-    if kept := os.environ.get("GEMLITE_CONFIG"):
-        with open(f"{kept}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            import_module("gemlite").cache_config(kept)
+    kept = Path(os.environ.get("GEMLITE_CONFIG") or Path(tempfile.gettempdir()) / "ladder-gemlite.json")
+    with open(f"{kept}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for path in (shipped, kept):
+            if path.is_file():
+                gemlite.load_config(str(path))
+        yield
+        gemlite.cache_config(str(kept))
