@@ -114,9 +114,8 @@ def summarise(results: Results) -> bool:
         good &= held == len(verdicts)
         value = "nothing" if worst.value is None else f"{worst.value:.3g}"
         state = "ok  " if held == len(verdicts) else "MISS"
-        print(
-            f"{state} {name:16} {bars.describe(bar)}: {held}/{len(verdicts)}, worst {value} {worst.point[1:]}"
-        )
+        where = "N = {}, K = {}, M = {}".format(*worst.point[1:])
+        print(f"{state} {name:16} {bars.describe(bar)}: {held}/{len(verdicts)}, worst {value} at {where}")
     for row in bars.wrong_rows(results):
         good &= row["engine"] != "ladder"
         where = f"{row['case']} {row['n']}x{row['k']} M={row['m']} {row['label']}"

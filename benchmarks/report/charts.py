@@ -10,8 +10,9 @@ from benchmarks.peers.cases import CASES
 from benchmarks.peers.records import Results, Row
 from benchmarks.report.svg import Series, bars, chart, number
 
-RATES = {"float16": "float16", "bfloat16": "float16", "fp8_e4m3": "fp8_e4m3", "int8": "int8"}
-"""Which measured dense rate limits products of an activation type."""
+SIXTEEN_BIT, EIGHT_BIT = ("float16",), ("fp8_e4m3", "int8")
+RATES = {"float16": SIXTEEN_BIT, "bfloat16": SIXTEEN_BIT, "fp8_e4m3": EIGHT_BIT, "int8": EIGHT_BIT}
+"""The measured dense rates of which the highest limits products of an activation type."""
 
 Figure = tuple[str, str]
 """Title and SVG."""
@@ -25,7 +26,8 @@ def operations(row: Row) -> float:
 def floor_us(row: Row, run: Mapping[str, Any]) -> float:
     """Return the least time: bytes at the measured read bandwidth, operations at the measured dense rate."""
     moving = moved_bytes(row) / run["read_bytes_per_second"]
-    computing = operations(row) / run[f"{RATES[row['activation']]}_operations_per_second"]
+    rates = [run[f"{kind}_operations_per_second"] for kind in RATES[row["activation"]]]
+    computing = operations(row) / max(rates)
     return float(max(moving, computing) * 1e6)
 
 
