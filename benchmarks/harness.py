@@ -39,10 +39,10 @@ def copies_for(nbytes: int) -> int:
 # ---- timing ---------------------------------------------------------------------------
 @dataclass
 class Captured:
-    """A CUDA graph that runs ``calls`` calls, one after the other."""
+    """A CUDA graph that runs all ``calls``, one after the other, and keeps what they refer to."""
 
     graph: Any
-    calls: int
+    calls: Sequence[Call]
 
     def replay_us(self) -> float:
         """Return the microseconds per call of one replay."""
@@ -51,7 +51,7 @@ class Captured:
         self.graph.replay()
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / self.calls
+        return float(begin.elapsed_time(end)) * 1e3 / len(self.calls)
 
 
 def events() -> tuple[Any, Any]:
@@ -76,7 +76,7 @@ def capture(calls: Sequence[Call], warm: int = 2) -> Captured:
     with torch.cuda.graph(graph, stream=stream):
         for call in calls:
             call()
-    return Captured(graph, len(calls))
+    return Captured(graph, calls)
 
 
 def capture_long(calls: Sequence[Call], least_us: float = GRAPH_US) -> Captured:

@@ -136,8 +136,10 @@ def input_options(work: Work) -> dict[str, Any] | None:
 
 
 def own_choice(layer: Any, tokens: tuple[int, ...]) -> str:
-    """Return humming's default kernels as JSON, without the ranges of M that nothing is measured in."""
+    """Return humming's default kernels as JSON, without the ranges of M that nothing is measured in.
+
+    The launcher looks up the kernel of M = 1 at every M. Ranges are from above their first number
+    up to their second.
+    """
     ranges = import_module("humming.tune").get_heuristics_config(layer.humming_config)
-    # Above the first number, up to the second; a second of 0 or less is no limit.
-    used = [one for one in ranges if any(one[0] < m and (m <= one[1] or one[1] <= 0) for m in tokens)]
-    return json.dumps(used)
+    return json.dumps([one for one in ranges if any(one[0] < m <= one[1] for m in (1, *tokens))])
