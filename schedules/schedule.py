@@ -52,10 +52,10 @@ class GpuSchedule(Schedule):
         Tiles of N visited before M advances (L2 reuse).
     placement
         Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
-    cluster
-        Blocks along N that load each tile of A once between them (TMA multicast; ``wgmma`` only).
     warp_rows
         Weight rows of a ``gemv`` warp: 16, or 32 that share the fragments of A.
+    cluster
+        Blocks along N that load each tile of A once between them (TMA multicast; ``wgmma`` only).
     """
 
     pipeline: str
@@ -68,8 +68,8 @@ class GpuSchedule(Schedule):
     persistent: bool = False
     raster: int = 8
     placement: str = "operand"
-    cluster: int = 1
     warp_rows: int = 16
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         check(self.pipeline in ("gemv", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")
