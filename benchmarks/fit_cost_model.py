@@ -96,8 +96,8 @@ def thin(contests: Sequence[Contest], fastest: int, others: int) -> list[Contest
     return kept
 
 
-def write(path: str, contests: Sequence[Contest]) -> None:
-    """Write contests as `read` takes them."""
+def write(path: str, source: str, contests: Sequence[Contest]) -> None:
+    """Write contests as `read` takes them; ``source`` says where they were measured."""
     from benchmarks.gpu_tune import dump
 
     rows = [
@@ -105,7 +105,7 @@ def write(path: str, contests: Sequence[Contest]) -> None:
         for c in contests
         for schedule, seconds in c.runs
     ]
-    dump(path, rows)
+    dump(path, json.loads(Path(source).read_text()).get("environment", {}), rows)
 
 
 def problem(fields: Mapping[str, object], n: int, k: int) -> Gemm:
@@ -204,7 +204,7 @@ def main() -> int:
     arguments = parser.parse_args()
     contests = read(arguments.files, arguments.target)
     if arguments.sample:
-        write(arguments.sample, thin(contests, 6, 6))
+        write(arguments.sample, arguments.files[0], thin(contests, 6, 6))
         return 0
     print(f"{len(contests)} contests, {sum(len(c.runs) for c in contests)} runs")
     for pipeline in PIPELINES:

@@ -88,9 +88,9 @@ def rows_of(measured: Iterable[tuple[Gemm, Measurement]]) -> list[dict[str, Any]
     return [{**found, "schedules": list(found["schedules"])} for found in classes.values()]
 
 
-def dump(path: str, measured: Iterable[tuple[Gemm, Measurement]]) -> None:
-    """Write measurements, one per line; `benchmarks.fit_cost_model` reads them."""
-    text = json.dumps({"environment": environment(), "classes": rows_of(measured)})
+def dump(path: str, where: dict[str, Any], measured: Iterable[tuple[Gemm, Measurement]]) -> None:
+    """Write measurements, one per line, and where they were made; `benchmarks.fit_cost_model` reads them."""
+    text = json.dumps({"environment": where, "classes": rows_of(measured)})
     Path(path).write_text(text.replace("], [", "],\n[").replace('", "GpuSchedule', '",\n"GpuSchedule') + "\n")
 
 
@@ -127,9 +127,9 @@ def write(timed: Sequence[Timed], arguments: argparse.Namespace) -> None:
     """Write what has been measured."""
     measured = finals(timed)
     if arguments.output:
-        dump(arguments.output, [(gemm, row) for gemm, rows in measured.items() for row in rows])
+        dump(arguments.output, environment(), [(g, row) for g, rows in measured.items() for row in rows])
     if arguments.everything:
-        dump(arguments.everything, [(event.gemm, event.row) for event in timed if not event.final])
+        dump(arguments.everything, environment(), [(e.gemm, e.row) for e in timed if not e.final])
     if arguments.ship:
         write_database(Path(arguments.ship), get_device(arguments.target), measured)
 
