@@ -36,6 +36,9 @@ TOKEN_BUFFER = 56 * 1024
 GEMV_SPARE = 14
 """Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
 
+BYTE_TOKENS = (160, 192)
+"""Tokens per tile that only 8-bit cores use."""
+
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
@@ -65,7 +68,7 @@ RULES: Mapping[str, Rule] = {
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
-        (8, 16, 32, 64, 128, 256),
+        (8, 16, 32, 64, 128, 160, 192, 256),
         (64, 128, 192, 256),
         (64, 128, 256),
         (2, 3, 4, 5, 6, 7, 8),
@@ -186,7 +189,7 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.split_k > 1:
         return warpgroups * schedule.tile_m * (schedule.tile_n // warpgroups + 4) * 4
     row = 80 if gemm.output == "float32" else 32
-    return schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
 
 
 def _token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -216,8 +219,12 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
-    if promotes(gemm, schedule):  # two sets of partial sums, of at most 64 tokens
-        return sums + min(schedule.tile_m, PARTIAL_TOKENS) + 24 + row_tiles * 2 * 16 + weight_bits(gemm) + 32
+    if promotes(gemm, schedule):
+        # One set of partial sums, or two small ones. Bytes that go to the core as they are need
+        # little else; close to the limit ptxas makes do with this many (measured).
+        plain = weight_bits(gemm) == 8 and not gemm.scale
+        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
+        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
@@ -308,7 +315,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
+    if promotes(gemm, schedule) and schedule.tile_m > 192:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
@@ -325,6 +332,8 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.tile_m in BYTE_TOKENS and lane_of(gemm.activation) != 8:
+        yield f"tile_m={schedule.tile_m} is for 8-bit cores, whose sums leave no room for 256"
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):

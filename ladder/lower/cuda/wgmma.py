@@ -24,7 +24,7 @@ from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
-from ladder.lower.cuda.wgmma_decode import scaled_decoder
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
@@ -97,9 +97,13 @@ class Kernel:
         check(
             self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
         )
-        self.decoder = scaled_decoder(gemm, device)
+        self.decoder = self._choose_decoder()
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
+
+    def _choose_decoder(self) -> ScaledDecoder:
+        """Return how weights become operands."""
+        return scaled_decoder(self.gemm, self.device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:

@@ -15,25 +15,18 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
+from ladder.lower.cuda.decode import make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
 
-MAGIC_BITS, MAGIC = 0x4B400000, 12582912.0
-"""1.5 * 2**23 as float32: integers added to its bits add to its value (`wgmma8_plan.EXACT`)."""
-
-READ_SUM = """
-__device__ __forceinline__ float ladder_read_sum(unsigned sum) {
-  float value;
-  asm volatile("mov.b32 %0, %1;" : "=f"(value) : "r"(sum) : "memory");
-  return value;
-}
-"""
-"""Reads a sum that goes on afterwards: behind the wait, and without rewriting the register."""
+TAKE_TURNS = False
+"""Whether two warpgroups alternate at starting products that will be promoted."""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -43,6 +36,14 @@ def kernel_class(geo: Geometry) -> type[Kernel]:
 
 class ByteKernel(Kernel):
     """A kernel whose operands have eight bits."""
+
+    def _choose_decoder(self) -> ScaledDecoder:
+        """Leave gains to the sums; offsets and zero points would need the sums of X as well."""
+        raw = make_decoder(self.gemm, self.device, "accumulator")
+        zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
+        if zeros_left or any(raw.offsets):
+            raw = make_decoder(self.gemm, self.device)
+        return ScaledDecoder(raw, fused=False)
 
     def _allocate(self) -> None:
         geo = self.geo
@@ -56,6 +57,9 @@ class ByteKernel(Kernel):
         self.pending = b.local(2 * self.plan.banks, "float32")
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
+        if self._alternates:
+            with b.when(self.group_index == 1):
+                self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
@@ -70,9 +74,17 @@ class ByteKernel(Kernel):
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
+    @property
+    def _alternates(self) -> bool:
+        """Whether two warpgroups take turns at starting products: one promotes while the other's run."""
+        return TAKE_TURNS and self.geo.warpgroups == 2 and self.geo.promotes
+
+    def _yield_core(self) -> None:
+        """Let the other warpgroup start its products."""
+        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.group_index), T.uint32(256)))
+
     def _turn(self, turn: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted."""
-        self._start_sums()
         shares = self._shares()
         running: Unit | None = None
         for index, unit in enumerate(self.units):
@@ -105,14 +117,6 @@ class ByteKernel(Kernel):
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
-
-    def _start_sums(self) -> None:
-        """Let running integer sums begin where they can be read as floats."""
-        for bank in self.banks if self.plan.running else ():
-            for index in range(self.plan.bank_registers):
-                b.store(bank, T.uint32(MAGIC_BITS), index)
-            # Here, while nothing is in flight, and not when the first product needs them.
-            pin_registers(bank, self.plan.bank_registers)
 
     def _enter_slab(self, slab: int) -> None:
         """Note from which stage the products of a slab read."""
@@ -157,6 +161,10 @@ class ByteKernel(Kernel):
             m, tile = divmod(item, self.geo.tiles_per_slab)
             words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
             self._decode_tile(words, m, tile, slab % 2)
+            # Here, while products run, and not when the next ones need them.
+            count = 16 // self.geo.tiles_per_slab
+            first = (slab % 2 * self.geo.m64 + m) * 16 + tile * count
+            pin_registers(self.operands, count, first)
 
     # ---- products -------------------------------------------------------------------
     def _start(self, turn: Expr, unit: Unit) -> None:
@@ -164,6 +172,8 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
+        if self._alternates:
+            b.named_sync(self.group_index + 1, 256)
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
@@ -171,6 +181,8 @@ class ByteKernel(Kernel):
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
+        if self._alternates:
+            self._yield_core()
 
     def _multiply(
         self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
@@ -199,21 +211,15 @@ class ByteKernel(Kernel):
         """Load the factors of a unit's sums, which outlive its stage."""
         if self.scales is None or not unit.done:
             return
-        following = self.plan.following(unit) if self.plan.running else None
         for half in (0, 1):
-            value = self._scale(unit, unit.m, half, self.multiplied.value)
-            if following is not None:
-                # The next interval may begin in the stage that is being decoded.
-                ahead = following.slab // self.geo.slabs > unit.slab // self.geo.slabs
-                stage = self.ring.stage if ahead else self.multiplied
-                value = value - self._scale(following, unit.m, half, stage.value)
-            b.store(self.pending, value, 2 * unit.bank + half)
+            gain = T.float32(self.decoder.decoder.gains[half])
+            b.store(self.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
 
-    def _scale(self, unit: Unit, m: int, half: int, stage: Expr) -> Expr:
-        """Return the scale of row g or g+8 of row tile ``m`` that holds at the end of a unit."""
+    def _scale(self, unit: Unit, half: int) -> Expr:
+        """Return the scale of row g or g+8 that holds at the end of a unit."""
         row = (unit.slab % self.geo.slabs * self.geo.slab + unit.start) // self.geo.scale_step
-        low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-        return self.scales[stage, row * self.schedule.tile_n + low + half * 8]
+        low = self._row_tile(unit.m) * TILE + self.warp * 16 + self.lane // 4
+        return self.scales[self.multiplied.value, row * self.schedule.tile_n + low + half * 8]
 
     def _release_after(self, unit: Unit) -> None:
         """Free the previous stage if it ends with a finished unit."""
@@ -225,29 +231,24 @@ class ByteKernel(Kernel):
         """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
         if not unit.done:
             return
-        if not self.plan.running:
-            pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        pin_registers(self.banks[unit.bank], self.plan.bank_registers)
         first = unit.m * self.geo.accumulators + unit.tokens // 2
         for index in range(self.plan.bank_registers):
             value = self._as_float(self.banks[unit.bank][index])
+            half = index // 2 % 2
             if self.scales is not None:
-                value = value * self.pending[2 * unit.bank + index // 2 % 2]
+                value = value * self.pending[2 * unit.bank + half]
+            elif self.decoder.decoder.gains[half] != 1.0:
+                value = value * T.float32(self.decoder.decoder.gains[half])
             b.store(self.total, self.total[first + index] + value, first + index)
         # The compiler would put the additions off, and keep copies of the sums meanwhile.
         pin_registers(self.total, self.plan.bank_registers, first)
 
     def _as_float(self, register: Expr) -> Expr:
-        """Return a partial sum as float32."""
-        if not self.integer:
-            return register
-        if self.plan.running:
-            value = b.call_inline("ladder_read_sum", READ_SUM, "float32", register)
-        else:
-            value = T.reinterpret(register + T.uint32(MAGIC_BITS), dtype="float32")
-        return value - T.float32(MAGIC)
+        """Return a sum as float32."""
+        return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.integer else register
 
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
-        value = self.banks[bank][index]
-        return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
+        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])

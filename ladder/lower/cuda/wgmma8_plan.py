@@ -12,10 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.legal import PARTIAL_TOKENS
-from tile_types import get_type
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -23,21 +21,8 @@ STEP = 32
 FP8_INTERVAL = 512
 """Elements of K after which fp8 partial sums move to float32 registers."""
 
-UNIT_TOKENS = 128
-"""Tokens of a unit whose sums are promoted, at most."""
-
-INTEGER_TOKENS = 128
-"""Tokens of one integer product: TVM 0.27 knows none of 256."""
-
-EXACT = 1 << 22
-"""Integers up to this magnitude fit the mantissa of a float32 of 1.5 * 2**23 with unit spacing 1."""
-
-
-def largest_operand(gemm: Gemm) -> int:
-    """Return the largest magnitude of a decoded int8 weight, zero point included."""
-    element = get_type(gemm.weight).element_type
-    low, high = int(element.minimum), int(element.maximum)
-    return min(128, high - low if gemm.zero != "none" else max(-low, high))
+INTEGER_TOKENS = 224
+"""Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +77,8 @@ class Loop:
     @property
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
-        if self.geo.promotes:
-            most = UNIT_TOKENS
-        else:
-            most = INTEGER_TOKENS if self.integer else self.geo.schedule.tile_m
-        return min(self.geo.schedule.tile_m, most)
+        tile = self.geo.schedule.tile_m
+        return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
     def integer(self) -> bool:
@@ -133,24 +115,7 @@ class Loop:
             return self.turn
         if not self.integer:
             interval = min(interval, FP8_INTERVAL)
-        while self.integer and not self._exact(interval):
-            interval //= 2
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)
-
-    @property
-    def running(self) -> bool:
-        """Whether integer sums run on through a turn.
-
-        They start at 1.5 * 2**23 as a float's bit pattern, so that they can be read as floats
-        (`EXACT`), and the totals take ``sum_g (scale_g - scale_g+1) * running_g`` (summation by
-        parts): one addition and one fused multiply instead of a conversion of every sum.
-        """
-        banks = self.positions == self.banks
-        return self.geo.promotes and self.integer and banks and self._exact(self.turn)
-
-    def _exact(self, extent: int) -> bool:
-        """Whether integer sums over ``extent`` elements can be read as floats."""
-        return largest_operand(self.geo.gemm) * 128 * extent <= EXACT
 
     def units(self) -> list[Unit]:
         """Return the units of one turn in the order in which they start."""
@@ -171,13 +136,8 @@ class Loop:
                             m=m,
                             tokens=part * self.unit_tokens,
                             bank=(number if self.positions == 1 else position) % self.banks,
-                            fresh=first % self.interval == 0 and not self.running,
+                            fresh=first % self.interval == 0,
                             done=geo.promotes and (first + extent) % self.interval == 0,
                         )
                     )
         return found
-
-    def following(self, unit: Unit) -> Unit | None:
-        """Return the first unit that ends the interval after the one that ``unit`` ends, in this turn."""
-        later = (u for u in self.units() if (u.slab, u.start) > (unit.slab, unit.start))
-        return next((u for u in later if u.done), None)
