@@ -78,7 +78,7 @@ def test_every_strategy_is_needed(strategy: str) -> None:
 @pytest.mark.parametrize(("name", "core"), [case[:2] for case in conversions() if case[2] == "none"])
 def test_raw_decodes_of_the_library_are_proven_and_no_dearer(name: str, core: str) -> None:
     raw = cheapest(Conversion(get_type(name), core, raw=True), (9, 0))
-    assert raw.weight <= proven_recipes(Conversion(get_type(name), core))[0].weight
+    assert raw.weight() <= proven_recipes(Conversion(get_type(name), core))[0].weight()
     # What a tensor core multiplies stays within float32's normal numbers.
     assert max(map(abs, raw.meaning.gains)) <= 2.0**24
     assert core not in ("fp8_e4m3", "fp8_e5m2") or not any(raw.meaning.offsets)
@@ -90,6 +90,14 @@ def test_raw_int4_is_one_lop3_per_register() -> None:
     assert raw.strategy == "placed"
     assert raw.cost.instructions == 4 * (4 + 1)
     assert raw.meaning == Meaning(gains=(2.0**24, 2.0**20), offsets=(-8.0, -8.0))
+
+
+def test_offsets_are_left_to_sums_only_where_those_are_cheap() -> None:
+    device = get_device(HOPPER)
+    for zero, offset in (("none", 0.0), ("integer", -8.0)):
+        gemm = Gemm(64, 64, "int4", zero=zero, group_size=32)
+        assert make_decoder(gemm, device, "accumulator").offsets == (-8.0, -8.0)
+        assert make_decoder(gemm, device, "accumulator", offset_clocks=24.0).offsets == (offset, offset)
 
 
 @pytest.mark.parametrize("core", ["float16", "bfloat16", "int8"])
