@@ -54,8 +54,8 @@ PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 OPERAND_EXPONENT = 12
 """Scaled weights of a row stay below 2**12: far from float16's overflow and its subnormals."""
 
-SCALE_EXPONENT = 15
-"""Group scales stay below 2**15, so that float16 holds them."""
+SCALE_EXPONENT = -8
+"""Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
 
 
 def lane_of(core: str) -> int:
@@ -473,9 +473,10 @@ def packed_group(group_size: int, k: int) -> int:
 def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
     """Bring the scales of a quantized matrix into the form that kernels read.
 
-    Each row gives up a power of two (in ``row_scale``) so that its largest scaled value
-    lies in [2**11, 2**12): then neither scales nor scaled weights overflow or go subnormal
-    in float16. Without group scales, ``row_scale`` holds the whole float32 scale.
+    Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
+    [2**-9, 2**-8), or its largest scaled value in [2**11, 2**12) if that is less: then neither
+    scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
+    ``row_scale`` holds the whole float32 scale.
 
     Parameters
     ----------
@@ -555,7 +556,8 @@ def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: Elemen
     reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
     largest = (reach * scale.abs()).amax(dim=0)
     _, exponent = torch.frexp(largest)
-    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0))
+    # What float16 rounds up to the next power of two counts as that.
+    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0) * (1 + 2.0**-11))
     exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
     # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
     return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)
