@@ -67,7 +67,7 @@ def test_the_cheapest_strategy(problem: Any, strategy: str) -> None:
 def test_every_strategy_is_needed(strategy: str) -> None:
     if strategy == "table":
         conversion = Conversion(get_type("nf4"), "float16", order="pairs")
-        assert [x.strategy for x in proven_recipes(conversion)] == ["table", "lookup"]
+        assert [x.strategy for x in proven_recipes(conversion)] == ["table", "table", "lookup"]
     elif strategy == "reference":
         wide = TType("odd_codebook", 5, lambda code, ops: ops.cast(code * code, "float32"))
         assert proven_recipes(Conversion(wide, "float16"))[0].strategy == "reference"
@@ -135,9 +135,10 @@ def test_codes_are_packed_in_the_order_that_decodes_cheapest(name: str, core: st
 
 def test_tables_are_used_only_where_a_kernel_has_room() -> None:
     gemm, device = Gemm(64, 64, "nf4"), get_device(HOPPER)
-    plain, table = (make_decoder(gemm, device, table=room) for room in (False, True))
-    assert (plain.choice.strategy, plain.table_words) == ("lookup", 0)
-    assert (table.choice.strategy, table.table_words) == ("table", 256 * 32)
+    decoders = [make_decoder(gemm, device, table=room) for room in (0, 1 << 15, 1 << 16)]
+    assert [decoder.choice.strategy for decoder in decoders] == ["lookup", "table", "table"]
+    assert [decoder.table_words for decoder in decoders] == [0, 256 * 32, 256 * 64]
+    assert [decoder.choice.cost.instructions for decoder in decoders] == [84, 48, 32]
 
 
 PLANTED = [
@@ -407,7 +408,7 @@ def test_emitted_decoders_compile_without_spills(tmp_path: Any) -> None:
     from ladder.lower.cuda.toolchain import compile_functions
 
     device = get_device(HOPPER)
-    used = {make_decoder(gemm, device, table=True).choice.strategy for gemm in EMITTED}
+    used = {make_decoder(gemm, device, table=1 << 16).choice.strategy for gemm in EMITTED}
     assert used == STRATEGIES.keys() - {"pass-through"}
     functions = {f"decode_{i}": emit_decode(gemm, device, f"decode_{i}") for i, gemm in enumerate(EMITTED)}
     result = compile_functions(functions, device, tmp_path / "decode.so")

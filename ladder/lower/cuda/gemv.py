@@ -283,7 +283,7 @@ class Gemv:
             device,
             schedule.placement,
             gains=True,
-            table=True,
+            table=device.shared_per_block // 2,
             offset_clocks=SUM_CLOCKS * token_blocks / row_blocks,
         )
         self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
