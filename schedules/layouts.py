@@ -54,8 +54,8 @@ PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 OPERAND_EXPONENT = 12
 """Scaled weights of a row stay below 2**12: far from float16's overflow and its subnormals."""
 
-SCALE_EXPONENT = 15
-"""Group scales stay below 2**15, so that float16 holds them."""
+SCALE_EXPONENT = -8
+"""Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
 
 
 def lane_of(core: str) -> int:
@@ -473,9 +473,10 @@ def packed_group(group_size: int, k: int) -> int:
 def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
     """Bring the scales of a quantized matrix into the form that kernels read.
 
-    Each row gives up a power of two (in ``row_scale``) so that its largest scaled value
-    lies in [2**11, 2**12): then neither scales nor scaled weights overflow or go subnormal
-    in float16. Without group scales, ``row_scale`` holds the whole float32 scale.
+    Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
+    [2**-9, 2**-8), or its largest scaled value in [2**11, 2**12) if that is less: then neither
+    scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
+    ``row_scale`` holds the whole float32 scale.
 
     Parameters
     ----------

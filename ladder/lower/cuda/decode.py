@@ -19,6 +19,7 @@ from ladder.lower.cuda.decode_codebook import PairTable, propose_lookup, propose
 from ladder.lower.cuda.decode_float import propose_raw_rebias, propose_rebias, propose_through_bfloat
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.cuda.decode_raw import propose_placed
+from ladder.lower.cuda.decode_signed import propose_signed
 from ladder.lower.cuda.emission import SharedTable, TirMachine, fill_pairs
 from ladder.lower.cuda.machine import Cost, CountingMachine, Machine, Word
 from ladder.lower.cuda.proof import prove
@@ -53,7 +54,11 @@ STRATEGIES: dict[str, Propose] = {
 }
 """Ways to decode; of equally cheap ones the first is used."""
 
-RAW_STRATEGIES: dict[str, ProposeRaw] = {"placed": propose_placed, "unscaled": propose_raw_rebias}
+RAW_STRATEGIES: dict[str, ProposeRaw] = {
+    "placed": propose_placed,
+    "unscaled": propose_raw_rebias,
+    "signed": propose_signed,
+}
 """Further ways where raw numbers will do."""
 
 LANES = ("lanes", "dense")
