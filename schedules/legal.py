@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import gcd
 
@@ -59,6 +59,9 @@ class Rule:
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
     cluster: tuple[int, ...] = (1,)
+    warp_rows: tuple[int, ...] = (16,)
+    placement: tuple[str, ...] = ()
+    """Placements to choose from; none: the one of `placement_for`."""
 
 
 RULES: Mapping[str, Rule] = {
@@ -71,6 +74,8 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        warp_rows=(16, 32),
+        placement=("operand", "accumulator"),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
@@ -85,6 +90,10 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4),
     ),
 }
+
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a rule states what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -312,9 +321,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
-    for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent", "cluster"):
+    for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
-        if value not in allowed:
+        if allowed and value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
