@@ -30,11 +30,11 @@ PRODUCER_REGISTERS = 40
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-TOKEN_BUFFERS = 4
+TOKEN_BUFFERS = 3
 """Buffers in which gemv passes A through shared memory."""
 
-TOKEN_BYTES = 120 * 1024
-"""All of gemv's buffers of A together, at most: one block of 1024 threads leaves no room for another."""
+TOKEN_BYTES = 216 * 1024
+"""All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
 BYTE_TOKENS = (160, 192)
 """Tokens per tile that only 8-bit cores use."""
@@ -69,7 +69,7 @@ RULES: Mapping[str, Rule] = {
         (64,),
         (1, 2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
@@ -214,7 +214,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         group = packed_group(gemm.group_size, gemm.k)
         in_flight = bits + scales * max(1, 64 // group) // (2 if group >= 128 else 1)
         sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
-        return 36 + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
+        operands = schedule.warp_rows // 2 + schedule.tile_m // 2
+        return 24 + operands + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).

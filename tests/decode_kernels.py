@@ -55,8 +55,8 @@ def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
     from ladder.lower.cuda.decode import make_decoder
 
     if placement == "folded":
-        return make_decoder(gemm, device, gains=True, table=True)
-    return make_decoder(gemm, device, placement, table=True)
+        return make_decoder(gemm, device, gains=True, table=1 << 16)
+    return make_decoder(gemm, device, placement, table=1 << 16)
 
 
 def is_scaled(gemm: Gemm, placement: str) -> bool:
