@@ -556,7 +556,8 @@ def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: Elemen
     reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
     largest = (reach * scale.abs()).amax(dim=0)
     _, exponent = torch.frexp(largest)
-    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0))
+    # What float16 rounds up to the next power of two counts as that.
+    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0) * (1 + 2.0**-11))
     exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
     # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
     return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)

@@ -30,11 +30,11 @@ PRODUCER_REGISTERS = 40
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-TOKEN_BUFFER = 56 * 1024
-"""Largest of gemv's two buffers of A: two blocks share an SM of 228 KiB."""
+TOKEN_BUFFERS = 4
+"""Buffers in which gemv passes A through shared memory."""
 
-GEMV_SPARE = 14
-"""Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
+TOKEN_BYTES = 120 * 1024
+"""All of gemv's buffers of A together, at most: one block of 1024 threads leaves no room for another."""
 
 BYTE_TOKENS = (160, 192)
 """Tokens per tile that only 8-bit cores use."""
@@ -63,7 +63,14 @@ class Rule:
 
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
-        "ldmatrix", (8, 16), (64,), (64,), (1, 2, 3, 4, 6, 8), (4, 8, 16, 32), (1, 2, 4, 8), (False,)
+        "ldmatrix",
+        (8, 16),
+        (64,),
+        (64,),
+        (1, 2, 3, 4, 6, 8),
+        tuple(range(1, 33)),
+        (1, 2, 4, 8, 16),
+        (False,),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
@@ -138,8 +145,10 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
 
 def block_rows(schedule: GpuSchedule) -> int:
-    """Return the rows of N that one block serves: ``tile_n``, or 16 per row warp of a gemv slice."""
-    return 16 * schedule.warps // schedule.split_k if schedule.pipeline == "gemv" else schedule.tile_n
+    """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a gemv slice."""
+    if schedule.pipeline == "gemv":
+        return schedule.warp_rows * schedule.warps // schedule.split_k
+    return schedule.tile_n
 
 
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -170,7 +179,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
-        return max(2 * _token_bytes(gemm, schedule), sums)
+        return max(min(TOKEN_BYTES, TOKEN_BYTES * schedule.warps // 16), sums)
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
@@ -192,21 +201,15 @@ def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
 
 
-def _token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return one of gemv's two buffers of A: all stages, or a divisor of them that fits `TOKEN_BUFFER`."""
-    step = schedule.split_k * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
-    divisors = (s for s in range(schedule.stages, 0, -1) if schedule.stages % s == 0)
-    return next((s * step for s in divisors if s * step <= TOKEN_BUFFER), step)
-
-
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of one computing thread: sums, operands, packed words, addresses."""
     bits = weight_bits(gemm)
     if schedule.pipeline == "gemv":
         scales = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-        in_flight = bits + scales * max(1, 64 // packed_group(gemm.group_size, gemm.k))
+        group = packed_group(gemm.group_size, gemm.k)
+        in_flight = bits + scales * max(1, 64 // group) // (2 if group >= 128 else 1)
         sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
-        return 44 + sums + (schedule.stages + 1) * in_flight
+        return 36 + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -263,8 +266,7 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     """Return what one block of ``schedule`` takes on ``device``."""
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
-    used = registers - (GEMV_SPARE if schedule.pipeline == "gemv" else 0)
-    by_registers = device.registers_per_unit // (max(1, -(-used // 8) * 8) * threads)
+    by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
     by_shared = device.shared_per_unit // (shared + 1024)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
@@ -322,8 +324,11 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.warps not in (schedule.split_k, 2 * schedule.split_k, 4 * schedule.split_k):
-        yield f"warps={schedule.warps} is not 1, 2 or 4 for each of {schedule.split_k} slices of K"
+    if schedule.warps % schedule.split_k:
+        yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
+    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k * schedule.tile_k * operand_bytes(gemm)
+    if tokens > TOKEN_BYTES:
+        yield f"buffers of A of {tokens} bytes, limit {TOKEN_BYTES}"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

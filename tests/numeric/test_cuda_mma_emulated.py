@@ -181,6 +181,42 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(placement="accumulator", warps=2, split_k=2),
         (4,),
     ),
+    "gemv raw operands, warps of 32 rows, three of them": (
+        "sm_90a",
+        _gemm(weight="int4", n=203, k=1000, group_size=64, scale=True),
+        _gemv(placement="accumulator", stages=4, warps=6, split_k=2, warp_rows=32),
+        (1, 8, 11),
+    ),
+    "gemv raw operands, integer zeros, sixteen slices": (
+        "sm_80",
+        _gemm(group_size=128, scale=True, zero="integer", k=2500),
+        _gemv(placement="accumulator", warps=16, split_k=16),
+        (3,),
+    ),
+    "gemv raw operands, real zeros in small groups": (
+        "sm_80",
+        _gemm(weight="uint2", group_size=16, scale=True, zero="float", n=130),
+        _gemv(placement="accumulator", tile_m=16, warps=5, split_k=1, stages=3, warp_rows=32),
+        (13,),
+    ),
+    "gemv raw bfloat16": (
+        "sm_80",
+        _gemm(weight="int4", activation="bfloat16", group_size=128, scale=True, k=700, output="bfloat16"),
+        _gemv(placement="accumulator", warps=4, split_k=4),
+        (5,),
+    ),
+    "gemv raw, zeros without scales": (
+        "sm_80",
+        _gemm(weight="uint3", zero="integer", k=1100),
+        _gemv(placement="accumulator", stages=8, warps=3, split_k=1),
+        (2,),
+    ),
+    "gemv raw int8, zeros": (
+        "sm_80",
+        _gemm(weight="uint2", activation="int8", group_size=128, scale=True, zero="integer", k=900),
+        _gemv(placement="accumulator", stages=4, warps=7, split_k=1),
+        (4,),
+    ),
     "gemv int8 exact": (
         "sm_75",
         _gemm(activation="int8", weight="int5", k=500, token_scale=True),

@@ -79,8 +79,11 @@ STRATEGY_ORDERS = {
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
 
-OFFSET_WEIGHT = 4.0
-"""How much an offset counts in a recipe's weight."""
+OFFSET_CLOCKS = 4.0
+"""Clocks per tile that an offset costs a kernel which sums x once for all rows."""
+
+LARGEST_GAIN = 2.0**24
+"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -107,10 +110,9 @@ class Proven:
     meaning: Meaning
     cost: Cost
 
-    @property
-    def weight(self) -> float:
-        """What recipes are ranked by: offsets are taken from sums, which costs something too."""
-        return self.cost.weight + (OFFSET_WEIGHT if any(self.meaning.offsets) else 0.0)
+    def weight(self, offset_clocks: float = OFFSET_CLOCKS) -> float:
+        """Return what recipes are ranked by; an offset is taken from sums, which costs something too."""
+        return self.cost.weight + (offset_clocks if any(self.meaning.offsets) else 0.0)
 
 
 PROVEN_FOR = ("operand", "zero", "raw", "order")
@@ -163,15 +165,30 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
             f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
             + "; ".join(failures)
         )
-    return sorted(found, key=lambda proven: proven.weight)
+    return sorted(found, key=Proven.weight)
 
 
-def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = False) -> Proven:
+def cheapest(
+    conversion: Conversion,
+    capability: tuple[int, int],
+    table: bool = False,
+    offset_clocks: float = OFFSET_CLOCKS,
+) -> Proven:
     """Return the cheapest proven recipe that a compute capability can run.
 
-    ``table`` tells whether the kernel has room for a table in shared memory.
+    Parameters
+    ----------
+    table
+        Whether the kernel has room for a table in shared memory.
+    offset_clocks
+        Clocks per tile that an offset costs the kernel.
     """
-    return next(x for x in proven_recipes(conversion) if _usable(x, capability, table))
+    usable = [
+        x
+        for x in proven_recipes(conversion)
+        if _usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
+    ]
+    return min(usable, key=lambda x: x.weight(offset_clocks))
 
 
 def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
@@ -185,7 +202,7 @@ def packed_order(ttype: TType, core: str) -> str:
         return found[0]
     operand = _operand(ttype, core, "none")
     conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
-    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight).order
+    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight()).order
 
 
 def packed_layout(ttype: TType, core: str) -> FragmentLayout:
@@ -390,7 +407,13 @@ def _operand(ttype: TType, core: str, zero: str) -> str:
 
 
 def make_decoder(
-    gemm: Gemm, device: TileDevice, placement: str = "operand", *, gains: bool = False, table: bool = False
+    gemm: Gemm,
+    device: TileDevice,
+    placement: str = "operand",
+    *,
+    gains: bool = False,
+    table: bool = False,
+    offset_clocks: float = OFFSET_CLOCKS,
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
@@ -408,6 +431,9 @@ def make_decoder(
         Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
     table
         Whether the kernel provides a table in shared memory (`Decoder.table_words`).
+    offset_clocks
+        Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its sums
+        of x, where it needs them for nothing else.
 
     Raises
     ------
@@ -423,7 +449,9 @@ def make_decoder(
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
     inside = "integer" if zero == "integer" else "none"
     conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
-    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    summed = gemm.zero != "none" and zero == "none"
+    clocks = 0.0 if summed else offset_clocks
+    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table, clocks))
     if raw or not gains or zero != "none":
         return plain
     choices = (plain, *_folding(plain, gemm.scale, device, table))
@@ -440,7 +468,7 @@ def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> I
             continue
         if scaled:
             yield Decoder(conversion, "none", proven, folded)
-        elif not any(proven.meaning.offsets):
+        elif not any(proven.meaning.offsets) and max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN:
             yield Decoder(conversion, "none", proven)
 
 

@@ -22,9 +22,6 @@ from ladder.lower.cuda.recipes import (
 )
 from tile_types import TType
 
-LARGEST_GAIN = 2.0**24
-"""Raw operands must not be so small that their products leave float32's normal numbers."""
-
 
 @dataclass(frozen=True)
 class Rebias:
@@ -113,8 +110,8 @@ def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:
 
 
 def propose_raw_rebias(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
-    """Propose field moves whose power of two is left to the accumulator."""
+    """Propose field moves whose power of two is left to scales or to the accumulator."""
     for core, recipe in _rebias(conversion):
-        if core == conversion.operand and recipe.factor <= LARGEST_GAIN:
+        if core == conversion.operand:
             raw = Lanes16(conversion.bits, replace(recipe, factor=1.0), conversion.order)
             yield raw, Meaning(gains=(recipe.factor, recipe.factor))

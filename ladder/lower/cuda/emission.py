@@ -58,10 +58,11 @@ static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int
 """
 
 FILL_PAIRS = """
+static __constant__ unsigned short {name}_values[16] = {{{values}}};
 static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
-  const unsigned short values[16] = {{{values}}};
+#pragma unroll 1
   for (int at = thread; at < 2048; at += threads) {{
-    unsigned int pair = values[at / 8 % 16] | (unsigned int)values[at / 128] << 16;
+    unsigned int pair = {name}_values[at / 8 % 16] | (unsigned int){name}_values[at / 128] << 16;
     reinterpret_cast<uint4*>(table)[at] = make_uint4(pair, pair, pair, pair);
   }}
 }}

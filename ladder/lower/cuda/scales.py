@@ -55,10 +55,8 @@ class Fold:
 
     def prepare(self, m: Machine, scale: Word, half: int) -> tuple[Word, Word | None]:
         """Return the factor and the addend of row g (``half`` 0) or g+8."""
-        step, start = self.steps[half], self.starts[half]
-        factor = scale if step == 1.0 else m.float_mul(self.operand, scale, self._constant(m, step))
-        addend = None if start == 0.0 else m.float_mul(self.operand, scale, self._constant(m, start))
-        return factor, addend
+        start = self.starts[half]
+        return self._times(m, scale, self.steps[half]), self._times(m, scale, start) if start else None
 
     def apply(self, m: Machine, raw: Word, prepared: tuple[Word, Word | None]) -> Word:
         """Return two scaled values."""
@@ -66,6 +64,14 @@ class Fold:
         if addend is None:
             return m.float_mul(self.operand, raw, factor)
         return m.float_fma(self.operand, raw, factor, addend)
+
+    def _times(self, m: Machine, scale: Word, power: float) -> Word:
+        """Multiply by a power of two, at once or by factors that the operand type holds."""
+        largest = 2.0 ** LARGEST_FACTOR[self.operand]
+        while abs(power) > largest:
+            scale = m.float_mul(self.operand, scale, self._constant(m, largest))
+            power /= largest
+        return scale if power == 1.0 else m.float_mul(self.operand, scale, self._constant(m, power))
 
     def _constant(self, m: Machine, value: float) -> Word:
         return m.constant(FLOAT_CORES[self.operand].bits(value))

@@ -189,7 +189,7 @@ class Kernel:
             self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
         if self.overlap.possible:
             with b.when(self.thread == 32):
-                prefetch(self, self._tile_origin(self.first)[0])
+                prefetch(self, self._place(self.first)[0])
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
@@ -199,22 +199,25 @@ class Kernel:
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
         if not self.schedule.persistent:
-            body(*self._tile_origin(self.first))
+            body(*map(b.keep, self._place(self.first)))
             return
         tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
-            body(*self._tile_origin(tile.value))
+            body(*map(b.keep, self._place(tile.value)))
             tile.set(tile.value + self.walkers)
 
-    def _tile_origin(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2."""
+    def _place(self, tile: Expr) -> tuple[Expr, Expr]:
+        """Return a tile's first row tile and token.
+
+        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
+        """
         width = self.schedule.raster * self.m_blocks
         column = b.bind(tile // width)
         inside = b.bind(tile % width)
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
+        return row_tile, inside // columns * self.schedule.tile_m
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
@@ -302,10 +305,14 @@ class Kernel:
         last = within == geo.slabs - 1
         if last:
             self.finished.set(self.ring.stage.value)
-        self._fetch_next(turn, slab)
+        if geo.slabs > 1:
+            self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
+        if geo.slabs == 1:
+            # A ring of two stages can only be filled again once the previous one is free.
+            self._fetch_next(turn, slab)
         if last:
             self.previous.set(self.finished.value)
 
@@ -313,7 +320,7 @@ class Kernel:
         """Fetch the slab after ``slab``."""
         if (slab + 1) % self.geo.slabs == 0:
             self._enter_stage(turn, slab + 1)
-        self._fetch((slab + 1) % self.geo.slabs)
+        self._fetch((slab + 1) % self.geo.body)
 
     def _enter_stage(self, turn: Expr, slab: int) -> None:
         """Wait for the stage of a slab of the turn, or of the next turn.
@@ -356,20 +363,22 @@ class Kernel:
             pin_registers(self.partial, self.geo.m64 * self.geo.accumulators)
 
     # ---- decoding -------------------------------------------------------------------
-    def _fetch(self, within: int) -> None:
-        """Load packed words, scales and zero points of one slab of the current stage."""
+    def _fetch(self, slab: int) -> None:
+        """Load packed words, scales and zero points of a turn's slab, which the current stage holds."""
         geo = self.geo
+        within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
                 self._load_words(self.tile_words[m], tile * geo.bits, m, within * geo.tiles_per_slab + tile)
-            self._fetch_rows(m, within)
+            self._fetch_rows(m, slab)
 
-    def _fetch_rows(self, m: int, within: int) -> None:
-        """Load the scales and zero points of a slab, unless those of the slab before still hold."""
+    def _fetch_rows(self, m: int, slab: int) -> None:
+        """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
         geo = self.geo
-        if within * geo.slab % geo.scale_step == 0:
+        if slab * geo.slab % geo.held_step == 0:
+            first = slab % geo.slabs * geo.slab // geo.scale_step
             for row in range(geo.held_rows):
-                self._load_rows(m, within * geo.slab // geo.scale_step + row, row)
+                self._load_rows(m, first + row, row)
 
     def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the fetched words of one slab into sixteen operand registers."""

@@ -143,7 +143,7 @@ class ByteKernel(Kernel):
             place = within * self.geo.tiles_per_slab + tile
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
-                self._fetch_rows(m, within)
+                self._fetch_rows(m, slab % self.geo.body)
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:

@@ -77,14 +77,20 @@ class PerRow:
 
 
 def row_values(kernel: Kernel, row_tile: Expr) -> dict[str, PerRow]:
-    """Load row scale and bias of this thread's rows, long before they are used."""
+    """Load row scale and bias of this thread's rows, long before they are used.
+
+    Where a cluster splits K other threads will use them, so they are brought into L2 only.
+    """
     geo, args = kernel.geo, kernel.args
-    if kernel.schedule.split_k > 1:
-        return {}
     wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
     held = {}
     for name, (tensor, extent) in wanted.items():
         if tensor is None:
+            continue
+        if kernel.schedule.split_k > 1:
+            row = row_tile * TILE + kernel.thread * RUN
+            with b.when(T.And(kernel.thread < geo.row_tiles * TILE // RUN, row < extent)):
+                b.ptx("prefetch.global.L2", tensor.ptr_to([row]))
             continue
         bits = 32 if str(tensor.dtype) == "float32" else 16
         registers = b.local(2 * geo.m64, f"uint{bits}")

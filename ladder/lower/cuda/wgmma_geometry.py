@@ -174,6 +174,11 @@ class Geometry:
         return math.gcd(self.group, self.schedule.tile_k)
 
     @property
+    def held_step(self) -> int:
+        """Elements of K for which scale and zero point stay the same, within a turn of the math loop."""
+        return math.gcd(self.group, self.body * self.slab)
+
+    @property
     def held_rows(self) -> int:
         """Rows of scales (or zero points) that a thread holds for one slab."""
         return max(1, self.slab // self.scale_step)
