@@ -288,6 +288,7 @@ class Kernel:
                 self._slab(turn, slab)
         self._wait_products(0)
         self._release()
+        self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
     def _first_slab(self) -> None:
@@ -309,7 +310,6 @@ class Kernel:
         last = within == geo.slabs - 1
         if last:
             self.finished.set(self.ring.stage.value)
-            self.ring.advance()
         if geo.slabs > 1:
             self._fetch_next(turn, slab)
         self._wait_products(1)
@@ -322,16 +322,22 @@ class Kernel:
             self.previous.set(self.finished.value)
 
     def _fetch_next(self, turn: Expr, slab: int) -> None:
-        """Fetch the slab after ``slab``, unless the tile ends there."""
-        following = slab + 1
-        if following < self.geo.body:
-            if following % self.geo.slabs == 0:
-                self._await_stage()
-            self._fetch(following)
-            return
-        with b.when(turn + 1 < self.turns):
-            self._await_stage()
-            self._fetch(0)
+        """Fetch the slab after ``slab``."""
+        if (slab + 1) % self.geo.slabs == 0:
+            self._enter_stage(turn, slab + 1)
+        self._fetch((slab + 1) % self.geo.body)
+
+    def _enter_stage(self, turn: Expr, slab: int) -> None:
+        """Wait for the stage of a slab of the turn, or of the next turn.
+
+        Where the tile ends, the stage at hand is entered again and fetched in vain: in a branch
+        ptxas would give registers that products in flight still read to other values.
+        """
+        if slab < self.geo.body:
+            self.ring.advance()
+        else:
+            self.ring.advance_if(turn + 1 < self.turns)
+        self._await_stage()
 
     def _start_products(self, turn: Expr, slab: int) -> None:
         """Start a slab's products; the first one of a tile overwrites what the registers held before."""
@@ -499,6 +505,13 @@ class Ring:
         with b.when(self.stage.value == self.stages):
             self.stage.set(0)
             self.phase.set(self.phase.value ^ 1)
+
+    def advance_if(self, condition: Expr) -> None:
+        """Step to the next stage where ``condition`` holds, without a branch."""
+        following = b.keep(self.stage.value + T.Cast("int32", condition))
+        wraps = T.Cast("int32", following == self.stages)
+        self.stage.set(following * (1 - wraps))
+        self.phase.set(self.phase.value ^ wraps)
 
 
 def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
