@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import gcd
 
@@ -30,11 +30,11 @@ PRODUCER_REGISTERS = 40
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-TOKEN_BUFFERS = 4
+TOKEN_BUFFERS = 3
 """Buffers in which gemv passes A through shared memory."""
 
-TOKEN_BYTES = 120 * 1024
-"""All of gemv's buffers of A together, at most: one block of 1024 threads leaves no room for another."""
+TOKEN_BYTES = 216 * 1024
+"""All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
 BYTE_TOKENS = (160, 192)
 """Tokens per tile that only 8-bit cores use."""
@@ -59,6 +59,9 @@ class Rule:
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
     cluster: tuple[int, ...] = (1,)
+    warp_rows: tuple[int, ...] = (16,)
+    placement: tuple[str, ...] = ()
+    """Placements to choose from; none: the one of `placement_for`."""
 
 
 RULES: Mapping[str, Rule] = {
@@ -69,8 +72,10 @@ RULES: Mapping[str, Rule] = {
         (64,),
         (1, 2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        warp_rows=(16, 32),
+        placement=("operand", "accumulator"),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
@@ -85,6 +90,10 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4),
     ),
 }
+
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a rule states what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +218,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         group = packed_group(gemm.group_size, gemm.k)
         in_flight = bits + scales * max(1, 64 // group) // (2 if group >= 128 else 1)
         sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
-        return 36 + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
+        operands = schedule.warp_rows // 2 + schedule.tile_m // 2
+        return 24 + operands + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -311,9 +321,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
-    for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent", "cluster"):
+    for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
-        if value not in allowed:
+        if allowed and value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"

@@ -177,7 +177,7 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
-    choices.setdefault("placement", (placement_for(gemm),))
+    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
     tiles = (
         GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
         for values in product(*choices.values())

@@ -179,7 +179,8 @@ class Geometry:
     @property
     def registers(self) -> int:
         """Registers per thread below which ptxas spills, roughly."""
-        return LEAST_REGISTERS + self._sums + self.schedule.stages * self._registers_per_tile
+        operands = 8 * (self.row_blocks - 1) + 4 * (self.schedule.tile_m // STEP_TOKENS - 1)
+        return LEAST_REGISTERS + operands + self._sums + self.schedule.stages * self._registers_per_tile
 
     @property
     def resident_blocks(self) -> int:
@@ -476,6 +477,10 @@ class Gemv:
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
+        # Threads per token, so that all of them copy however few the tokens are.
+        stride = b.keep(T.truncdiv(T.int32(geo.threads), self.token_count))
+        token = b.keep(T.truncdiv(self.thread, stride))
+        self.copy_share = token, b.keep(self.thread - token * stride), stride
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", 0)
@@ -494,18 +499,20 @@ class Gemv:
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
         per_chunk = CHUNK_BYTES // self.step.element_bytes
-        turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
-        first = b.bind(self.next_chunk.value)
+        token, piece, stride = self.copy_share
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
-            with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
-                at = b.bind(turn * self.geo.threads + self.thread)
+        first = b.bind(self.next_chunk.value)
+        mine = T.And(first < self.args.k_tiles * self.geo.tile_chunks, token < self.token_count)
+        with b.when(mine):
+            turns = b.bind(T.truncdiv(self.token_chunks - piece + stride - 1, stride))
+            with b.loop(turns, rolled=True) as turn:
+                at = b.bind(piece + turn * stride)
                 column = b.bind((first + at) * per_chunk)
                 valid = b.bind(column < self.args.k_x)
-                with b.when(at < self.token_chunks):
-                    source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                    target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
-                    self.copier.chunk(target, source, valid)
+                source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
+                target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
+                self.copier.chunk(target, source, valid)
+        with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
 
