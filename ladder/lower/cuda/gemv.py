@@ -41,6 +41,7 @@ from schedules.layouts import TILE
 from schedules.legal import TOKEN_BUFFERS, TOKEN_BYTES
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
+from tile_types.errors import ScheduleError
 
 Expr = Any
 
@@ -58,6 +59,9 @@ PREFETCH_BYTES = 4 << 20
 
 SUM_CLOCKS = 24
 """Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
+
+TABLE_ROOMS = (1 << 16, 1 << 15, 0)
+"""Bytes of shared memory that a decoder's table may take, best first."""
 
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that buffers of x leave room for."""
@@ -278,19 +282,25 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        token_blocks, row_blocks = schedule.tile_m // STEP_TOKENS, schedule.warp_rows // STRIP
-        self.decoder = make_decoder(
-            gemm,
-            device,
-            schedule.placement,
-            gains=True,
-            table=device.shared_per_block // 2,
-            offset_clocks=SUM_CLOCKS * token_blocks / row_blocks,
-        )
-        self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
+        self._choose_decoder(device)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
+
+    def _choose_decoder(self, device: TileDevice) -> None:
+        """Take the decoder with the largest table beside which x still fits."""
+        plan = self.schedule
+        sums = SUM_CLOCKS * plan.tile_m // STEP_TOKENS / (plan.warp_rows // STRIP)
+        for room in TABLE_ROOMS:
+            self.decoder = make_decoder(
+                self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
+            )
+            try:
+                self.geo = Geometry(self.groups, self.step, device, plan, 4 * self.decoder.table_words)
+                return
+            except ScheduleError:
+                if not self.decoder.table_words:
+                    raise
 
     def emit(self) -> None:
         """Emit the whole body."""
