@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel
 
 Expr = Any
+WAYS = 2
+"""Loads from staging that are in flight at once."""
+
 PACK = """
 __device__ __forceinline__ unsigned ladder_pack_{name}(float low, float high) {{
   unsigned packed;
@@ -106,6 +110,7 @@ class _WarpStore:
         self.args = replace(kernel.args, **rows)
         self.wide = self.gemm.output == "float32"
         self.run = 4 if self.wide else 8
+        self.runs = WARP_ROWS // self.run
         self.slot = b.bind(kernel.group_index * 4 + kernel.warp)
 
     def tile(self, m: int, value: Sum) -> None:
@@ -120,14 +125,10 @@ class _WarpStore:
         stage = self._stage_floats if self.wide else self._stage_halves
         stage(m, first, token)
         b.emit(T.cuda.warp_sync())
-        runs = WARP_ROWS // self.run
-        tokens = 32 // runs
-        # Rolled: addresses of many stores at once would not leave registers for the sums.
-        with b.loop((self.geo.chunk + tokens - 1) // tokens, rolled=True) as turn:
-            place = b.bind(turn * tokens + self.kernel.lane // runs)
-            inside = T.And(place < self.geo.chunk, token + first + place < self.args.m)
-            with b.when(inside):
-                self._store_run(place, self.kernel.lane % runs, first_row, token + first + place)
+        row = b.bind(first_row + self.kernel.lane % self.runs * self.run)
+        whole = T.And(self.args.n % self.run == 0, row + self.run <= self.args.n)
+        arguments = (row, b.bind(token + first))
+        b.either(whole, lambda: self._store_vectors(*arguments), lambda: self._store_elements(*arguments))
         # The next chunk overwrites what this one still reads.
         b.emit(T.cuda.warp_sync())
 
@@ -162,18 +163,36 @@ class _WarpStore:
             row = lane // 4 + index // 2 % 2 * 8
             b.store(self.kernel.staging, self._sum(m, index, token), self.slot, place * self.geo.pitch + row)
 
-    def _store_run(self, place: Expr, part: Expr, first_row: Expr, token: Expr) -> None:
-        """Store 16 bytes of one token, or what of them lies within N."""
-        run, args = self.run, self.args
-        source = b.bind(place * self.geo.pitch + part * run if self.wide else swizzled_run(place, part) * run)
-        row = b.bind(first_row + part * run)
+    def _store_vectors(self, row: Expr, token: Expr) -> None:
+        """Store 16 bytes per thread, of as many tokens as a warp covers, a few times at once."""
+        tokens = 32 // self.runs
+        turns = -(-self.geo.chunk // tokens)
+        ways = gcd(turns, WAYS)
+        held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
+        # Rolled: addresses of all stores at once would not leave registers for the sums.
+        with b.loop(turns // ways, rolled=True) as turn:
+            places = [
+                b.bind((turn * ways + way) * tokens + self.kernel.lane // self.runs) for way in range(ways)
+            ]
+            for place, values in zip(places, held, strict=True):
+                with b.when(place < self.geo.chunk), b.vector(self.run) as v:
+                    b.store(values, self.kernel.staging[self.slot, self._source(place) + v], v)
+            for place, values in zip(places, held, strict=True):
+                inside = T.And(place < self.geo.chunk, token + place < self.args.m)
+                with b.when(inside), b.vector(self.run) as v:
+                    b.store(self.args.y, values[v], token + place, row + v)
 
-        def vectors() -> None:
-            with b.vector(run) as v:
-                b.store(args.y, self.kernel.staging[self.slot, source + v], token, row + v)
+    def _store_elements(self, row: Expr, token: Expr) -> None:
+        """Store what lies within N, element by element."""
+        tokens = 32 // self.runs
+        with b.loop(-(-self.geo.chunk // tokens), rolled=True) as turn:
+            place = b.bind(turn * tokens + self.kernel.lane // self.runs)
+            inside = T.And(place < self.geo.chunk, token + place < self.args.m)
+            with b.when(inside), b.loop(T.min(self.run, self.args.n - row), rolled=True) as index:
+                value = self.kernel.staging[self.slot, self._source(place) + index]
+                b.store(self.args.y, value, token + place, row + index)
 
-        def scalars() -> None:
-            with b.loop(T.min(run, args.n - row), rolled=True) as index:
-                b.store(args.y, self.kernel.staging[self.slot, source + index], token, row + index)
-
-        b.either(T.And(args.n % run == 0, row + run <= args.n), vectors, scalars)
+    def _source(self, place: Expr) -> Expr:
+        """Return where the thread's run of a staged token starts."""
+        part = self.kernel.lane % self.runs
+        return place * self.geo.pitch + part * self.run if self.wide else swizzled_run(place, part) * self.run
