@@ -437,15 +437,15 @@ class Gemv:
         """
         geo, plan = self.geo, self.schedule
         unit = geo.unit_rounds * geo.round_tiles
-        fitting = T.truncdiv(T.int32(geo.buffer_chunks), self.token_count * geo.unit_chunks)
+        # Tokens as the next power of two: shifts instead of divisions by what only the launch knows.
+        doublings = (2**i for i in range((plan.tile_m - 1).bit_length()))
+        shift = b.keep(sum(T.Cast("int32", self.token_count > count) for count in doublings))
+        fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
         units = T.min(fitting, (self.args.k_tiles + unit - 1) // unit)
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
-        # Threads per token, so that all of them copy however few the tokens are.
-        stride = b.keep(T.truncdiv(T.int32(geo.threads), self.token_count))
-        token = b.keep(T.truncdiv(self.thread, stride))
-        self.copy_share = token, b.keep(self.thread - token * stride), stride
+        self._share_copies(shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", 0)
@@ -461,23 +461,35 @@ class Gemv:
         with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
             self._copy_tokens(buffer)
 
+    def _share_copies(self, shift: Expr) -> None:
+        """Share tokens among warps, or warps among tokens: all copy however few the tokens are."""
+        warps = self.geo.threads // 32
+        shared = b.keep(T.min(shift, warps.bit_length() - 1))
+        warp, groups = b.bind(self.thread // 32), b.bind(T.int32(warps) >> shared)
+        group = b.bind(warp >> shared)
+        self.token_step = b.keep(T.int32(1) << shared)
+        token = T.bitwise_and(warp, self.token_step - 1)
+        self.own_token = b.keep(T.if_then_else(group < groups, token, self.token_count))
+        self.own_piece, self.piece_step = b.keep(group * 32 + self.lane), b.keep(groups * 32)
+
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
         per_chunk = CHUNK_BYTES // self.step.element_bytes
-        token, piece, stride = self.copy_share
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
         first = b.bind(self.next_chunk.value)
-        mine = T.And(first < self.args.k_tiles * self.geo.tile_chunks, token < self.token_count)
-        with b.when(mine):
-            turns = b.bind(T.truncdiv(self.token_chunks - piece + stride - 1, stride))
-            with b.loop(turns, rolled=True) as turn:
-                at = b.bind(piece + turn * stride)
-                column = b.bind((first + at) * per_chunk)
-                valid = b.bind(column < self.args.k_x)
-                source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
-                self.copier.chunk(target, source, valid)
         with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
+            token = b.Variable("int32", self.own_token)
+            with b.repeat_while(token.value < self.token_count):
+                at = b.Variable("int32", self.own_piece)
+                with b.repeat_while(at.value < self.token_chunks):
+                    column = b.bind((first + at.value) * per_chunk)
+                    valid = b.bind(column < self.args.k_x)
+                    row = self.first_token + token.value
+                    source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
+                    target = self.tokens.ptr_to([base + self.token_tile.word(token.value, at.value)])
+                    self.copier.chunk(target, source, valid)
+                    at.set(at.value + self.piece_step)
+                token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
 
