@@ -42,9 +42,6 @@ BYTE_TOKENS = (160, 192)
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
-SPLIT_TOKENS = 64
-"""Tokens per tile up to which a cluster sums slices of K."""
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -193,12 +190,11 @@ def table_bytes(gemm: Gemm) -> int:
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return what a wgmma epilogue transposes sums through: by warpgroup if a cluster sums, else by warp."""
-    warpgroups = schedule.warps // 4
-    if schedule.split_k > 1:
-        return warpgroups * schedule.tile_m * (schedule.tile_n // warpgroups + 4) * 4
+    """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     row = 80 if gemm.output == "float32" else 32
-    return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    staged = schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    units = -(-schedule.tile_n // 16 // schedule.split_k)
+    return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -345,8 +341,6 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
-    if schedule.split_k > 1 and schedule.tile_m > SPLIT_TOKENS:
-        yield f"split_k needs at most {SPLIT_TOKENS} tokens per tile"
     if schedule.cluster * 8 > schedule.tile_m:
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.persistent and schedule.cluster > 2:

@@ -25,6 +25,7 @@ from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
+from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
@@ -117,8 +118,8 @@ class Kernel:
         self._barriers()
         self.overlap.wait()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
-        if self.geo.blocks > 1:
-            # No block may leave while others still read its sums, copy to it or arrive at its barriers.
+        if self.schedule.cluster > 1:
+            # No block may leave while others still copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
 
     def _tensor_map(self) -> None:
@@ -161,6 +162,7 @@ class Kernel:
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
         self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
+        self.exchange = Exchange(self, pool) if self.schedule.split_k > 1 else None
         words = self.decoder.decoder.table_words
         self.table = pool.alloc((words,), "uint32", align=128) if words else None
         self.full = pool.alloc((stages,), "uint64", align=8)
@@ -181,6 +183,8 @@ class Kernel:
                 # One arrival per math warp that reads what this block copies frees a stage.
                 warps = T.uint32(self.schedule.warps * self.schedule.cluster)
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.empty.ptr_to([stage]), warps))
+            if self.exchange is not None:
+                self.exchange.initialise()
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
         with b.when(self.thread == 0):
@@ -194,6 +198,8 @@ class Kernel:
             b.emit(T.cuda.cluster_sync())
         else:
             b.block_sync()
+        if self.exchange is not None:
+            self.exchange.announce()
 
     # ---- tiles ----------------------------------------------------------------------
     def _for_each_tile(self, body: Any) -> None:
@@ -227,9 +233,8 @@ class Kernel:
         # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
         with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
-        if self.schedule.split_k > 1:
-            # Every thread of the cluster takes part in the barrier before the sums are read.
-            b.emit(T.cuda.cluster_sync())
+        if self.exchange is not None:
+            self.exchange.meet()
 
     # ---- math -----------------------------------------------------------------------
     def _math(self) -> None:
@@ -475,6 +480,10 @@ class Kernel:
         inside = (within * self.schedule.tile_m + token) * 128 + step * 32
         low = self.x_descriptor.value + start + T.uint32(inside >> 4)
         return T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
+
+    def sum_of(self, register: int) -> Expr:
+        """Return the finished sum of an accumulator as float32."""
+        return self.partial_sum(register) if self.total is None else self.total[register]
 
     def partial_sum(self, position: int) -> Expr:
         """Return a register of the running sum as float32."""

@@ -76,10 +76,6 @@ class Geometry:
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(
-            ((TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64) or plan.split_k == 1,
-            "split_k needs at most 64 tokens per tile",
-        )
-        check(
             self.register_estimate <= math_registers(plan.warps),
             f"about {self.register_estimate} registers per thread, limit {math_registers(plan.warps)}",
         )
@@ -237,33 +233,37 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Tokens that the epilogue stages through shared memory at a time."""
-        if self.schedule.split_k > 1:
-            return self.schedule.tile_m
         return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
-        """Staged elements per token: of a warp, or of a warpgroup where a cluster sums slices of K.
+        """Staged elements per token of a warp.
 
         +4 floats keep transposing stores free of bank conflicts; 16-bit rows are swizzled instead.
         """
-        if self.schedule.split_k > 1:
-            return TILE * self.m64 + 4
         return WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes through which the epilogue transposes sums."""
-        if self.schedule.split_k > 1:
-            return self.warpgroups * self.chunk * self.pitch * 4
         element = 4 if self.gemm.output == "float32" else 2
         return self.schedule.warps * self.chunk * self.pitch * element
+
+    @property
+    def owned_units(self) -> int:
+        """Most units (sixteen rows of a warp) that one block of a cluster that splits K finishes."""
+        return -(-self.schedule.warps * self.m64 // self.schedule.split_k)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that receive the other blocks' sums of K slices."""
+        return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + table_bytes(self.gemm) + 3 * 1024
+        return ring + self.staging_bytes + self.exchange_bytes + table_bytes(self.gemm) + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
