@@ -62,7 +62,8 @@ class Problem:
         scale = np.ones((rows, n_pad))
         self.arrays: list[np.ndarray[Any, Any]] = [_pad_columns(self.x), self._words(codes, ttype.elem_bits)]
         if gemm.scale:
-            stored = rng.uniform(0.5, 2, (rows, n_pad)).astype(np.float32 if narrow else kind)
+            stored = rng.uniform(2.0**-10, 0.99 * 2.0**-8, (rows, n_pad))  # below 2**-8, as packing has them
+            stored = stored.astype(np.float32 if narrow else kind)
             self.arrays.append(stored)
             scale = stored.astype(np.float64)
         zero = self._zeros(rng, rows, n_pad, narrow)
