@@ -38,7 +38,13 @@ from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_BYTES
+from schedules.legal import (
+    RESIDENT_THREADS,
+    TOKEN_BUFFERS,
+    TOKEN_BYTES,
+    least_token_bytes,
+    registers_per_thread,
+)
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -51,9 +57,6 @@ STRIP = 16
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
-LEAST_REGISTERS = 36
-"""Registers for addresses, operands and sums of x below which ptxas spills."""
-
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
 
@@ -62,9 +65,6 @@ SUM_CLOCKS = 24
 
 TABLE_ROOMS = (1 << 16, 1 << 15, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
-
-RESIDENT_THREADS = 1024
-"""Threads per multiprocessor that buffers of x leave room for."""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -126,10 +126,11 @@ class Geometry:
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use a smaller split_k or tile_m",
         )
+        most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
-            self.registers <= min(255, 65536 // self.threads),
+            self.registers <= most,
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
-            f" {65536 // self.threads} of {self.threads} threads; use at most {self.most_stages} stages",
+            f" {most} of {self.threads} threads; use fewer stages",
         )
 
     @property
@@ -158,43 +159,17 @@ class Geometry:
         return TILE // self.schedule.warp_rows
 
     @property
-    def _registers_per_tile(self) -> int:
-        """Registers that one more tile in flight takes; neighbours share scales."""
-        shared = max(1, gcd(self.schedule.stages, self.groups.tiles))
-        return self.row_blocks * (self.groups.bits + -(-self._group_registers // shared))
-
-    @property
-    def _group_registers(self) -> int:
-        """Registers of the scales and zero points of a tile."""
-        gemm = self.groups.gemm
-        values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-        return values * self.groups.per_tile
-
-    @property
-    def _sums(self) -> int:
-        """Registers of the accumulators."""
-        fragments = self.row_blocks * self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
-        return 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
-
-    @property
     def registers(self) -> int:
         """Registers per thread below which ptxas spills, roughly."""
-        operands = 8 * (self.row_blocks - 1) + 4 * (self.schedule.tile_m // STEP_TOKENS - 1)
-        return LEAST_REGISTERS + operands + self._sums + self.schedule.stages * self._registers_per_tile
+        return registers_per_thread(self.groups.gemm, self.schedule)
 
     @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that registers and shared memory are meant for."""
-        fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
-        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
-        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
+        least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
+        sharing = self.device.shared_per_unit // (least + 1024)
         return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
-
-    @property
-    def most_stages(self) -> int:
-        """Tiles in flight that fit the register file (at least 1)."""
-        spare = 65536 // self.threads - self.registers + self.schedule.stages * self._registers_per_tile
-        return max(1, spare // self._registers_per_tile)
 
     @property
     def run(self) -> int:
