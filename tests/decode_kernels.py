@@ -32,8 +32,8 @@ def conversions() -> list[tuple[str, str, str]]:
     ]
 
 
-SCALES = (0.375, 1.25)
-"""Scales of rows g and g+8."""
+SCALES = (0.375 * 2.0**-9, 1.25 * 2.0**-9)
+"""Scales of rows g and g+8: below 2**-8, as packing leaves them."""
 ZEROS = (1.0, 0.0)
 REMAINDERS = (0.25, -0.125)
 

@@ -63,7 +63,7 @@ class Problem:
         self.arrays: list[np.ndarray[Any, Any]] = [_pad_columns(self.x), self._words(codes, ttype.elem_bits)]
         if gemm.scale:
             # As the runtime packs them: far below float16's largest number, with a power of two per row.
-            stored = rng.uniform(0.25, 1, (rows, n_pad)) * 2.0**SCALE_EXPONENT
+            stored = rng.uniform(0.25, 0.99, (rows, n_pad)) * 2.0**SCALE_EXPONENT
             stored = stored.astype(np.float32 if narrow else kind)
             self.arrays.append(stored)
             scale = stored.astype(np.float64)
