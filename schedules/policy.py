@@ -118,7 +118,7 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
         return ("gemv",)
-    return ("gemv", large) if gemv and large == "mma" and m <= 16 else (large,)
+    return ("gemv", large) if gemv and m <= 16 else (large,)
 
 
 def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
@@ -176,16 +176,18 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 
 @lru_cache(maxsize=256)
 def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
-    """Return all legal schedules of the smallest depth; deeper ones only need more. N does not count."""
+    """Return every tile at the first of the two smallest depths that is legal. N does not count."""
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
+    choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
     choices["placement"] = choices.get("placement") or (placement_for(gemm),)
-    tiles = (
-        GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
-        for values in product(*choices.values())
-    )
-    return tuple(tile for tile in tiles if aligned(hint, gemm, tile) and is_legal(gemm, device, tile))
+    found = []
+    for values in product(*choices.values()):
+        tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        depths = (replace(tile, stages=stages) for stages in rule.stages[:2])
+        if aligned(hint, gemm, tile):
+            found += [deep for deep in depths if is_legal(gemm, device, deep)][:1]
+    return tuple(found)
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
@@ -209,7 +211,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
             break
     if found:
         yield found
-    elif schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+    elif schedule.pipeline != "gemv" and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
