@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import Cost, predict
+from schedules.cost_model import Cost, is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
@@ -156,8 +156,8 @@ def tilings(
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and only splits of K
-        that still find idle multiprocessors.
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
+        of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     useful = _useful_m(RULES[pipeline], m)
     for schedule in _shallow(replace(gemm, n=1), device, pipeline):
@@ -166,7 +166,7 @@ def tilings(
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        elif pipeline != "wgmma" or _finds_idle(gemm, device, schedule, m):
+        elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
             yield from _depths(gemm, device, schedule)
 
 
