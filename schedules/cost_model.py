@@ -76,43 +76,43 @@ EXCHANGE_SECONDS = 0.02e-6 / 4096
 CLUSTER_LOSS = 0.04
 """Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
 
-GEMV_START_SECONDS = 1.9e-6
+GEMV_START_SECONDS = 1.731e-6
 """gemv: a launch that overlaps the end of the one before it, with nothing to do."""
 
-GEMV_TILE_CYCLES = 320.0
+GEMV_TILE_CYCLES = 285.9
 """gemv: dependent latency of one packed tile of a warp: x fragments, decode, products in a chain."""
 
-GEMV_FETCH_CYCLES = 50.0
+GEMV_FETCH_CYCLES = 1.751
 """gemv: latency of a tile's words, hidden in proportion to the tiles in flight."""
 
-GEMV_ISSUE_CYCLES = 10.0
+GEMV_ISSUE_CYCLES = 0.1398
 """gemv: issue slots per fragment of 16 x 64 weights, decoding aside."""
 
-GEMV_DECODE_CYCLES = 1.5
+GEMV_DECODE_CYCLES = 1.048
 """gemv: issue slots per vector operation of a decode."""
 
-GEMV_SUM_CYCLES = 6.5
+GEMV_SUM_CYCLES = 5.623
 """gemv, scales on the accumulator: issue slots per sum of a thread and group."""
 
-GEMV_BLOCK_CYCLES = 50.0
+GEMV_BLOCK_CYCLES = 1602
 """gemv: starting a block, and adding up its slices."""
 
-GEMV_STRIP_CYCLES = 10.0
+GEMV_STRIP_CYCLES = 0.1471
 """gemv: dependent latency that each further strip of 16 rows of a warp adds to a tile."""
 
-GEMV_RAMP_CYCLES = 60.0
+GEMV_RAMP_CYCLES = 398.1
 """gemv: latency of a block per stage and strip: its first loads, and the guarded turn at its end."""
 
-GEMV_TOKEN_CYCLES = 0.2
+GEMV_TOKEN_CYCLES = 0.004704
 """gemv: latency of a block per byte of x that it passes through its buffers."""
 
-GEMV_COPY_CYCLES = 0.04
+GEMV_COPY_CYCLES = 0.03554
 """gemv: the same, in time that it takes from its neighbours."""
 
-GEMV_POWER = 1.5
+GEMV_POWER = 1.174
 """gemv: how chain and issue slots add up, see `Work`."""
 
-GEMV_OVERLAP = 8.0
+GEMV_OVERLAP = 5.45
 """gemv: the same as `OVERLAP`."""
 
 GEMV_UNIT_SHARE = 1.05

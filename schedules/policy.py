@@ -118,7 +118,7 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
         return ("gemv",)
-    return ("gemv", large) if gemv and large == "mma" and m <= 16 else (large,)
+    return ("gemv", large) if gemv and m <= 16 else (large,)
 
 
 def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
