@@ -310,14 +310,11 @@ class Kernel:
         if last:
             self.finished.set(self.ring.stage.value)
             self.ring.advance()
-        if geo.slabs > 1:
-            self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if geo.slabs == 1:
-            # A ring of two stages can only be filled again once the previous one is free.
-            self._fetch_next(turn, slab)
+        # Not earlier: ptxas would put the first uses of what is loaded between the products.
+        self._fetch_next(turn, slab)
         if last:
             self.previous.set(self.finished.value)
 
