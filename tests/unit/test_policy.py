@@ -46,7 +46,6 @@ ILLEGAL = [
     ({"tile_k": 128, "stages": 8}, "shared memory"),
     ({"warps": 16}, "64 rows"),
     ({"split_k": 2}, "do not split K"),
-    ({"split_k": 2, "persistent": False}, "at most 64 tokens"),
     ({"tile_n": 256}, "registers"),
     ({"placement": "accumulator"}, "second set of accumulators"),
 ]
