@@ -293,6 +293,7 @@ class Kernel:
                 self._slab(turn, slab)
         self._wait_products(0)
         self._release()
+        self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
     def _first_slab(self) -> None:
@@ -308,11 +309,8 @@ class Kernel:
     def _slab(self, turn: Expr, slab: int) -> None:
         """Fetch the next slab, decode this one and start its products; the previous slab's finish."""
         within = slab % self.geo.slabs
-        last = within == self.geo.slabs - 1
         for m in range(self.geo.m64):
             self._prepare_rows(m, slab)
-        if last:
-            self.ring.advance()
         self._fetch_next(turn, slab)
         for m in range(self.geo.m64):
             self._decode(m, slab % 2)
@@ -320,21 +318,27 @@ class Kernel:
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if last:
+        if within == self.geo.slabs - 1:
             self.previous.set(self.multiplied.value)
             self.multiplied.set(self.ring.stage.value)
 
     def _fetch_next(self, turn: Expr, slab: int) -> None:
-        """Fetch the slab after ``slab``, unless the tile ends there."""
-        following = slab + 1
-        if following < self.geo.body:
-            if following % self.geo.slabs == 0:
-                self._await_stage()
-            self._fetch(following)
-            return
-        with b.when(turn + 1 < self.turns):
-            self._await_stage()
-            self._fetch(0)
+        """Fetch the slab after ``slab``."""
+        if (slab + 1) % self.geo.slabs == 0:
+            self._enter_stage(turn, slab + 1)
+        self._fetch((slab + 1) % self.geo.body)
+
+    def _enter_stage(self, turn: Expr, slab: int) -> None:
+        """Wait for the stage of a slab of the turn, or of the next turn.
+
+        Where the tile ends, the stage at hand is entered again and fetched in vain: in a branch
+        ptxas would give registers that products in flight still read to other values.
+        """
+        if slab < self.geo.body:
+            self.ring.advance()
+        else:
+            self.ring.advance_if(turn + 1 < self.turns)
+        self._await_stage()
 
     def _start_products(self, turn: Expr, slab: int) -> None:
         """Start a slab's products; the first one of a tile overwrites what the registers held before."""
@@ -514,6 +518,13 @@ class Ring:
         with b.when(self.stage.value == self.stages):
             self.stage.set(0)
             self.phase.set(self.phase.value ^ 1)
+
+    def advance_if(self, condition: Expr) -> None:
+        """Step to the next stage where ``condition`` holds, without a branch."""
+        following = b.keep(self.stage.value + T.Cast("int32", condition))
+        wraps = T.Cast("int32", following == self.stages)
+        self.stage.set(following * (1 - wraps))
+        self.phase.set(self.phase.value ^ wraps)
 
 
 def pin_registers(buffer: Any, count: int, first: int = 0) -> None:

@@ -7,8 +7,6 @@ every interval of K is summed apart and added, scaled, to totals that stay in re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -66,6 +64,8 @@ class ByteKernel(Kernel):
             b.store(self.total, T.float32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile)
         self._first_slab()
+        for m in range(self.geo.m64):
+            self._prepare_rows(m, 0)
         self._decode_share(0, range(self._items))
         with b.loop(self.turns) as turn:
             self._turn(turn)
@@ -96,11 +96,11 @@ class ByteKernel(Kernel):
                 self._wait_products(1)
                 self._release_after(running)
             # The loads' latency hides behind the promotion.
-            self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
+            self._fetch_share(turn, unit.slab + 1, share)
             self._remember_scales(unit)
             if running:
                 self._promote(running)
-            self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
+            self._decode_share(unit.slab + 1, share)
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
@@ -136,25 +136,16 @@ class ByteKernel(Kernel):
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
-    def _ahead(self, turn: Expr, slab: int, body: Callable[[], None]) -> None:
-        """Run ``body`` for the slab after ``slab``, if there is one."""
-        if slab + 1 < self.geo.body:
-            body()
-        else:
-            with b.when(turn + 1 < self.turns):
-                body()
-
-    def _fetch_share(self, slab: int, share: range) -> None:
+    def _fetch_share(self, turn: Expr, slab: int, share: range) -> None:
         if share.start == 0 and slab % self.geo.slabs == 0:
-            self.ring.advance()
-            self._await_stage()
+            self._enter_stage(turn, slab)
         within = slab % self.geo.slabs
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
             place = within * self.geo.tiles_per_slab + tile
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
-                self._fetch_rows(m, within)
+                self._fetch_rows(m, slab % self.geo.body)
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:
