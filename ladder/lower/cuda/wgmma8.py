@@ -23,8 +23,8 @@ from schedules.layouts import TILE
 
 Expr = Any
 
-TAKE_TURNS = False
-"""Whether two warpgroups alternate at starting products that will be promoted."""
+TAKE_TURNS = True
+"""Whether two warpgroups take turns where every slab's sums are promoted."""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -74,11 +74,12 @@ class ByteKernel(Kernel):
 
     @property
     def _alternates(self) -> bool:
-        """Whether two warpgroups take turns at starting products: one promotes while the other's run."""
-        return TAKE_TURNS and self.geo.warpgroups == 2 and self.geo.promotes
+        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies."""
+        always = self.plan.banks == 1 and all(unit.done for unit in self.units)
+        return TAKE_TURNS and self.geo.warpgroups == 2 and always
 
     def _yield_core(self) -> None:
-        """Let the other warpgroup start its products."""
+        """Let the other warpgroup start its products (it waits at named barrier 1 or 2)."""
         b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.group_index), T.uint32(256)))
 
     def _turn(self, turn: Expr) -> None:
@@ -108,6 +109,10 @@ class ByteKernel(Kernel):
 
     def _finish(self, unit: Unit) -> None:
         """Wait for all products and promote those of the last unit."""
+        if self._alternates:
+            # The last step of this unit runs while the other warpgroup starts.
+            self._wait_products(1)
+            self._yield_core()
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
@@ -168,10 +173,10 @@ class ByteKernel(Kernel):
             first = unit.fresh and step == unit.start // STEP
             adds = not first if self.geo.promotes or not first else turn > 0
             registers = self._registers(unit, step)
+            if self._alternates and step == -(-unit.end // STEP) - 1:
+                b.emit(T.ptx.wgmma.commit_group.sync.aligned())
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
-        if self._alternates:
-            self._yield_core()
 
     def _multiply(
         self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
