@@ -63,8 +63,7 @@ class Geometry:
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
         check(
-            plan.tile_m in (8, 16, 32, 64, 128, 160, 192, 256),
-            f"no token tile of {plan.tile_m} (8 to 256)",
+            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -239,7 +238,7 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Tokens that the epilogue stages through shared memory at a time."""
-        return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
