@@ -18,6 +18,11 @@ LARGEST_FACTOR = {"float16": 15, "bfloat16": 120}
 """Exponents that factors of raw operands must not exceed."""
 
 
+def bits_of(value: Expr, width: int) -> Expr:
+    """Return the bits of a value of ``width`` bits, 8 or 16, zero-extended to a uint32 register."""
+    return T.Cast("uint32", T.reinterpret(value, dtype=f"uint{width}"))
+
+
 def pair16(value: Expr) -> Expr:
     """Return the bits of a float16 or bfloat16 value in both halves of a uint32 register."""
     bits = T.Cast("uint32", T.reinterpret(value, dtype="uint16"))

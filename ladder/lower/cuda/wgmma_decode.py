@@ -126,7 +126,7 @@ def scaled_decoder(gemm: Gemm, device: TileDevice) -> ScaledDecoder:
     check(plain.table_words * 4 == table_bytes(gemm), f"a table of {plain.table_words} words was not planned")
     if gemm.activation != "float16" or not gemm.scale or gemm.zero != "none":
         return ScaledDecoder(plain, fused=False)
-    raw = make_decoder(gemm, device, "accumulator")
+    raw = make_decoder(gemm, device, "accumulator", offset_clocks=0.0)
     exact = all(map(_power_of_two, raw.gains)) and all(
         offset == 0.0 or _power_of_two(offset) for offset in raw.offsets
     )
