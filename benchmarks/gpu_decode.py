@@ -31,8 +31,8 @@ TILES = 4
 TURNS = 1024
 """Tiles that each warp decodes."""
 
-THREADS = 256
-RESIDENT = 4
+THREADS = 512
+RESIDENT = 2
 """Blocks per multiprocessor."""
 
 KINDS = (
@@ -53,7 +53,7 @@ class Case:
     weight: str
     activation: str
     placement: str
-    table: bool
+    table: int
 
     @property
     def gemm(self) -> Gemm:
@@ -68,7 +68,7 @@ class Case:
 
 
 def cases(weights: Sequence[str]) -> Iterator[Case]:
-    """Yield every decoder of the library, once with and once without a table where that matters."""
+    """Yield every decoder of the library, with all sizes of tables."""
     from targets import get_device
 
     device = get_device("cuda/sm_90a")
@@ -77,10 +77,8 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
         for activation, placement in KINDS:
             if (weights and name not in weights) or not representable(name, activation):
                 continue
-            case = Case(name, activation, placement, table=True)
-            yield case
-            if case.decoder(device).table_words:
-                yield Case(name, activation, placement, table=False)
+            found = [Case(name, activation, placement, table) for table in (0, 1 << 15, 1 << 16)]
+            yield from {case.decoder(device).table_words: case for case in found}.values()
 
 
 def emit(case: Case, device: Any, name: str) -> Any:

@@ -34,59 +34,89 @@ from targets import Core, TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
 
-LAUNCH_SECONDS = 2.0e-6
+LAUNCH_SECONDS = 0.1e-6
 """A kernel in a CUDA graph, start to start, with nothing to do."""
 
 OVERLAP = 4
 """Exponent that joins the time on multiprocessors with DRAM and L2: near the longest of the three."""
 
-STAGE_CYCLES = 680
+STAGE_CYCLES = 577
 """wgmma: dependent latency of entering a stage: barrier, shared loads, first decode, release."""
 
-SLAB_CYCLES = 122
+SLAB_CYCLES = 134
 """wgmma: issue slots per scheduler for 128 bytes of K of 64 rows, decoding aside."""
 
-EXPOSED_SHARE = 0.3
+EXPOSED_SHARE = 0.05
 """wgmma: part of the issue slots of a slab that a block's own chain waits for."""
 
-FILL_SECONDS = 1.0e-6
+FILL_SECONDS = 1.54e-6
 """wgmma: from asking for a stage to its last byte, were the memory idle."""
 
 PROMOTION_CYCLES = 100
 """wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
 
-TENSOR_SHARE = 0.9
+TENSOR_SHARE = 0.945
 """wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
 
 HALF_RATE_TOKENS = 32
 """Below this many tokens a wgmma takes as long as with this many."""
 
-BLOCK_SECONDS = 0.4e-6
+BLOCK_SECONDS = 0.63e-6
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
 
-OUTPUT_SECONDS = 1.5e-6 / 4096
+OUTPUT_SECONDS = 2.3e-6 / 4096
 """wgmma: filling and draining a block, per output of its tile; a persistent kernel overlaps it."""
 
-CLUSTER_SECONDS = 1.6e-6
+CLUSTER_SECONDS = 4.0e-6
 """wgmma, split K: launching a cluster and its two barriers."""
 
-EXCHANGE_SECONDS = 1.7e-6 / 4096
+EXCHANGE_SECONDS = 0.02e-6 / 4096
 """wgmma, split K: reading one partial sum of another block through distributed shared memory."""
 
 CLUSTER_LOSS = 0.04
 """Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
 
-GEMV_TILE_CYCLES = 528
-"""gemv: dependent latency of one packed tile: x fragments, decode, four products in a chain."""
+GEMV_START_SECONDS = 1.9e-6
+"""gemv: a launch that overlaps the end of the one before it, with nothing to do."""
 
-GEMV_FETCH_CYCLES = 1000
+GEMV_TILE_CYCLES = 320.0
+"""gemv: dependent latency of one packed tile of a warp: x fragments, decode, products in a chain."""
+
+GEMV_FETCH_CYCLES = 50.0
 """gemv: latency of a tile's words, hidden in proportion to the tiles in flight."""
 
-GEMV_ISSUE_CYCLES = 57
-"""gemv: issue slots per warp and tile, decoding aside."""
+GEMV_ISSUE_CYCLES = 10.0
+"""gemv: issue slots per fragment of 16 x 64 weights, decoding aside."""
 
-GEMV_SPREAD = 1.6
-"""gemv: slow-down of DRAM when one slice streams alone; slices side by side read longer runs."""
+GEMV_DECODE_CYCLES = 1.5
+"""gemv: issue slots per vector operation of a decode."""
+
+GEMV_SUM_CYCLES = 6.5
+"""gemv, scales on the accumulator: issue slots per sum of a thread and group."""
+
+GEMV_BLOCK_CYCLES = 50.0
+"""gemv: starting a block, and adding up its slices."""
+
+GEMV_STRIP_CYCLES = 10.0
+"""gemv: dependent latency that each further strip of 16 rows of a warp adds to a tile."""
+
+GEMV_RAMP_CYCLES = 60.0
+"""gemv: latency of a block per stage and strip: its first loads, and the guarded turn at its end."""
+
+GEMV_TOKEN_CYCLES = 0.2
+"""gemv: latency of a block per byte of x that it passes through its buffers."""
+
+GEMV_COPY_CYCLES = 0.04
+"""gemv: the same, in time that it takes from its neighbours."""
+
+GEMV_POWER = 1.5
+"""gemv: how chain and issue slots add up, see `Work`."""
+
+GEMV_OVERLAP = 8.0
+"""gemv: the same as `OVERLAP`."""
+
+GEMV_UNIT_SHARE = 1.05
+"""gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
 
 MMA_STEP_SECONDS = 90e-9
 """mma: serial cost of one K step of 64 that no other work of the block hides."""
@@ -259,7 +289,7 @@ def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
     split = schedule.split_k if schedule.pipeline == "wgmma" else 1
     needs = resources(gemm, device, schedule)
-    units = usable_units(device, split)
+    units = usable_units(device, split * schedule.cluster)
     blocks = along_m * along_n * split
     rounds = -(-blocks // units)
     resident = max(1, needs.blocks_per_unit)
@@ -277,18 +307,17 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     grid = _grid(gemm, device, schedule, m)
     if schedule.pipeline == "mma":
         return _predict_mma(gemm, device, schedule, m, grid)
-    spread = 1.0
     if schedule.pipeline == "gemv":
-        work = _gemv_work(gemm, device, schedule)
-        spread = 1 + GEMV_SPREAD / schedule.split_k
+        work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
+        overlap = GEMV_OVERLAP
     else:
-        work = _wgmma_work(gemm, device, schedule)
+        work, launch, overlap = _wgmma_work(gemm, device, schedule), LAUNCH_SECONDS, OVERLAP
     units = _unit_seconds(schedule, grid, work)
-    dram = spread * _dram_seconds(gemm, device, schedule, m, grid)
-    l2 = _l2_seconds(gemm, device, m, grid)
-    seconds = LAUNCH_SECONDS + (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
+    dram = _dram_seconds(gemm, device, schedule, m, grid)
+    l2 = _l2_seconds(gemm, device, schedule, m, grid)
+    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
     parts = {
-        "launch": LAUNCH_SECONDS,
+        "launch": launch,
         "dram": dram,
         "l2": l2,
         "latency": -(-grid.rounds // grid.resident) * work.chain,
@@ -345,13 +374,21 @@ def _edge_seconds(schedule: GpuSchedule) -> float:
     return outputs * OUTPUT_SECONDS + CLUSTER_SECONDS + others * EXCHANGE_SECONDS
 
 
-def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
-    """Return the work of one block: every warp decodes 16 rows of its slice's packed tiles."""
+def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
+    """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
-    chain = tiles * (GEMV_TILE_CYCLES + GEMV_FETCH_CYCLES / schedule.stages)
-    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8 + 32 * decode_ops(gemm, schedule.placement)
-    warps = schedule.warps / 4  # per scheduler
-    return Work(chain / device.clock, tiles * warps * issue / device.clock, 0.0, 1.0)
+    strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
+    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
+    issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
+    if promotes(gemm, schedule):
+        groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
+        issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
+    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm)
+    step = GEMV_TILE_CYCLES + GEMV_FETCH_CYCLES / schedule.stages + GEMV_STRIP_CYCLES * (strips - 1)
+    ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
+    chain = tiles * step + ramp + GEMV_TOKEN_CYCLES * copied
+    slots = tiles * strips * schedule.warps / 4 * issue + GEMV_COPY_CYCLES * copied  # per scheduler
+    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
 
 def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> Cost:
@@ -359,7 +396,7 @@ def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, 
     compute, decode = _compute_seconds(gemm, device, schedule, core, grid)
     overlapped = {
         "dram": _dram_seconds(gemm, device, schedule, m, grid),
-        "l2": _l2_seconds(gemm, device, m, grid),
+        "l2": _l2_seconds(gemm, device, schedule, m, grid),
         # Without warp specialisation half of the decoding waits for the tensor core.
         "core": compute + 0.5 * decode,
         "decode": decode,
@@ -387,17 +424,19 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
         share += columns / grid.along_m * m * gemm.k * operand_bytes(gemm)
         waves = grid.along_m * grid.along_n / (rows * columns)
         moved = max(once, int(waves * share))
-    if schedule.pipeline == "gemv":  # its chain has a fetch latency
-        return moved / bandwidth
+    if schedule.pipeline == "gemv":  # its chain has a fetch latency; the busiest multiprocessor decides
+        share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
+        return moved / bandwidth * max(1.0, share)
     busy = min(grid.blocks, device.units * grid.resident)
     in_flight = busy * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)
 
 
-def _l2_seconds(gemm: Gemm, device: TileDevice, m: int, grid: Grid) -> float:
-    """Time for every block to read its tiles through L2."""
+def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
+    """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    moved = grid.along_m * weight_bytes(gemm) + grid.along_n * m * gemm.k * operand_bytes(gemm)
+    activations = grid.along_n / schedule.cluster * m * gemm.k * operand_bytes(gemm)
+    moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
 
 

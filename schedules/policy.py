@@ -46,6 +46,9 @@ TYPICAL_LARGE_M = 8192
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
 
+FOREIGN = 1.5
+"""How much slower a schedule counts at an M that its pipeline is not made for: models differ by pipeline."""
+
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
 
@@ -177,7 +180,7 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
-    choices.setdefault("placement", (placement_for(gemm),))
+    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
     tiles = (
         GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
         for values in product(*choices.values())
@@ -359,10 +362,17 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     estimator = Estimator(gemm, device, tuning.measurements(device, gemm) if tuning else ())
     pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
-    costs = np.array([[estimator.seconds(schedule, m) for m in grid] for schedule in pool])
+    costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
+
+
+def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
+    """Return the expected time; unless measured, other pipelines than M's own must beat it by far."""
+    assert isinstance(schedule, GpuSchedule)
+    own = schedule in estimator.measured or schedule.pipeline in pipelines_for(estimator.device, m)
+    return (1.0 if own else FOREIGN) * estimator.seconds(schedule, m)
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:

@@ -231,7 +231,8 @@ class CompiledGemm:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             if vector.device != x.device:
                 raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
-            extras.append(vector.reshape(length).contiguous())
+            plain = vector.dim() == 1 and vector.is_contiguous()  # spare two trips through the dispatcher
+            extras.append(vector if plain else vector.reshape(length).contiguous())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:

@@ -21,7 +21,7 @@ from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_s
 from ladder.lower.cuda.decode_raw import propose_placed
 from ladder.lower.cuda.decode_signed import propose_signed
 from ladder.lower.cuda.emission import SharedTable, TirMachine, fill_pairs
-from ladder.lower.cuda.machine import TABLE_ROW, Cost, CountingMachine, Machine, Word
+from ladder.lower.cuda.machine import Cost, CountingMachine, Machine, Word
 from ladder.lower.cuda.proof import prove
 from ladder.lower.cuda.recipes import (
     PLAIN,
@@ -171,7 +171,7 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
 def cheapest(
     conversion: Conversion,
     capability: tuple[int, int],
-    table: bool = False,
+    table: int = 0,
     offset_clocks: float = OFFSET_CLOCKS,
 ) -> Proven:
     """Return the cheapest proven recipe that a compute capability can run.
@@ -179,7 +179,7 @@ def cheapest(
     Parameters
     ----------
     table
-        Whether the kernel has room for a table in shared memory.
+        Bytes of shared memory that the kernel has for a table.
     offset_clocks
         Clocks per tile that an offset costs the kernel.
     """
@@ -191,8 +191,13 @@ def cheapest(
     return min(usable, key=lambda x: x.weight(offset_clocks))
 
 
-def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
-    return capability >= NEEDS.get(proven.strategy, (0, 0)) and (table or proven.strategy != "table")
+def _usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
+
+
+def table_bytes(recipe: Recipe) -> int:
+    """Return the shared memory that a recipe's table takes."""
+    return recipe.bytes if isinstance(recipe, PairTable) else 0
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -304,12 +309,7 @@ class Decoder:
         The kernel allocates them, emits `fill_table` before a barrier, and hands a `SharedTable` to
         `registers`.
         """
-        return len(self._entries) * TABLE_ROW // 4
-
-    @property
-    def _entries(self) -> tuple[int, ...]:
-        recipe = self.choice.recipe
-        return recipe.entries if isinstance(recipe, PairTable) else ()
+        return table_bytes(self.choice.recipe) // 4
 
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
@@ -321,7 +321,9 @@ class Decoder:
         thread, threads
             This thread, and the number, of the threads that fill it.
         """
-        fill_pairs(buffer, [entry & 0xFFFF for entry in self._entries[:16]], thread, threads)
+        recipe = self.choice.recipe
+        assert isinstance(recipe, PairTable)
+        fill_pairs(buffer, [entry & 0xFFFF for entry in recipe.entries[:16]], recipe.row, thread, threads)
 
     def registers(
         self,
@@ -412,7 +414,7 @@ def make_decoder(
     placement: str = "operand",
     *,
     gains: bool = False,
-    table: bool = False,
+    table: int = 0,
     offset_clocks: float = OFFSET_CLOCKS,
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
@@ -430,7 +432,7 @@ def make_decoder(
     gains
         Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
     table
-        Whether the kernel provides a table in shared memory (`Decoder.table_words`).
+        Bytes of shared memory that the kernel has for a table (`Decoder.table_words`).
     offset_clocks
         Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its sums
         of x, where it needs them for nothing else.
@@ -458,7 +460,7 @@ def make_decoder(
     return min(choices, key=lambda decoder: decoder.choice.cost.weight)
 
 
-def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> Iterator[Decoder]:
+def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: int) -> Iterator[Decoder]:
     """Yield decoders for placement ``"operand"`` whose gain is left to the finished sums."""
     conversion = replace(plain.conversion, raw=True)
     limits = conversion.ttype

@@ -309,7 +309,6 @@ class Kernel:
     def _slab(self, turn: Expr, slab: int) -> None:
         """Fetch the next slab, decode this one and start its products; the previous slab's finish."""
         within = slab % self.geo.slabs
-        last = within == self.geo.slabs - 1
         for m in range(self.geo.m64):
             self._prepare_rows(m, slab)
         self._fetch_next(turn, slab)
@@ -319,7 +318,7 @@ class Kernel:
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if last:
+        if within == self.geo.slabs - 1:
             self.previous.set(self.multiplied.value)
             self.multiplied.set(self.ring.stage.value)
 
