@@ -262,8 +262,12 @@ def schedule_transform(
     )
 
 
-def rank(gemm: Gemm, device: TileDevice, m: int, *, full: bool = False) -> tuple[Candidate, ...]:
-    """Return candidates for M = ``m``, the one predicted fastest first; ``full`` as in `tilings`.
+def rank(
+    gemm: Gemm, device: TileDevice, m: int, *, full: bool = False, wide: bool = False
+) -> tuple[Candidate, ...]:
+    """Return candidates for M = ``m``, the one predicted fastest first.
+
+    ``full`` as in `tilings`; ``wide`` (and ``full``): of all pipelines that could serve this M.
 
     On a CPU the measured table (`schedules.cpu_policy`) leads, whatever the model says.
 
@@ -279,7 +283,7 @@ def rank(gemm: Gemm, device: TileDevice, m: int, *, full: bool = False) -> tuple
     device.core_for(gemm.activation)
     found = [
         Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in pipelines_for(device, m, full=full)
+        for pipeline in pipelines_for(device, m, full=full or wide)
         if device.cores_for(gemm.activation, pipeline)
         for schedule in tilings(gemm, device, pipeline, m, full=full)
     ]

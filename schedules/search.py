@@ -27,7 +27,7 @@ def shortlist(device: TileDevice, points: Sequence[Point], most: int) -> list[Sc
     The points take turns, so that each has as many of its best candidates as any other. Candidates
     that differ only in depth from a better one of the same point come after all others.
     """
-    queues = [_spread(rank(gemm, device, m, full=True)) for gemm, m in points]
+    queues = [_spread(rank(gemm, device, m, wide=True)) for gemm, m in points]
     found: dict[Schedule, None] = {}
     for turn in zip(*(islice(queue, most) for queue in queues), strict=False):
         for schedule in turn:

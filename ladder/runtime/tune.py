@@ -6,15 +6,18 @@ While one class is measured, the next ones compile.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.compile import tuning_database
 from ladder.runtime.farm import Campaign, Farm, Trial, gather
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Timed
-from schedules.schedule import Schedule
+from schedules.legal import is_legal
+from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import refinements, sample, shortlist
 from schedules.tuning import Measurement, TuningDatabase, best_rows
 from targets import TileDevice, get_device
@@ -70,11 +73,14 @@ class Run:
     timed: list[Timed] = field(default_factory=list)
 
     def first_round(self, campaign: Campaign) -> list[Future[Trial | str]]:
-        """Start compiling the best predicted candidates of a class."""
-        device = get_device(campaign.device)
+        """Start compiling candidates of a class: what won before and what is predicted to."""
+        device, most = get_device(campaign.device), self.effort.kernels
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
-        choose = sample if campaign.random else shortlist
-        chosen = choose(device, points, self.effort.kernels)
+        if campaign.random:
+            chosen = sample(device, points, most)
+        else:
+            known = known_winners(device, campaign.problems[0])[: most // 2]
+            chosen = list(dict.fromkeys([*known, *shortlist(device, points, most)]))[:most]
         return self.farm.submit(campaign.problems[0], campaign.device, chosen)
 
     def second_round(self, campaign: Campaign, measured: Measured) -> list[Future[Trial | str]]:
@@ -90,6 +96,13 @@ class Run:
     def in_time(self) -> bool:
         """Tell whether there is time for more."""
         return time.perf_counter() - self.started < self.effort.seconds
+
+
+def known_winners(device: TileDevice, gemm: Gemm) -> list[Schedule]:
+    """Return the legal schedules that won a point of the class so far, those that won most first."""
+    rows = best_rows(tuning_database().measurements(device, gemm))
+    wins = Counter(row.schedule for row in rows if isinstance(row.schedule, GpuSchedule))
+    return [schedule for schedule, _ in wins.most_common() if is_legal(gemm, device, schedule)]
 
 
 def winners(measured: Measured) -> list[tuple[Gemm, Schedule]]:
@@ -112,15 +125,16 @@ def compile_campaigns(campaigns: Sequence[Campaign], run: Run) -> None:
 
 def tune(campaigns: Sequence[Campaign], run: Run) -> None:
     """Measure every class, and again with the neighbours of its winners where there is time."""
-    first = [run.first_round(campaign) for campaign in campaigns]
     second: list[list[Future[Trial | str]]] = []
-    for campaign, tasks in zip(campaigns, first, strict=True):
-        campaign.trials += gather(tasks, run.note)
-        run.note(f"{campaign}: {len(campaign.trials)} kernels compiled")
-        found = measure_all(campaign, run)
-        run.note(f"{campaign}: measured")
-        second.append(run.second_round(campaign, found) if run.in_time() else [])
-        campaign.trials[:] = _best(campaign.trials, found)
+    with ThreadPoolExecutor(1) as planner:  # candidates are chosen while others compile and run
+        first = [planner.submit(run.first_round, campaign) for campaign in campaigns]
+        for campaign, planned in zip(campaigns, first, strict=True):
+            campaign.trials += gather(planned.result(), run.note)
+            run.note(f"{campaign}: {len(campaign.trials)} kernels compiled")
+            found = measure_all(campaign, run)
+            run.note(f"{campaign}: measured")
+            second.append(run.second_round(campaign, found) if run.in_time() else [])
+            campaign.trials[:] = _best(campaign.trials, found)
     for campaign, tasks in zip(campaigns, second, strict=True):
         if tasks and run.in_time():
             # Winners compete again, so that the times of one point come from one contest.

@@ -31,7 +31,7 @@ def test_shortlist_has_the_best_of_every_point() -> None:
     chosen = shortlist(H200, points, 64)
     assert len(chosen) == len(set(chosen)) == 64
     for gemm, m in points:
-        assert rank(gemm, H200, m, full=True)[0].schedule in chosen
+        assert rank(gemm, H200, m, wide=True)[0].schedule in chosen
 
 
 def test_neighbours_are_legal_steps_of_any_field_a_rule_names() -> None:
