@@ -42,6 +42,9 @@ TOKEN_BYTES = 216 * 1024
 BYTE_TOKENS = (160, 192)
 """Tokens per tile that only 8-bit cores use."""
 
+LEAST_SLABS = 3
+"""Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
+
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
@@ -366,6 +369,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
+    if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
+        yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
     if schedule.cluster * 8 > schedule.tile_m:
