@@ -75,7 +75,7 @@ RULES: Mapping[str, Rule] = {
         (64,),
         (2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
