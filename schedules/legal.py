@@ -42,6 +42,9 @@ TOKEN_BYTES = 216 * 1024
 BYTE_TOKENS = (160, 192)
 """Tokens per tile that only 8-bit cores use."""
 
+LEAST_SLABS = 3
+"""Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
+
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
@@ -261,8 +264,7 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
     fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
     factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    loaded = (gemm.scale if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    return 2 * weight_bits(gemm) * (1 if wide else 2) + 2 * rows * (factors + loaded)
+    return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
 
 
 def launch_registers(warps: int) -> int:
@@ -367,6 +369,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
+    if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
+        yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
     if schedule.cluster * 8 > schedule.tile_m:
@@ -376,8 +380,6 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.cluster * schedule.split_k > 8:
         yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if schedule.stages * row_bytes < 3 * SWIZZLE_ROW and not promotes(gemm, schedule):
-        yield "rows that are fetched a slab ahead need three stages of one row of A"
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 

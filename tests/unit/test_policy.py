@@ -81,7 +81,8 @@ def test_pipelines_need_their_device() -> None:
     ("device", "m", "expected"),
     [
         ("sm_90a", 8, ("gemv",)),
-        ("sm_90a", 9, ("wgmma",)),
+        ("sm_90a", 9, ("gemv", "wgmma")),
+        ("sm_90a", 17, ("wgmma",)),
         ("sm_80", 16, ("gemv", "mma")),
         ("sm_100a", 64, ("mma",)),
         ("sm_70", 1, ("mma",)),
@@ -164,10 +165,10 @@ def test_wide_weights_and_float_zeros_have_schedules() -> None:
 def test_hopper_plan_uses_what_was_fastest() -> None:
     plan = make_plan(INT4, H200)
     assert plan.schedule_for(1).pipeline == "gemv"
-    assert plan.schedule_for(16).pipeline == "wgmma"
+    assert plan.schedule_for(32).pipeline == "wgmma"
     large = plan.schedule_for(4096)
     assert isinstance(large, GpuSchedule)
-    assert (large.tile_m, large.tile_n, large.warps, large.persistent) == (256, 128, 8, True)
+    assert (large.tile_m, large.tile_n, large.tile_k, large.warps) == (256, 128, 64, 8)
 
 
 def test_planning_is_quick() -> None:
