@@ -31,13 +31,14 @@ PIPELINES = ("gemv", "wgmma")
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "gemv": tuple(name for name in vars(cost_model) if name.startswith("GEMV_")),
     "wgmma": (
-        "STAGE_CYCLES",
         "SLAB_CYCLES",
-        "EXPOSED_SHARE",
         "FILL_SECONDS",
         "PROMOTION_CYCLES",
+        "PROMOTION_SLOTS",
+        "OVERLAP",
+        "MULTICAST_LOSS",
+        "TIGHT_LOSS",
         "TENSOR_SHARE",
-        "HALF_RATE_TOKENS",
         "BLOCK_SECONDS",
         "OUTPUT_SECONDS",
         "CLUSTER_SECONDS",

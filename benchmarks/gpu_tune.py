@@ -114,6 +114,9 @@ def parse_arguments() -> argparse.Namespace:
         "--random", action="store_true", help="random candidates, all tried: to fit the model"
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this")
+    parser.add_argument(
+        "--stop", type=int, default=0, help="seconds after which to stop and keep what there is"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="", help="JSON with every finalist")
     parser.add_argument("--everything", default="", help="JSON with the quick times of all that was tried")
@@ -124,14 +127,14 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def write(timed: Sequence[Timed], arguments: argparse.Namespace) -> None:
-    """Write what has been measured."""
+    """Write what has been measured, first what ships: points of older runs stay in that file."""
     measured = finals(timed)
+    if arguments.ship:
+        write_database(Path(arguments.ship), get_device(arguments.target), measured)
     if arguments.output:
         dump(arguments.output, environment(), [(g, row) for g, rows in measured.items() for row in rows])
     if arguments.everything:
         dump(arguments.everything, environment(), [(e.gemm, e.row) for e in timed if not e.final])
-    if arguments.ship:
-        write_database(Path(arguments.ship), get_device(arguments.target), measured)
 
 
 def perform(run: Run, arguments: argparse.Namespace) -> None:
@@ -154,6 +157,8 @@ def main() -> int:
     arguments = parse_arguments()
     effort = Effort(arguments.kernels, arguments.refined, arguments.seconds)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(0))
+    signal.alarm(arguments.stop)
     with Gauge() as gauge, Farm(arguments.jobs) as farm:
         run = Run(farm, gauge, effort, lambda line: print(line, flush=True))
         try:
