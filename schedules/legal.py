@@ -39,9 +39,6 @@ RESIDENT_THREADS = 1024
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-BYTE_TOKENS = (160, 192)
-"""Tokens per tile that only 8-bit cores use."""
-
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
 
@@ -83,7 +80,7 @@ RULES: Mapping[str, Rule] = {
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
-        (8, 16, 32, 64, 128, 160, 192, 256),
+        (8, 16, 32, 64, 128, 256),
         (64, 128, 192, 256),
         (64, 128, 256),
         (2, 3, 4, 5, 6, 7, 8),
@@ -213,7 +210,7 @@ def table_bytes(gemm: Gemm) -> int:
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     row = 80 if gemm.output == "float32" else 32
-    staged = schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
 
@@ -343,7 +340,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 192:
+    if promotes(gemm, schedule) and schedule.tile_m > 128:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
@@ -363,8 +360,6 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.tile_m in BYTE_TOKENS and lane_of(gemm.activation) != 8:
-        yield f"tile_m={schedule.tile_m} is for 8-bit cores, whose sums leave no room for 256"
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):

@@ -47,7 +47,7 @@ def problems(core: str) -> list[Gemm]:
 
 
 PLACEMENTS = ("operand", "accumulator", "folded")
-"""Kinds of decoders: those of both placements, and of operands whose gain is left to the sums."""
+"""Kinds of decoders: of both placements, with wide tables; of folded scales, with narrow tables."""
 
 
 def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
@@ -55,7 +55,7 @@ def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
     from ladder.lower.cuda.decode import make_decoder
 
     if placement == "folded":
-        return make_decoder(gemm, device, gains=True, table=1 << 16)
+        return make_decoder(gemm, device, gains=True, table=1 << 15)
     return make_decoder(gemm, device, placement, table=1 << 16)
 
 

@@ -23,9 +23,6 @@ from schedules.layouts import TILE
 
 Expr = Any
 
-TAKE_TURNS = False
-"""Whether two warpgroups alternate at starting products that will be promoted."""
-
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
@@ -55,9 +52,6 @@ class ByteKernel(Kernel):
         self.pending = b.local(2 * self.plan.banks, "float32")
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
-        if self._alternates:
-            with b.when(self.group_index == 1):
-                self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
@@ -71,15 +65,6 @@ class ByteKernel(Kernel):
             pin_registers(bank, self.plan.bank_registers)
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
-
-    @property
-    def _alternates(self) -> bool:
-        """Whether two warpgroups take turns at starting products: one promotes while the other's run."""
-        return TAKE_TURNS and self.geo.warpgroups == 2 and self.geo.promotes
-
-    def _yield_core(self) -> None:
-        """Let the other warpgroup start its products."""
-        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.group_index), T.uint32(256)))
 
     def _turn(self, turn: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted."""
@@ -161,8 +146,6 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
-        if self._alternates:
-            b.named_sync(self.group_index + 1, 256)
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
@@ -170,8 +153,6 @@ class ByteKernel(Kernel):
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
-        if self._alternates:
-            self._yield_core()
 
     def _multiply(
         self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,

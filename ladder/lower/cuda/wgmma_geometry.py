@@ -14,7 +14,6 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
-    PARTIAL_TOKENS,
     STAGED_TOKENS,
     launch_registers,
     math_register_estimate,
@@ -63,8 +62,7 @@ class Geometry:
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
         check(
-            plan.tile_m in (8, 16, 32, 64, 128, 160, 192, 256),
-            f"no token tile of {plan.tile_m} (8 to 256)",
+            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -104,13 +102,8 @@ class Geometry:
 
     @property
     def body(self) -> int:
-        """Slabs per turn of the math loop.
-
-        More where turns end with a wait for products that slabs do not wait for anyway.
-        """
-        slab_waits = self.promotes and self.gemm.scale and self.schedule.tile_m > PARTIAL_TOKENS
-        turn_waits = self.lane == 8 and self.promotion_step == self.slab
-        return max(4 if turn_waits and not slab_waits else 2, self.slabs)
+        """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
+        return max(4 if self.lane == 8 and self.promotion_step == self.slab else 2, self.slabs)
 
     @property
     def tiles_per_slab(self) -> int:
@@ -239,7 +232,7 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Tokens that the epilogue stages through shared memory at a time."""
-        return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
