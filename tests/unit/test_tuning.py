@@ -30,7 +30,7 @@ from targets import get_device
 from tile_types.errors import CacheError
 
 H200 = get_device("sm_90a")
-GEMM = Gemm(4096, 4096, "int4", group_size=128)
+GEMM = Gemm(4096, 4096, "int4", group_size=256)  # a class that does not ship
 SCHEDULE = GpuSchedule("wgmma", 64, 128, 128, stages=3, warps=8, split_k=2)
 
 
