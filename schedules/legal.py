@@ -261,8 +261,7 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
     fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
     factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    loaded = (gemm.scale if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    return 2 * weight_bits(gemm) * (1 if wide else 2) + 2 * rows * (factors + loaded)
+    return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
 
 
 def launch_registers(warps: int) -> int:
@@ -376,8 +375,6 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.cluster * schedule.split_k > 8:
         yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if schedule.stages * row_bytes < 3 * SWIZZLE_ROW and not promotes(gemm, schedule):
-        yield "rows that are fetched a slab ahead need three stages of one row of A"
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 
