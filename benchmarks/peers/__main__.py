@@ -8,7 +8,6 @@ of several results instead of measuring.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -16,12 +15,11 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import environment
+from benchmarks.harness import command
 from benchmarks.peers import bars, run
 from benchmarks.peers.cases import CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
-from benchmarks.peers.engine import ENGINES, versions
+from benchmarks.peers.engine import ENGINES
 from benchmarks.peers.records import Results, merge, read
 
 
@@ -87,19 +85,14 @@ def measured(arguments: argparse.Namespace) -> Results:
     run_id = uuid.uuid4().hex[:8]
     if arguments.warm_only:
         return Results()
-    facts: dict[str, Any] = {**environment(), "rounds": chosen.rounds}
-    facts["versions"] |= versions()
-    results = Results({run_id: facts | run.limits()})
-    run.say(f"limits: {results.runs[run_id]}")
-    gc.freeze()  # each capture collects garbage
-    try:
-        for rows in run.measure(chosen, run_id):
-            results.rows += rows
-            if arguments.output:
-                results.write(arguments.output)
-    except RuntimeError as error:  # what was measured before stays
-        results.runs[run_id]["ended"] = run.reason_of(error)
-    results.runs[run_id]["seconds"] = time.perf_counter() - start
+    facts = {**run.facts(), "command": command(), "rounds": chosen.rounds}
+    results = Results({run_id: facts})
+    run.say(f"{facts}")
+    for rows in run.measure(chosen, run_id):
+        results.rows += rows
+        facts["seconds"] = round(time.perf_counter() - start)
+        if arguments.output:
+            results.write(arguments.output)
     return results
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -20,19 +22,24 @@ from benchmarks.harness import (
     capture_long,
     copies_for,
     copy_bandwidth,
+    environment,
     graph_time_us,
     interleaved_us,
     poison,
     relative_error,
 )
 from benchmarks.peers.cases import Case, Contender, Shape
-from benchmarks.peers.engine import ENGINES, Operand, Work, engine
+from benchmarks.peers.engine import ENGINES, Operand, Work, engine, versions
 from benchmarks.peers.ladder_engine import build, kernels
 from tile_types.errors import LadderError
 
 ROUNDS = 20
 LOOSE = 1e-2
 """Bound of the error of a peer against its own weights; Ladder's rows have the tighter `Work.bound`."""
+
+
+Demands = dict[tuple[str, Work, Shape], tuple[int, ...]]
+"""The M at which an engine meets a product and shape."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Selection:
         """Return all shapes, each once."""
         return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
 
-    def demands(self) -> dict[tuple[str, Work, Shape], tuple[int, ...]]:
+    def demands(self) -> Demands:
         """Return the M at which each engine meets each product and shape."""
         found: dict[tuple[str, Work, Shape], set[int]] = {}
         for case in self.cases:
@@ -150,7 +157,7 @@ class Prepared:
     """Operands of one shape, shared by the cases that meet there."""
 
     shape: Shape
-    demands: dict[tuple[str, Work, Shape], tuple[int, ...]]
+    demands: Demands = field(default_factory=dict)
     held: dict[tuple[str, Work], list[Operand]] = field(default_factory=dict)
     failures: dict[tuple[str, Work], Exception] = field(default_factory=dict)
 
@@ -182,34 +189,92 @@ class Prepared:
 def reason_of(error: Exception) -> str:
     """Return an error in one line, and print where it came from."""
     traceback.print_exception(error, limit=-4, file=sys.stderr)
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:300]
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {message}"[:300]
 
 
-# ---- measuring ------------------------------------------------------------------------
+# ---- the process that measures --------------------------------------------------------
+Batch = tuple[list[dict[str, Any]], str]
+"""Rows, and how the device was lost, if it was."""
+
+
 def measure(selection: Selection, run_id: str) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of every shape and case.
 
-    Raises
-    ------
-    RuntimeError
-        If a kernel broke the device's context, after which nothing can be measured.
+    They are measured in one other process. A kernel that breaks the device's context, or the
+    process, costs the rest of its case: the next case gets a new process.
     """
+    demands, pool = selection.demands(), make_pool()
+    for shape in selection.shapes():
+        for case in selection.cases:
+            if shape not in case.shapes:
+                continue
+            start = time.perf_counter()
+            try:
+                rows, loss = pool.submit(batch, case, shape, demands, selection.rounds).result()
+            except BrokenProcessPool as error:
+                rows, loss = lost(case, shape, [], reason_of(error)), reason_of(error)
+            if loss:
+                say(f"lost the device in {case.name} {shape}: {loss}")
+                pool.shutdown(wait=False, cancel_futures=True)
+                pool = make_pool()
+            yield [{"run": run_id, "case": case.name, **row} for row in rows]
+            say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
+    pool.shutdown()
+
+
+def make_pool() -> Executor:
+    """Return an executor of one fresh process."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+PREPARED: dict[Shape, Prepared] = {}
+"""The operands of the shape that is being measured."""
+
+
+def prepared_for(shape: Shape) -> Prepared:
+    """Return the operands of a shape, after those of the shape before are freed."""
     import torch
 
-    demands = selection.demands()
-    for shape in selection.shapes():
-        prepared = Prepared(shape, demands)
-        for case in selection.cases:
-            if shape in case.shapes:
-                start = time.perf_counter()
-                rows = list(METHODS[case.method](case, prepared, selection.rounds))
-                yield [{"run": run_id, "case": case.name, **row} for row in rows]
-                torch.cuda.synchronize()
-                say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
-        del prepared
+    if shape not in PREPARED:
+        PREPARED.clear()
+        gc.unfreeze()
+        gc.collect()
         torch.cuda.empty_cache()
+        gc.freeze()  # each capture collects garbage
+        PREPARED[shape] = Prepared(shape)
+    return PREPARED[shape]
 
 
+def batch(case: Case, shape: Shape, demands: Demands, rounds: int) -> Batch:
+    """Measure one case at one shape, within the process that measures."""
+    import torch
+
+    rows: list[dict[str, Any]] = []
+    try:
+        prepared = prepared_for(shape)
+        prepared.demands = demands
+        for row in METHODS[case.method](case, prepared, rounds):
+            rows.append(row)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        loss = reason_of(error)
+        return rows + lost(case, shape, rows, loss), loss
+    return rows, ""
+
+
+def lost(case: Case, shape: Shape, rows: list[dict[str, Any]], loss: str) -> list[dict[str, Any]]:
+    """Return rows with the reason for what is missing."""
+    found = {(row["label"], row["m"]) for row in rows}
+    return [
+        {**describe(one, shape, m), "reason": f"the device was lost at this case: {loss}"}
+        for m in case.tokens
+        for one in case.contenders
+        if (one.name, m) not in found
+    ]
+
+
+# ---- measuring ------------------------------------------------------------------------
 def times(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
     """Check and time all contenders of a case at one shape, M by M."""
     dense: dict[tuple[str, Work], Any] = {}
@@ -332,6 +397,19 @@ METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]]
 
 
 # ---- limits of the device -------------------------------------------------------------
+def facts() -> dict[str, Any]:
+    """Describe machine, versions and limits, found by the process that measures."""
+    with make_pool() as pool:
+        return pool.submit(described).result()
+
+
+def described() -> dict[str, Any]:
+    """Return what `facts` returns, within the process that measures."""
+    found = environment()
+    found["versions"] |= versions()
+    return found | limits()
+
+
 def limits() -> dict[str, float]:
     """Measure bandwidths, and rates of cuBLAS on large products, in bytes and operations per second."""
     from benchmarks.bandwidth import read_bandwidth

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,19 @@ class Wrong(Stub):
     off = 1.0
 
 
+class Inline(Executor):
+    """Runs in this process, which a `BrokenProcessPool` stands for losing."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        run.PREPARED.clear()
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BrokenProcessPool as error:
+            future.set_exception(error)
+        return future
+
+
 class Replayed:
     """Stands for a CUDA graph; the subject's takes 1 µs per call, the others' 2 and more."""
 
@@ -212,6 +227,7 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     monkeypatch.setattr(run, "draw_weight", lambda shape: torch.randn(*shape))
     monkeypatch.setattr(run, "draw_activations", lambda m, k, dtype: torch.randn(m, k))
     monkeypatch.setattr(run, "capture_long", Replayed)
+    monkeypatch.setattr(run, "make_pool", Inline)
     monkeypatch.setattr(run, "poison", lambda count, dtype: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -251,6 +267,22 @@ def test_refusals_and_failures_are_rows_with_a_reason() -> None:
 def test_missing_libraries_are_rows_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stub, "absence", lambda self: "not installed: stub")
     assert {row["reason"] for row in measured_rows(((4, 8),), (1,))} == {"not installed: stub"}
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("an illegal access"), BrokenProcessPool("it died")])
+def test_a_lost_device_costs_the_rest_of_its_case(
+    error: Exception, stubs: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay(graphs: Any, rounds: int) -> Any:
+        if Replayed.made > 3:
+            raise error
+        return interleaved_us(graphs, rounds)
+
+    monkeypatch.setattr(run, "interleaved_us", replay)
+    rows = measured_rows(((4, 8),), (1, 3))
+    assert [row.get("time_us") for row in rows if row["m"] == 3] == [None] * 3
+    assert all("the device was lost" in row["reason"] for row in rows if row["m"] == 3)
+    assert len(rows) == 6
 
 
 def test_contenders_take_turns() -> None:
