@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from benchmarks.harness import command
 from benchmarks.peers import bars, run
 from benchmarks.peers.cases import CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
@@ -78,13 +80,21 @@ def narrow(case: Case, shapes: Sequence[Shape], tokens: Sequence[int], engines: 
 
 
 def measured(arguments: argparse.Namespace) -> Results:
-    """Warm, measure and keep what there is after every case and shape."""
+    """Warm, measure and keep what there is after every case and shape.
+
+    Raises
+    ------
+    SystemExit
+        If there is no GPU to measure on.
+    """
     chosen = selection(arguments)
     start = time.perf_counter()
     run.warm(chosen, arguments.jobs)
     run_id = uuid.uuid4().hex[:8]
     if arguments.warm_only:
         return Results()
+    if not torch.cuda.is_available():
+        raise SystemExit("measuring needs an NVIDIA GPU; without one, --warm-only compiles Ladder's kernels")
     facts = {**run.facts(), "command": command(), "rounds": chosen.rounds}
     results = Results({run_id: facts})
     run.say(f"{facts}")
