@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
-from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.kernel import Call, CompiledGemm, torch_dtype
 from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
 from targets import TileDevice, get_device
@@ -105,7 +108,6 @@ class Matmul:
         self._dtype = torch_dtype(request.gemm.activation)
         self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
         self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
-        self._operators: dict[torch.device, CompiledGemm] = {}
 
     @classmethod
     def from_request(cls, request: Request) -> Matmul:
@@ -181,7 +183,30 @@ class Matmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit.
         """
-        return self.apply(x, packed.tensors, bias, token_scale, packed.layout)
+        if self._dynamic and token_scale is None:
+            x, token_scale = self._with_scale(x)
+        # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
+        watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
+        if watched and operator.needs_dispatch(x):
+            self._check_layout(x.device, packed)
+            return operator.dispatch(x, packed.tensors, bias, token_scale, self._text)
+        call = packed.calls.get(self) or self._bind(x.device, packed)
+        return call(x, bias, token_scale)
+
+    def _check_layout(self, where: torch.device, packed: PackedWeight) -> None:
+        """Raise unless the weight was packed for this operator."""
+        expected = self._layouts.get(where.type, packed.layout)
+        if packed.layout != expected:
+            refuse_layout(packed.layout, expected)
+
+    def _bind(self, where: torch.device, packed: PackedWeight) -> Call:
+        """Return the kernels' call for a weight; the weight remembers it."""
+        if packed.layout not in self._layouts.values():
+            self._check_layout(where, packed)
+        call = self.compiled_for(where).bind(packed)
+        if where == packed.device:  # otherwise the call is about to say so
+            packed.calls[self] = call
+        return call
 
     def apply(
         self,
@@ -189,20 +214,11 @@ class Matmul:
         weight: list[torch.Tensor],
         bias: torch.Tensor | None = None,
         token_scale: torch.Tensor | None = None,
-        layout: str = "",
     ) -> torch.Tensor:
-        """Multiply by the tensors of a packed weight; ``layout`` is checked if given."""
+        """Multiply by the bare tensors of a packed weight, through the registered operator."""
         if self._dynamic and token_scale is None:
             x, token_scale = self._with_scale(x)
-        if operator.needs_dispatch(x):
-            expected = self._layouts.get(x.device.type, layout)
-            if layout and layout != expected:
-                refuse_layout(layout, expected)
-            return operator.matmul(x, weight, bias, token_scale, self._text)
-        kernel = self._operators.get(x.device) or self.compiled_for(x.device)
-        if layout and layout != kernel.layout:
-            refuse_layout(layout, kernel.layout)
-        return kernel.run(x, weight, bias, token_scale)
+        return operator.dispatch(x, weight, bias, token_scale, self._text)
 
     def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return 8-bit activations with their row scales."""
@@ -218,8 +234,7 @@ class Matmul:
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""
-        self._operators[where] = compiled(self._text, where)
-        return self._operators[where]
+        return compiled(self._text, where)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `Lowered.source`."""

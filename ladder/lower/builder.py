@@ -39,6 +39,11 @@ def function(name: str) -> Iterator[Emitted]:
         result.func = builder.get()
 
 
+def function_attribute(name: str, value: Any) -> None:
+    """Set an attribute of the open PrimFunc."""
+    I.func_attr({name: value})
+
+
 def symbol(name: str) -> Expr:
     """Declare a symbolic int32 extent, bound by the shape of a tensor argument."""
     del name

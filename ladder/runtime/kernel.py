@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
 from ladder.runtime.threads import keep_apart
 from tile_types.errors import DeviceError, DTypeError, ShapeError
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Bytes: kernels read rows of x in vectors of this size."""
+
+FEW_TOKENS = 65
+"""M below which a bound call finds its kernel without a search."""
+
+Call = Callable[..., "torch.Tensor"]
+"""``(x, bias=None, token_scale=None)`` -> y, for one operator and one weight."""
 
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that torch spells otherwise."""
@@ -53,11 +60,8 @@ class CompiledGemm:
     def __init__(
         self, gemm: Gemm, family: str, limits: Sequence[int], entries: Sequence[Any], names: Sequence[str]
     ) -> None:
-        import torch
-
         self.gemm = gemm
         self.family = family
-        self._on_cpu = family == "cpu"
         self.layout = layout_of(gemm, family)
         self.limits = list(limits)
         self.entries = list(entries)
@@ -65,13 +69,16 @@ class CompiledGemm:
         self.dtype = torch_dtype(gemm.activation)
         self.output = torch_dtype(gemm.output)
         self.pad = -gemm.k % (ALIGNMENT // self.dtype.itemsize)
-        self._last = len(self.entries) - 1
-        self._empty = torch.empty
+        # A call reads these once each: every look-up counts against its few microseconds.
+        self._on_cpu = family == "cpu"
+        self._n, self._k = gemm.n, gemm.k
+        self._view = viewer()
+        self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias
 
     def entry_name(self, m: int) -> str:
         """Return the name of the kernel that serves M = ``m``."""
-        return self.names[min(bisect_left(self.limits, m), self._last)]
+        return self.names[bisect_left(self._bounds, m)]
 
     def __call__(
         self,
@@ -102,9 +109,7 @@ class CompiledGemm:
         ShapeError, DTypeError, DeviceError
             If an argument does not fit; the message says which and what fits.
         """
-        if packed.layout != self.layout:
-            refuse_layout(packed.layout, self.layout)
-        return self.run(x, packed.tensors, bias, token_scale)
+        return self.bind(packed)(x, bias, token_scale)
 
     def run(
         self,
@@ -114,36 +119,95 @@ class CompiledGemm:
         token_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight; see `__call__`."""
-        shape = x.shape
-        if x.dtype != self.dtype or not shape or shape[-1] != self.gemm.k or x.device != weight[0].device:
-            self._reject(x, weight[0])
-        matrix = x if len(shape) == 2 else x.reshape(-1, self.gemm.k)
-        m = matrix.shape[0]
-        y = self._empty((m, self.gemm.n), dtype=self.output, device=x.device)
+        where = weight[0].device
+        return self._launch(x, weight, where, allocator(where), bias, token_scale)
+
+    def bind(self, packed: PackedWeight) -> Call:
+        """Return ``(x, bias, token_scale) -> y`` for one weight; what never changes is looked up once.
+
+        Raises
+        ------
+        ShapeError
+            If the weight was packed for another operator.
+        """
+        found = packed.calls.get(self)
+        if found is None:
+            if packed.layout != self.layout:
+                refuse_layout(packed.layout, self.layout)
+            found = packed.calls[self] = self._bound(packed.foreign, packed.device)
+        return found
+
+    def _bound(self, weight: Sequence[Any], where: torch.device) -> Call:
+        """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
+        n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
+        entries, bounds, allocate = self.entries, self._bounds, allocator(where)
+        few = [entries[bisect_left(bounds, m)] for m in range(FEW_TOKENS)]
+        plain = not (self.pad or self._extras or self._on_cpu)
+        x_strides, y_strides = (k, 1), (n, 1)
+
+        def call(
+            x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            if plain and bias is None and token_scale is None and not x.data_ptr() % ALIGNMENT:
+                shape = x.shape
+                try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
+                    if len(shape) == 2 and shape[1] == k and (m := shape[0]):
+                        y = allocate((m, n), y_strides, output)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(x, *weight, y)
+                        return y
+                    if len(shape) == 3 and shape[2] == k and x.is_contiguous() and (m := x.numel() // k):
+                        y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
+                        rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(rows, *weight, out)
+                        return y
+                except (TypeError, ValueError, BufferError, RuntimeError):
+                    pass
+            return launch(x, weight, where, allocate, bias, token_scale)
+
+        return call
+
+    def _launch(
+        self,
+        x: torch.Tensor,
+        weight: Sequence[Any],
+        where: torch.device,
+        allocate: Allocate,
+        bias: torch.Tensor | None,
+        token_scale: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Check x, allocate the result and call the kernel for this M."""
+        shape, n = x.shape, self._n
+        if x.dtype is not self.dtype or not shape or shape[-1] != self._k or x.device != where:
+            self._reject(x, where)
+        if len(shape) == 2:
+            rows, m = x, shape[0]
+            y = out = allocate((m, n), (n, 1), self.output)
+        else:
+            rows = x.reshape(-1, self._k)
+            m = rows.shape[0]
+            out = allocate((m, n), (n, 1), self.output)
+            y = out.view(*shape[:-1], n)
         if m:
-            matrix = self._aligned(matrix)
-            extras = (
-                self._extra_arguments(m, x, bias, token_scale) if self._has_extras(bias, token_scale) else ()
-            )
+            if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
+                rows = self._aligned(rows)
             if self._on_cpu:
                 keep_apart()
-            self.entries[min(bisect_left(self.limits, m), self._last)](matrix, *weight, *extras, y)
-        return y if len(shape) == 2 else y.view(*shape[:-1], self.gemm.n)
-
-    def _has_extras(self, bias: torch.Tensor | None, token_scale: torch.Tensor | None) -> bool:
-        return self._extras or bias is not None or token_scale is not None
+            entry = self.entries[bisect_left(self._bounds, m)]
+            if self._extras or bias is not None or token_scale is not None:
+                entry(rows, *weight, *self._extra_arguments(m, x, bias, token_scale), out)
+            else:
+                entry(rows, *weight, out)
+        return y
 
     def _aligned(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return rows that start at multiples of 16 bytes, zero beyond K."""
-        if self.pad:
-            import torch
+        """Copy to rows that start at multiples of 16 bytes, zero beyond K."""
+        import torch
 
+        if self.pad:
             # One-byte floats have no pad of their own: the bits are padded instead.
             bits = matrix.view(torch.int8) if matrix.dtype.itemsize == 1 else matrix
             return torch.nn.functional.pad(bits, (0, self.pad)).view(matrix.dtype)
-        if not matrix.is_contiguous():
-            matrix = matrix.contiguous()
-        return matrix.clone() if matrix.data_ptr() % ALIGNMENT else matrix
+        return matrix.clone(memory_format=torch.contiguous_format)
 
     def _extra_arguments(
         self, m: int, x: torch.Tensor, bias: torch.Tensor | None, token_scale: torch.Tensor | None
@@ -170,7 +234,7 @@ class CompiledGemm:
             extras.append(vector.reshape(length).contiguous())
         return extras
 
-    def _reject(self, x: torch.Tensor, weight: torch.Tensor) -> NoReturn:
+    def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:
         """Raise the error that says what is wrong with x."""
         if x.dtype != self.dtype:
             raise DTypeError(
@@ -189,4 +253,4 @@ class CompiledGemm:
                 f"x is on {x.device}, the operator was built for {self.family!r} devices;"
                 " move x, or build the operator for that target"
             )
-        raise DeviceError(f"x is on {x.device}, the packed weight on {weight.device}; move one with .to()")
+        raise DeviceError(f"x is on {x.device}, the packed weight on {where}; move one with .to()")

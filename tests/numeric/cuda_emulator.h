@@ -75,6 +75,7 @@ template <class P> static void ptx_ld4(uint32_t& a, uint32_t& b, uint32_t& c, ui
 static void ptx_st4(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   uint32_t v[4] = {a, b, c, d}; memcpy(emu_at(p, 16), v, 16);
 }
+static void ptx_nothing() {}
 static void emu_land(const Copy& c) {
   memset(c.to, 0, 16);
   if (c.bytes) memcpy(c.to, c.from, c.bytes);

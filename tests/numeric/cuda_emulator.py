@@ -27,7 +27,8 @@ INSTRUCTIONS = (
     (r"ld\.(global|shared)[\w.:]*\.[ub]32", "ptx_ld1"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"cp\.async\.cg\.shared\.global[\w.:]*", "ptx_cp_async"),
-    (r"prefetch\.global\.L2", "(void)"),
+    (r"(cp\.async\.bulk\.)?prefetch\.(global\.L2|L2\.global)", "(void)"),
+    (r"griddepcontrol\.(wait|launch_dependents)", "ptx_nothing"),
     (r"cp\.async\.commit_group", "ptx_commit"),
     (r"cp\.async\.wait_group", "ptx_wait"),
     (r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16", "ptx_ldmatrix4"),
@@ -243,8 +244,9 @@ def _lower(func: Any, device: Any) -> tuple[Any, list[str], str]:
     target = tvm.target.Target(device.tvm_target)
     with target, tvm.transform.PassContext(instruments=[capture]):
         tvm.compile(tvm.IRModule({"kernel": func}), target=target, tir_pipeline="tirx")
-    functions = list(capture.module.functions.values())
-    device_function = next(f for f in functions if "tirx.kernel_launch_params" in f.attrs)
-    host = next(f for f in functions if "tirx.kernel_launch_params" not in f.attrs)
-    names = [str(n) for n in device_function.attrs["tirx.kernel_launch_params"]]
+    functions = {str(f.attrs["global_symbol"]): f for f in capture.module.functions.values()}
+    device_function = next(f for name, f in functions.items() if name.endswith("_kernel"))
+    host = next(f for name, f in functions.items() if not name.endswith("_kernel"))
+    flag = "tirx.use_programtic_dependent_launch"  # takes no argument
+    names = [str(n) for n in device_function.attrs["tirx.kernel_launch_params"] if str(n) != flag]
     return host, names, sources[-1]

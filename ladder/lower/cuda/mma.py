@@ -246,7 +246,7 @@ class Mma:
             with b.when(turns > turn):
                 self._copy_stage(turn, turn)
             self.copier.commit()
-        multiplier = TileMultiplier(self.decoder, self.sums, self.geo.row_blocks, self.geo.token_blocks)
+        multiplier = TileMultiplier(self.decoder, self.sums)
         with b.loop(turns) as turn:
             self.copier.wait(stages - 2)
             b.block_sync()
@@ -284,8 +284,9 @@ class Mma:
     def _allocate(self) -> None:
         """Allocate shared stages and registers; results reuse the stages' memory."""
         geo, plan = self.geo, self.schedule
-        fragments = geo.row_blocks * geo.token_blocks
-        self.sums = Accumulators(self.groups, self.step, self.decoder.operand, fragments)
+        self.sums = Accumulators(
+            self.groups, self.step, self.decoder.operand, geo.row_blocks, geo.token_blocks
+        )
         pool = b.shared_pool()
         self.tokens = pool.alloc((plan.stages, geo.tokens.words(plan.tile_m)), "uint32", align=128)
         words = (plan.stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)

@@ -1,0 +1,60 @@
+"""Programmatic dependent launch: a kernel's set-up runs while the kernel before it finishes.
+
+From compute capability 9.0 on (PTX ISA, "griddepcontrol"; CUDA programming guide, "Programmatic
+Dependent Launch and Synchronization"). Until `Overlap.wait` the kernel before may still write
+anything, weights included: only prefetches into L2 may come earlier. Every thread that reads or
+writes global memory must have waited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.lower import builder as b
+from targets import TileDevice
+
+EARLY_LAUNCH = "tirx.use_programtic_dependent_launch"
+"""TVM's launch flag, spelled as TVM spells it (tvm/src/runtime/metadata.h)."""
+
+DYNAMIC_SHARED = "tirx.use_dyn_shared_memory"
+"""TVM's launch parameter for the bytes of dynamic shared memory; it must come last."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Emits what overlapping launches need, or nothing on devices that cannot.
+
+    Parameters
+    ----------
+    device
+        The GPU that is compiled for.
+    """
+
+    device: TileDevice
+
+    @property
+    def possible(self) -> bool:
+        """Whether the device launches kernels early."""
+        return "pdl" in self.device.features
+
+    def declare(self, *axes: str) -> None:
+        """Ask for an early launch; call it before `ladder.lower.builder.device`.
+
+        Parameters
+        ----------
+        axes
+            Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``,
+            ``"clusterCtaIdx.x"``, ... Dynamic shared memory is taken to be used.
+        """
+        if self.possible:
+            b.function_attribute("tirx.kernel_launch_params", [*axes, EARLY_LAUNCH, DYNAMIC_SHARED])
+
+    def release(self) -> None:
+        """Let the next kernel start once all blocks of this one have come here or ended."""
+        if self.possible:
+            b.ptx("griddepcontrol.launch_dependents")
+
+    def wait(self) -> None:
+        """Wait until the kernels before have ended and what they wrote is visible."""
+        if self.possible:
+            b.ptx("griddepcontrol.wait")
