@@ -87,18 +87,19 @@ def measured(arguments: argparse.Namespace) -> Results:
     SystemExit
         If there is no GPU to measure on.
     """
-    chosen = selection(arguments)
-    start = time.perf_counter()
-    run.warm(chosen, arguments.jobs)
-    run_id = uuid.uuid4().hex[:8]
+    chosen, start = selection(arguments), time.perf_counter()
+    warming = run.Warming(chosen, arguments.jobs)
     if arguments.warm_only:
+        warming.wait_for_all()
         return Results()
     if not torch.cuda.is_available():
         raise SystemExit("measuring needs an NVIDIA GPU; without one, --warm-only compiles Ladder's kernels")
-    facts = {**run.facts(), "command": command(), "rounds": chosen.rounds}
-    results = Results({run_id: facts})
+    bench, run_id = run.Bench(), uuid.uuid4().hex[:8]
+    warming.wait_for_peers()
+    facts = {**bench.facts(), "command": command(), "rounds": chosen.rounds}
     run.say(f"{facts}")
-    for rows in run.measure(chosen, run_id):
+    results = Results({run_id: facts})
+    for rows in run.measure(chosen, run_id, bench, warming):
         results.rows += rows
         facts["seconds"] = round(time.perf_counter() - start)
         if arguments.output:

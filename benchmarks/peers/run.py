@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -29,7 +29,7 @@ from benchmarks.harness import (
     relative_error,
 )
 from benchmarks.peers.cases import Case, Contender, Shape
-from benchmarks.peers.engine import ENGINES, Operand, Work, engine, versions
+from benchmarks.peers.engine import Operand, Work, engine, versions
 from benchmarks.peers.ladder_engine import build, kernels
 from tile_types.errors import LadderError
 
@@ -61,6 +61,11 @@ class Selection:
         """Return all shapes, each once."""
         return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
 
+    def pairs(self) -> Iterator[tuple[Shape, Case]]:
+        """Yield shapes and cases in the order of measurement."""
+        for shape in self.shapes():
+            yield from ((shape, case) for case in self.cases if shape in case.shapes)
+
     def demands(self) -> Demands:
         """Return the M at which each engine meets each product and shape."""
         found: dict[tuple[str, Work, Shape], set[int]] = {}
@@ -76,30 +81,56 @@ class Selection:
 Task = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-def warm(selection: Selection, jobs: int) -> None:
-    """Let every engine compile and tune beforehand, in ``jobs`` processes; the slowest first."""
-    tasks = [*peer_tasks(selection), *ladder_tasks(selection)]
-    start, spent = time.perf_counter(), dict.fromkeys(ENGINES, 0.0)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(timed, *task): task for task in tasks}
-        for done in as_completed(running):
-            function, arguments = running[done]
-            failure, seconds = done.result()
-            spent["ladder" if function is build else arguments[0]] += seconds
-            if failure:
-                say(f"warming {arguments}: {failure[:300]}")
-    split = ", ".join(f"{name} {spent[name]:.0f}" for name in spent if spent[name])
-    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {split}")
+class Warming:
+    """Lets every engine compile and tune in other processes; Ladder's kernels in the order of need.
+
+    Parameters
+    ----------
+    selection
+        What will be measured.
+    jobs
+        Processes.
+    """
+
+    def __init__(self, selection: Selection, jobs: int) -> None:
+        self.pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+        self.peers = [self._submit(*task) for task in peer_tasks(selection)]
+        self.needed: dict[tuple[str, Shape], list[Future[None]]] = {}
+        demands, futures = selection.demands(), dict[str, Future[None]]()
+        for shape, case in selection.pairs():
+            for key, text in kernels_of(case, shape, demands).items():
+                if key not in futures:
+                    futures[key] = self._submit(build, (text,))
+                self.needed.setdefault((case.name, shape), []).append(futures[key])
+        self.kernels = list(futures.values())
+
+    def _submit(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> Future[None]:
+        return self.pool.submit(quietly, function, arguments)
+
+    def wait_for_peers(self) -> None:
+        """Return when no peer uses the GPU any more."""
+        start = time.perf_counter()
+        wait(self.peers)
+        say(f"peers warmed {len(self.peers)} products; waited {time.perf_counter() - start:.0f} s")
+
+    def wait_for(self, case: Case, shape: Shape) -> None:
+        """Return when Ladder's kernels for a case at a shape are built."""
+        wait(self.needed.get((case.name, shape), []))
+
+    def wait_for_all(self) -> None:
+        """Return when everything is done."""
+        self.wait_for_peers()
+        start = time.perf_counter()
+        wait(self.kernels)
+        say(f"built {len(self.kernels)} kernels; waited {time.perf_counter() - start:.0f} s")
 
 
-def timed(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[str, float]:
-    """Call a function; return what went wrong, and the seconds."""
-    start, failure = time.perf_counter(), ""
+def quietly(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Call a function; if it fails, say so: the measurement meets it again and makes a row of it."""
     try:
         function(*arguments)
-    except Exception as error:  # the measurement meets it again and makes a row of it
-        failure = f"{type(error).__name__}: {error}"
-    return failure, time.perf_counter() - start
+    except Exception as error:
+        say(f"warming {arguments}: {type(error).__name__}: {error}"[:400])
 
 
 def peer_tasks(selection: Selection) -> list[Task]:
@@ -112,14 +143,15 @@ def peer_tasks(selection: Selection) -> list[Task]:
     return [(call_once, one) for one in sorted(wanted, key=lambda one: one[0])]
 
 
-def ladder_tasks(selection: Selection) -> list[Task]:
-    """Return Ladder's kernels, each once however many shapes share it."""
+def kernels_of(case: Case, shape: Shape, demands: Demands) -> dict[str, str]:
+    """Return the requests of the kernels that Ladder needs for a case at a shape, by what decides them."""
     found: dict[str, str] = {}
-    for (name, work, shape), tokens in selection.demands().items():
-        if name == "ladder":
+    for one in case.contenders:
+        tokens = demands.get((one.engine, one.work, shape))
+        if one.engine == "ladder" and tokens:
             with contextlib.suppress(LadderError):  # likewise
-                found |= {key: one.text for key, one in kernels(work, *shape, tokens).items()}
-    return [(build, (text,)) for text in found.values()]
+                found |= {key: it.text for key, it in kernels(one.work, *shape, tokens).items()}
+    return found
 
 
 def call_once(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> None:
@@ -198,29 +230,51 @@ Batch = tuple[list[dict[str, Any]], str]
 """Rows, and how the device was lost, if it was."""
 
 
-def measure(selection: Selection, run_id: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of every shape and case.
+class Bench:
+    """The process that measures, and a new one whenever a kernel breaks the device or the process."""
 
-    They are measured in one other process. A kernel that breaks the device's context, or the
-    process, costs the rest of its case: the next case gets a new process.
-    """
-    demands, pool = selection.demands(), make_pool()
-    for shape in selection.shapes():
-        for case in selection.cases:
-            if shape not in case.shapes:
-                continue
-            start = time.perf_counter()
-            try:
-                rows, loss = pool.submit(batch, case, shape, demands, selection.rounds).result()
-            except BrokenProcessPool as error:
-                rows, loss = lost(case, shape, [], reason_of(error)), reason_of(error)
-            if loss:
-                say(f"lost the device in {case.name} {shape}: {loss}")
-                pool.shutdown(wait=False, cancel_futures=True)
-                pool = make_pool()
-            yield [{"run": run_id, "case": case.name, **row} for row in rows]
-            say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
-    pool.shutdown()
+    def __init__(self) -> None:
+        self.pool = make_pool()
+        self.pool.submit(get_ready)
+
+    def facts(self) -> dict[str, Any]:
+        """Describe machine, versions and limits."""
+        found: dict[str, Any] = self.pool.submit(described).result()
+        return found
+
+    def rows(self, case: Case, shape: Shape, demands: Demands, rounds: int) -> list[dict[str, Any]]:
+        """Return the rows of one case at one shape; a lost device costs the rest of them only."""
+        try:
+            rows, loss = self.pool.submit(batch, case, shape, demands, rounds).result()
+        except BrokenProcessPool as error:
+            rows, loss = lost(case, shape, [], reason_of(error)), reason_of(error)
+        if loss:
+            say(f"lost the device in {case.name} {shape}: {loss}")
+            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.pool = make_pool()
+        return rows
+
+
+def measure(
+    selection: Selection, run_id: str, bench: Bench, warming: Warming
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of every shape and case."""
+    demands = selection.demands()
+    for shape, case in selection.pairs():
+        warming.wait_for(case, shape)
+        start = time.perf_counter()
+        rows = bench.rows(case, shape, demands, selection.rounds)
+        yield [{"run": run_id, "case": case.name, **row} for row in rows]
+        say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
+
+
+def get_ready() -> None:
+    """Import what takes long and open the device, while other processes still compile."""
+    import torch
+
+    engine("ladder")
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
 
 
 def make_pool() -> Executor:
@@ -397,14 +451,8 @@ METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]]
 
 
 # ---- limits of the device -------------------------------------------------------------
-def facts() -> dict[str, Any]:
-    """Describe machine, versions and limits, found by the process that measures."""
-    with make_pool() as pool:
-        return pool.submit(described).result()
-
-
 def described() -> dict[str, Any]:
-    """Return what `facts` returns, within the process that measures."""
+    """Describe machine, versions and limits, within the process that measures."""
     found = environment()
     found["versions"] |= versions()
     return found | limits()

@@ -105,6 +105,18 @@ def test_the_drawn_weight_can_be_quantized_for_every_contender(name: str) -> Non
         assert one.work.quantized(weight).shape == (16, 256)
 
 
+def test_kernels_are_built_once_and_waited_for_where_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda jobs, mp_context: Inline())
+    monkeypatch.setattr(run, "peer_tasks", lambda chosen: [])
+    monkeypatch.setattr(run, "build", built.append)
+    options = parser().parse_args(["--cases=int4,sweep", "--shapes=8192x8192,14336x4096", "-m=1,64"])
+    warming = run.Warming(selection(options), 2)
+    assert len(built) == len(set(built)) == len(warming.kernels)
+    assert set(warming.needed) == {(c, s) for c in ("int4", "sweep") for s in ((8192, 8192), (14336, 4096))}
+    assert all(len(futures) == 2 for futures in warming.needed.values())
+
+
 def test_absent_peers_say_so() -> None:
     one = engine("humming")
     assert one.absence() in ("", "not installed: humming-kernels")
@@ -204,6 +216,13 @@ class Inline(Executor):
         return future
 
 
+class Warmed(run.Warming):
+    """Has nothing to do."""
+
+    def __init__(self) -> None:
+        self.needed = {}
+
+
 class Replayed:
     """Stands for a CUDA graph; the subject's takes 1 µs per call, the others' 2 and more."""
 
@@ -228,6 +247,7 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     monkeypatch.setattr(run, "draw_activations", lambda m, k, dtype: torch.randn(m, k))
     monkeypatch.setattr(run, "capture_long", Replayed)
     monkeypatch.setattr(run, "make_pool", Inline)
+    monkeypatch.setattr(run, "get_ready", lambda: None)
     monkeypatch.setattr(run, "poison", lambda count, dtype: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -237,7 +257,8 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
 
 def measured_rows(shapes: tuple[tuple[int, int], ...], tokens: tuple[int, ...]) -> list[dict[str, Any]]:
     case = Case("int4", "", everyone(Work("int4"), "humming", "cublas"), tokens, shapes)
-    return [row for rows in run.measure(run.Selection((case,), 3), "r1") for row in rows]
+    chosen = run.Selection((case,), 3)
+    return [row for rows in run.measure(chosen, "r1", run.Bench(), Warmed()) for row in rows]
 
 
 @pytest.mark.usefixtures("stubs")
