@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
 import time
@@ -34,6 +36,9 @@ from benchmarks.peers.ladder_engine import build, kernels
 from tile_types.errors import LadderError
 
 ROUNDS = 20
+LONGEST_CASE_S = 60
+"""Seconds after which a case at one shape counts as hanging; the slowest took 6."""
+
 LOOSE = 1e-2
 """Bound of the error of a peer against its own weights; Ladder's rows have the tighter `Work.bound`."""
 
@@ -234,8 +239,11 @@ class Bench:
     """The process that measures, and a new one whenever a kernel breaks the device or the process."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self.pool = make_pool()
-        self.pool.submit(get_ready)
+        self.process = self.pool.submit(get_ready)
 
     def facts(self) -> dict[str, Any]:
         """Describe machine, versions and limits."""
@@ -245,14 +253,22 @@ class Bench:
     def rows(self, case: Case, shape: Shape, demands: Demands, rounds: int) -> list[dict[str, Any]]:
         """Return the rows of one case at one shape; a lost device costs the rest of them only."""
         try:
-            rows, loss = self.pool.submit(batch, case, shape, demands, rounds).result()
-        except BrokenProcessPool as error:
+            self.process.result()
+            task = self.pool.submit(batch, case, shape, demands, rounds)
+            rows, loss = task.result(timeout=LONGEST_CASE_S)
+        except (BrokenProcessPool, TimeoutError) as error:
             rows, loss = lost(case, shape, [], reason_of(error)), reason_of(error)
         if loss:
             say(f"lost the device in {case.name} {shape}: {loss}")
-            self.pool.shutdown(wait=False, cancel_futures=True)
-            self.pool = make_pool()
+            self._replace()
         return rows
+
+    def _replace(self) -> None:
+        """Stop the process, which may hang, and start another."""
+        with contextlib.suppress(BrokenProcessPool, ProcessLookupError):
+            os.kill(self.process.result(), signal.SIGKILL)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._start()
 
 
 def measure(
@@ -268,13 +284,14 @@ def measure(
         say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
 
 
-def get_ready() -> None:
-    """Import what takes long and open the device, while other processes still compile."""
+def get_ready() -> int:
+    """Import what takes long and open the device, while others still compile; return the process's number."""
     import torch
 
     engine("ladder")
     if torch.cuda.is_available():
         torch.zeros(1, device="cuda")
+    return os.getpid()
 
 
 def make_pool() -> Executor:
@@ -311,7 +328,7 @@ def batch(case: Case, shape: Shape, demands: Demands, rounds: int) -> Batch:
         for row in METHODS[case.method](case, prepared, rounds):
             rows.append(row)
         torch.cuda.synchronize()
-    except RuntimeError as error:
+    except Exception as error:  # whatever it is, the device is not trusted any more
         loss = reason_of(error)
         return rows + lost(case, shape, rows, loss), loss
     return rows, ""
