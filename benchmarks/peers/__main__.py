@@ -88,13 +88,13 @@ def measured(arguments: argparse.Namespace) -> Results:
         If there is no GPU to measure on.
     """
     chosen, start = selection(arguments), time.perf_counter()
-    warming = run.Warming(chosen, arguments.jobs)
     if arguments.warm_only:
-        warming.wait_for_all()
+        run.Warming(chosen, arguments.jobs).wait_for_all()
         return Results()
     if not torch.cuda.is_available():
         raise SystemExit("measuring needs an NVIDIA GPU; without one, --warm-only compiles Ladder's kernels")
     bench, run_id = run.Bench(), uuid.uuid4().hex[:8]
+    warming = run.Warming(chosen, arguments.jobs)
     warming.wait_for_peers()
     facts = {**bench.facts(), "command": command(), "rounds": chosen.rounds}
     run.say(f"{facts}")
