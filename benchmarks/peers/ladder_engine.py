@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
-from ladder.runtime.tokens import EIGHT_BIT
+from ladder.runtime.tokens import quantize_tokens
 from schedules.legal import RULES, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -48,17 +48,17 @@ class LadderOperand(Operand):
     @property
     def eight_bit(self) -> bool:
         """Whether the multiply sees 8-bit activations."""
-        return self.operator.gemm.activation in EIGHT_BIT
+        return self.operator.gemm.token_scale
 
     def given(self, x: Any) -> tuple[Any, ...]:
         if self.dynamic or not self.eight_bit:
             return (x,)
-        return self.operator._with_scale(x)
+        return quantize_tokens(x, self.operator.gemm.activation)
 
     def seen(self, *given: Any) -> Any:
         if not self.eight_bit:
             return given[0].double()
-        codes, scale = self.operator._with_scale(given[0]) if self.dynamic else given
+        codes, scale = quantize_tokens(given[0], self.operator.gemm.activation) if self.dynamic else given
         return codes.double() * scale.double().unsqueeze(-1)
 
     def __call__(self, *given: Any) -> Any:
