@@ -179,9 +179,9 @@ class Linear(torch.nn.Module):
             raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
         if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
-        compiling = torch.compiler.is_compiling()  # then buffers are the inputs of the graph
-        weight = [getattr(self, name) for name in self._names] if compiling else self._packed.tensors
-        return self._matmul.apply(x, weight, self.bias)
+        if torch.compiler.is_compiling():  # then buffers are the inputs of the graph
+            return self._matmul.apply(x, [getattr(self, name) for name in self._names], self.bias)
+        return self._matmul(x, self._packed, self.bias)
 
     def extra_repr(self) -> str:
         """Return what the module is."""

@@ -181,7 +181,15 @@ class Matmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit.
         """
-        return self.apply(x, packed.tensors, bias, token_scale, packed.layout)
+        if self._dynamic and token_scale is None:
+            x, token_scale = self._with_scale(x)
+        if operator.needs_dispatch(x):
+            expected = self._layouts.get(x.device.type, packed.layout)
+            if packed.layout != expected:
+                refuse_layout(packed.layout, expected)
+            return operator.dispatch(x, packed.tensors, bias, token_scale, self._text)
+        kernel = self._operators.get(x.device) or self.compiled_for(x.device)
+        return kernel(x, packed, bias, token_scale)
 
     def apply(
         self,
@@ -189,20 +197,11 @@ class Matmul:
         weight: list[torch.Tensor],
         bias: torch.Tensor | None = None,
         token_scale: torch.Tensor | None = None,
-        layout: str = "",
     ) -> torch.Tensor:
-        """Multiply by the tensors of a packed weight; ``layout`` is checked if given."""
+        """Multiply by the bare tensors of a packed weight, through the registered operator."""
         if self._dynamic and token_scale is None:
             x, token_scale = self._with_scale(x)
-        if operator.needs_dispatch(x):
-            expected = self._layouts.get(x.device.type, layout)
-            if layout and layout != expected:
-                refuse_layout(layout, expected)
-            return operator.matmul(x, weight, bias, token_scale, self._text)
-        kernel = self._operators.get(x.device) or self.compiled_for(x.device)
-        if layout and layout != kernel.layout:
-            refuse_layout(layout, kernel.layout)
-        return kernel.run(x, weight, bias, token_scale)
+        return operator.dispatch(x, weight, bias, token_scale, self._text)
 
     def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return 8-bit activations with their row scales."""

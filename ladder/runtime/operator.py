@@ -1,8 +1,12 @@
 """The operator as torch sees it: ``ladder::matmul``, traceable, with a fake kernel.
 
-Eager calls skip the dispatcher (`call`); tracing, dispatch modes, tensor subclasses and
-autograd take the registered operator. Its request travels as text (`Request.text`), so a
+Eager calls skip the dispatcher (`needs_dispatch`); tracing, dispatch modes, tensor subclasses
+and autograd take the registered operator. Its request travels as text (`Request.text`), so a
 traced graph that is saved finds or builds its kernel in another process.
+
+A Python kernel at torch's Autograd key would cost every call a second trip through Python (two
+thirds of the dispatcher's cost). So ``matmul`` falls through that key, and where a gradient may be
+asked for, ``matmul_without_gradient`` runs instead: the same product, whose backward refuses.
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ from tile_types.errors import LadderError
 
 load_foreign_interface()
 
-SCHEMA = "matmul(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
+ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
 QUANTIZE_SCHEMA = "quantize_tokens(Tensor x) -> (Tensor codes, Tensor scale)"
 
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
-for schema in (SCHEMA, QUANTIZE_SCHEMA):
+for schema in (f"matmul{ARGUMENTS}", f"matmul_without_gradient{ARGUMENTS}", QUANTIZE_SCHEMA):
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
@@ -41,7 +45,32 @@ def _run(
     request: str,
 ) -> torch.Tensor:
     """Launch on the current stream of ``x``'s device."""
+    if wants_gradient(x, bias, token_scale):
+        return _refusing(x, weight, bias, token_scale, request)
     return compiled(request, x.device).run(x, weight, bias, token_scale)
+
+
+def _run_below_autograd(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Launch; a gradient that is asked for is refused above."""
+    return compiled(request, x.device).run(x, weight, bias, token_scale)
+
+
+def wants_gradient(
+    x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
+) -> bool:
+    """Tell whether autograd would record a product of these tensors."""
+    recorded = (
+        x.requires_grad
+        or (bias is not None and bias.requires_grad)
+        or (token_scale is not None and token_scale.requires_grad)
+    )
+    return recorded and torch.is_grad_enabled()
 
 
 def _shape(
@@ -73,13 +102,29 @@ def _rows_like(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 library.impl("quantize_tokens", quantize_tokens_on_cpu, "CPU")
 torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
 
-library.impl("matmul", _run, "CPU")
-library.impl("matmul", _run, "CUDA")
-torch.library.register_fake("ladder::matmul", _shape, lib=library)
-torch.library.register_autograd("ladder::matmul", _refuse_gradient, lib=library)
+for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
+    library.impl(name, kernel, "CPU")
+    library.impl(name, kernel, "CUDA")
+    torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
+library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
+torch.library.register_autograd("ladder::matmul_without_gradient", _refuse_gradient, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
+
+_refusing: Callable[..., torch.Tensor] = torch.ops.ladder.matmul_without_gradient.default
+
+
+def dispatch(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Call the registered operator, so that whoever watches sees it; see the module."""
+    chosen = _refusing if wants_gradient(x, bias, token_scale) else matmul
+    return chosen(x, weight, bias, token_scale, request)
 
 
 _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default

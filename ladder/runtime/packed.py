@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
@@ -78,6 +79,22 @@ class PackedWeight:
     def device(self) -> torch.device:
         """Where the arrays live."""
         return self.tensors[0].device
+
+    @cached_property
+    def where(self) -> torch.device:
+        """The same, looked up once."""
+        return self.device
+
+    @cached_property
+    def foreign(self) -> tuple[Any, ...]:
+        """The arrays as ``tvm_ffi`` tensors: converted once, they cost a call nothing."""
+        import tvm_ffi
+
+        return tuple(tvm_ffi.from_dlpack(array) for array in self.tensors)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy and pickle without what is derived on first use."""
+        return {name: value for name, value in vars(self).items() if name not in ("where", "foreign")}
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -139,3 +142,35 @@ def test_host_cost_is_measured() -> None:
     cost = operator.host_cost_us(kernel, rows(1), packed.tensors, calls=400)
     assert cost.keys() == {"kernel", "direct", "operator"}
     assert all(0 < value < 1000 for value in cost.values())
+
+
+def test_gradients_are_refused_wherever_the_operator_is_called() -> None:
+    op, packed = problem()
+    x = rows(3).requires_grad_()
+    torch.library.opcheck(operator.matmul, (x.detach(), packed.tensors, None, None, op.request.text))
+    for call in (
+        lambda: op(x, packed),
+        lambda: operator.matmul(x, packed.tensors, None, None, op.request.text),
+    ):
+        y = call()
+        assert torch.equal(y.detach(), op(x.detach(), packed))
+        with pytest.raises(ladder.LadderError, match="no_grad"):
+            y.sum().backward()
+        with torch.no_grad():
+            assert not call().requires_grad
+
+
+def test_a_compiled_training_step_is_refused() -> None:
+    op, packed = problem()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x, packed), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="no_grad"):
+        compiled(rows(3).requires_grad_()).sum().backward()
+
+
+def test_a_weight_that_was_used_can_be_copied_and_pickled() -> None:
+    op, packed = problem()
+    y = op(rows(3), packed)
+    for copied in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert copied.tensors[0].data_ptr() != packed.tensors[0].data_ptr()
+        assert torch.equal(op(rows(3), copied), y)
