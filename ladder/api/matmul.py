@@ -15,7 +15,7 @@ from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
-from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
+from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
 from tile_types.errors import DeviceError, DTypeError
@@ -211,9 +211,7 @@ class Matmul:
             raise DTypeError(
                 f"x is {x.dtype}; give floats to be quantized, or {self._dtype} with token_scale"
             )
-        if self._dtype == torch.int8 and x.device.type == "cpu":
-            return operator.quantize_tokens(x)
-        return quantize_tokens(x, self.gemm.activation)
+        return operator.quantize_tokens(x, self.gemm.activation)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""

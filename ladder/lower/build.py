@@ -124,6 +124,17 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
     return BuiltModule(library, entries, sources, result.log, result.resources)
 
 
+def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice, folder: Path) -> BuiltModule:
+    """Compile the one function that ``emitter(name)`` emits, for kernels that are no GEMM."""
+    compile_functions = resolve(COMPILERS, "target kind", device.kind)
+    path = folder / "kernel.so"
+    with tvm_turn():
+        function = emitter(name)
+        result = compile_functions({name: function}, device, path)
+        sources = {"tir": function.script(), result.language: result.source}
+    return BuiltModule(path, (name,), sources, result.log, result.resources)
+
+
 def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:
     """Make a stage that builds do not keep from one that they do; None if the target has no such stage.
 

@@ -21,14 +21,14 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
-from ladder.runtime.tokens import quantize_tokens_on_cpu
+from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.errors import LadderError
 
 load_foreign_interface()
 
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
-QUANTIZE_SCHEMA = "quantize_tokens(Tensor x) -> (Tensor codes, Tensor scale)"
+QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation) -> (Tensor codes, Tensor scale)"
 
 _Library: Any = torch.library.Library  # its methods have no types
 
@@ -92,14 +92,14 @@ def _refuse_gradient(context: Any, *gradients: Any) -> Any:
     )
 
 
-def _rows_like(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_like(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Tell shapes and types of `quantize_tokens`'s results."""
-    return torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format), x.new_empty(
-        x.shape[:-1], dtype=torch.float32
-    )
+    codes = torch.empty_like(x, dtype=torch_dtype(activation), memory_format=torch.contiguous_format)
+    return codes, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-library.impl("quantize_tokens", quantize_tokens_on_cpu, "CPU")
+for place in ("CPU", "CUDA"):
+    library.impl("quantize_tokens", quantize_by_kernel, place)
 torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
 
 for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
@@ -130,9 +130,9 @@ def dispatch(
 _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
 
 
-def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows to int8 on the CPU, as one node of a graph where one is traced."""
-    return _quantize(x) if needs_dispatch(x) else quantize_tokens_on_cpu(x)
+def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize rows by a kernel, as one node of a graph where one is traced."""
+    return _quantize(x, activation) if needs_dispatch(x) else quantize_by_kernel(x, activation)
 
 
 def needs_dispatch(x: torch.Tensor) -> bool:
