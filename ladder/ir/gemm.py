@@ -43,6 +43,12 @@ class Gemm:
         Whether a bias[N] of the output type is added.
     epilogue
         Names of unary operators applied last, in order.
+    experts
+        Weight matrices B[E,N,K], each for the tokens of its expert; 0: one matrix for all tokens.
+        Row scales and bias have the same leading axis.
+    masked
+        How experts find their tokens: expert e has the first ``counts[e]`` of its M / E rows of A, or,
+        if False, rows ``offsets[e]`` to ``offsets[e + 1]``. Other rows of the result are not written.
     """
 
     n: int
@@ -56,6 +62,8 @@ class Gemm:
     token_scale: bool = False
     bias: bool = False
     epilogue: tuple[str, ...] = ()
+    experts: int = 0
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
@@ -64,6 +72,8 @@ class Gemm:
             raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
         if self.group_size < 1:
             raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
+        if self.experts < 0 or (self.masked and not self.experts):
+            raise ShapeError(f"masked tokens need experts, experts={self.experts} masked={self.masked}")
         if self.zero not in ZERO_KINDS:
             raise ShapeError(f"zero must be one of {', '.join(ZERO_KINDS)}, got {self.zero!r}")
         for label, value, allowed in (
@@ -84,11 +94,14 @@ class Gemm:
         return -(-self.k // self.group_size)
 
     def shape_free(self) -> dict[str, Any]:
-        """Return everything a shape-generic kernel depends on: all fields but N and K.
+        """Return everything a shape-generic kernel depends on: all fields but N, K and the number of experts.
 
-        ``group_size`` becomes 0 when one scale serves a whole row.
+        ``group_size`` becomes 0 when one scale serves a whole row; ``experts`` says how they find
+        their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        del fields["n"], fields["k"]
+        del fields["n"], fields["k"], fields["experts"], fields["masked"]
+        if self.experts:
+            fields["experts"] = "masked" if self.masked else "contiguous"
         fields["group_size"] = 0 if self.group_size >= self.k else self.group_size
         return fields
