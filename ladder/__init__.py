@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ladder import knobs as knobs
+    from ladder.api.experts import GroupedMatmul as GroupedMatmul
     from ladder.api.expression import compile_expression as compile_expression
     from ladder.api.linear import Linear as Linear
     from ladder.api.linear import quantize_ as quantize_
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from tile_types.errors import VerificationError as VerificationError
 
 _HOMES = {
+    "ladder.api.experts": ("GroupedMatmul",),
     "ladder.api.expression": ("compile_expression",),
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),

@@ -13,12 +13,12 @@ from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
-from ladder.runtime.kernel import CompiledGemm, torch_dtype
+from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
-from tile_types.errors import DeviceError, DTypeError
+from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     from schedules.schedule import Plan
@@ -102,7 +102,6 @@ class Matmul:
         self.request = request
         self.gemm = request.gemm
         self._text = request.text
-        self._dtype = torch_dtype(request.gemm.activation)
         self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
         self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
         self._operators: dict[torch.device, CompiledGemm] = {}
@@ -182,7 +181,7 @@ class Matmul:
             If an argument does not fit.
         """
         if self._dynamic and token_scale is None:
-            x, token_scale = self._with_scale(x)
+            x, token_scale = operator.with_token_scale(x, self.gemm.activation)
         if operator.needs_dispatch(x):
             expected = self._layouts.get(x.device.type, packed.layout)
             if packed.layout != expected:
@@ -200,18 +199,8 @@ class Matmul:
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight, through the registered operator."""
         if self._dynamic and token_scale is None:
-            x, token_scale = self._with_scale(x)
+            x, token_scale = operator.with_token_scale(x, self.gemm.activation)
         return operator.dispatch(x, weight, bias, token_scale, self._text)
-
-    def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return 8-bit activations with their row scales."""
-        if x.dtype == self._dtype:  # one scale for all: 1
-            return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
-        if not x.is_floating_point():
-            raise DTypeError(
-                f"x is {x.dtype}; give floats to be quantized, or {self._dtype} with token_scale"
-            )
-        return operator.quantize_tokens(x, self.gemm.activation)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""

@@ -75,6 +75,10 @@ class CompiledGemm:
         """Return the name of the kernel that serves M = ``m``."""
         return self.names[min(bisect_left(self.limits, m), self._last)]
 
+    def entry_for(self, m: int) -> Any:
+        """Return the kernel that serves M = ``m``."""
+        return self.entries[min(bisect_left(self.limits, m), self._last)]
+
     def __call__(
         self,
         x: torch.Tensor,
@@ -139,7 +143,7 @@ class CompiledGemm:
             out, m = _rows(y), rows.shape[0]
         if m:
             if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
-                rows = self._aligned(rows)
+                rows = self.aligned(rows)
             if self._on_cpu:
                 keep_apart()
             entry = self.entries[min(bisect_left(self.limits, m), self._last)]
@@ -149,7 +153,7 @@ class CompiledGemm:
                 entry(rows, *weight, out)
         return y
 
-    def _aligned(self, matrix: torch.Tensor) -> torch.Tensor:
+    def aligned(self, matrix: torch.Tensor) -> torch.Tensor:
         """Copy to rows that start at multiples of 16 bytes, zero beyond K."""
         import torch
 

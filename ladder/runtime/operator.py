@@ -22,7 +22,7 @@ from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.tokens import quantize_by_kernel
-from tile_types.errors import LadderError
+from tile_types.errors import DTypeError, LadderError
 
 load_foreign_interface()
 
@@ -85,9 +85,10 @@ def _shape(
     return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
 
 
-def _refuse_gradient(context: Any, *gradients: Any) -> Any:
+def refuse_gradient(context: Any, *gradients: Any) -> Any:
+    """Raise where a gradient is asked for."""
     raise LadderError(
-        "ladder::matmul has no gradient: quantized weights are for inference; run the model under"
+        "Ladder's products have no gradient: quantized weights are for inference; run the model under"
         " torch.no_grad() or detach its result"
     )
 
@@ -107,7 +108,7 @@ for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_au
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_autograd("ladder::matmul_without_gradient", _refuse_gradient, lib=library)
+torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
@@ -133,6 +134,22 @@ _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.q
 def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows by a kernel, as one node of a graph where one is traced."""
     return _quantize(x, activation) if needs_dispatch(x) else quantize_by_kernel(x, activation)
+
+
+def with_token_scale(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 8-bit activations with their row scales: float rows are quantized, 8-bit ones get 1.
+
+    Raises
+    ------
+    DTypeError
+        If x is neither a float nor of the activation type.
+    """
+    dtype = torch_dtype(activation)
+    if x.dtype == dtype:
+        return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
+    if not x.is_floating_point():
+        raise DTypeError(f"x is {x.dtype}; give floats to be quantized, or {dtype} with token_scale")
+    return quantize_tokens(x, activation)
 
 
 def needs_dispatch(x: torch.Tensor) -> bool:

@@ -88,7 +88,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
         _mma(placement="accumulator", tile_m=8),
         ((9, 0, 2),),
     ),
-    "mma many experts": ("sm_80", _gemm(n=64, k=64, weight="int2"), _mma(), (tuple(i % 3 for i in range(70)),)),
+    "mma many experts": (
+        "sm_80",
+        _gemm(n=64, k=64, weight="int2"),
+        _mma(),
+        (tuple(i % 3 for i in range(70)),),
+    ),
     "mma real zeros, wide tiles": (
         "sm_80",
         _gemm(weight="uint3", n=130, group_size=32, scale=True, zero="float"),
