@@ -6,6 +6,7 @@ The reference is a float64 product per expert (`test_cuda_mma_emulated.Problem`)
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,7 @@ def test_offsets_that_do_not_cover_x_stay_within_it(offsets: tuple[int, ...], tm
     y = np.full((32 + 8, gemm.n), np.nan, np.float32)
     kernel(*arrays, y[:32])
     owned = np.zeros(len(y), bool)
-    for low, high in zip(offsets, offsets[1:], strict=False):
+    for low, high in pairwise(offsets):
         owned[max(low, 0) : max(min(high, 32), 0)] = True
     assert (np.isfinite(y).all(axis=1) == owned).all()
 

@@ -85,7 +85,7 @@ def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> TokenB
     if args.experts is None:
         return TokenBlock(args, b.keep(block * tile_m), True)
     expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lane)
-    weights = {
+    weights: dict[str, Any] = {
         name: ExpertView(tensor, expert)
         for name in ("words", "scales", "zeros", "row_scale", "bias")
         if (tensor := getattr(args, name)) is not None

@@ -275,7 +275,7 @@ class _Quantizer:
         else:
             words = [b.bind(T.reinterpret("uint32", unit)) for unit in units]
             pairs = [_narrow_pair(self.plan.activation, words[i], words[i + 1]) for i in (0, 2)]
-        return _permute(*pairs, 0x5410)
+        return _permute(pairs[0], pairs[1], 0x5410)
 
 
 def _over_lanes(value: Expr, lanes: int) -> Expr:
