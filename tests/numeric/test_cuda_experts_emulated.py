@@ -72,6 +72,10 @@ def _gemm(**fields: Any) -> Gemm:
     return Gemm(**{"n": 67, "k": 200, "weight": "uint4", "scale": False, "output": "float32", **fields})
 
 
+def _gemv(**fields: Any) -> GpuSchedule:
+    return GpuSchedule(**{"pipeline": "gemv", "tile_m": 8, "stages": 2, "warps": 8, "split_k": 2, **fields})
+
+
 def _mma(**fields: Any) -> GpuSchedule:
     return GpuSchedule(**{"pipeline": "mma", "tile_m": 16, "stages": 2, "warps": 4, **fields})
 
@@ -88,6 +92,18 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
         _gemm(activation="int8", group_size=128, scale=True, token_scale=True, k=130),
         _mma(placement="accumulator", tile_m=8),
         ((9, 0, 2),),
+    ),
+    "gemv groups, zeros, bias": (
+        "sm_90a",
+        _gemm(group_size=64, scale=True, zero="integer", bias=True, epilogue=("relu",), k=600),
+        _gemv(),
+        ((3, 0, 9, 1), (0, 0, 0, 20), (1,), (0, 5, 0)),
+    ),
+    "gemv int8 with token scales": (
+        "sm_80",
+        _gemm(activation="int8", group_size=128, scale=True, token_scale=True, k=130),
+        _gemv(placement="accumulator", tile_m=16),
+        ((19, 0, 2),),
     ),
     "mma many experts": (
         "sm_80",
@@ -114,7 +130,7 @@ def test_tokens_follow_each_other(case: str, tmp_path: Path) -> None:
         assert problem.run(kernel, eager=True, reverse=True) <= BOUNDS[gemm.activation]
 
 
-@pytest.mark.parametrize("case", list(CASES)[:2])
+@pytest.mark.parametrize("case", [case for case in CASES if "bias" in case or "scales" in case])
 def test_counted_slots(case: str, tmp_path: Path) -> None:
     arch, gemm, schedule, _ = CASES[case]
     kernel = _kernel(replace(gemm, experts=1, masked=True), schedule, arch, tmp_path)

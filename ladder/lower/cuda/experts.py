@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import Arguments
+from ladder.lower.cuda.launch import Overlap
 
 Expr = Any
 
@@ -68,7 +69,7 @@ def count_token_blocks(args: Arguments, tile_m: int) -> Expr:
     return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
 
 
-def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> TokenBlock:
+def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap) -> TokenBlock:
     """Find the tokens of tile ``block``, of `count_token_blocks`.
 
     Parameters
@@ -81,9 +82,12 @@ def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> TokenB
         Tokens per tile.
     lane
         Lane of the warp; all 32 must take part.
+    overlap
+        The kernel's early launch: ranges are read after its wait, as the kernel before may write them.
     """
     if args.experts is None:
         return TokenBlock(args, b.keep(block * tile_m), True)
+    overlap.wait()
     expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lane)
     weights: dict[str, Any] = {
         name: ExpertView(tensor, expert)

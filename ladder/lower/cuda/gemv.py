@@ -22,6 +22,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish
+from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
@@ -262,6 +263,11 @@ class Gemv:
         self._allocate()
         self._prefetch()
         self.overlap.wait()
+        with b.when(self.exists):
+            self._work()
+
+    def _work(self) -> None:
+        """Emit the walk over K and the stores."""
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
@@ -298,7 +304,7 @@ class Gemv:
         parts = TILE_WARPS // geo.row_warps
         b.device(geo.resident_blocks)
         block, token_block = b.block_index(
-            [args.n_tiles * parts, (args.m + self.schedule.tile_m - 1) // self.schedule.tile_m]
+            [args.n_tiles * parts, count_token_blocks(args, self.schedule.tile_m)]
         )
         self.thread = b.thread_index(geo.threads)
         warp = b.bind(self.thread // 32)
@@ -310,8 +316,9 @@ class Gemv:
         row, column = self.step.lanes.operand(self.lane)
         self.owner = b.bind((part * geo.row_warps + self.row_warp) * 32 + row * 4 + column)
         self.first_row = b.keep(self.row_tile * TILE + part * geo.rows)
-        self.first_token = b.bind(token_block * self.schedule.tile_m)
-        self.token_count = b.bind(T.min(args.m - self.first_token, self.schedule.tile_m))
+        tokens = find_tokens(args, token_block, self.schedule.tile_m, self.lane, self.overlap)
+        self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
+        self.token_count = b.keep(T.min(self.args.m - self.first_token, self.schedule.tile_m))
         self.column = b.keep(self.first_row + self.row_warp * 16)
         # The run being consumed, counted over all slices, and its first word.
         self.tile_words = 128 * self.groups.bits
@@ -341,7 +348,7 @@ class Gemv:
 
         Blocks that share a packed tile fetch a part each.
         """
-        if not self.overlap.possible:
+        if not self.overlap.possible or self.gemm.experts:
             return
         geo, args = self.geo, self.args
         words = T.min(args.k_tiles * self.tile_words, PREFETCH_BYTES // 4) // 64 * (16 * geo.row_warps)

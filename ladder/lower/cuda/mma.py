@@ -21,6 +21,7 @@ from ladder.lower.cuda.epilogue import finish_row
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile, each_piece
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
@@ -235,12 +236,16 @@ class Mma:
         self.geo = Geometry(self.groups, self.step, device, schedule)
         self.decoder = make_decoder(gemm, device)
         self.copier = Copier(device)
+        self.overlap = Overlap(device)
         self.args = declare_arguments(gemm)
 
     def emit(self) -> None:
         """Emit the whole body: fill the stages, walk K, store."""
+        self.overlap.declare("blockIdx.x", "threadIdx.x")
         self._locate()
+        self.overlap.release()
         self._allocate()
+        self.overlap.wait()
         with b.when(self.exists):
             self._work()
 
@@ -280,7 +285,7 @@ class Mma:
         self.row_tile = b.keep((first + T.truncmod(place, width)) * geo.row_tiles)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
-        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane)
+        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane, self.overlap)
         self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
         self.row_warp = b.bind(warp % TILE_WARPS)
         self.quartet = b.bind(warp // TILE_WARPS % geo.row_quartets)
