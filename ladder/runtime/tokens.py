@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,10 @@ if TYPE_CHECKING:
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types that carry a scale per row."""
 
-WARP_ELEMENTS = 1024
-"""Elements of a row that a warp of the CUDA kernel keeps in registers: four chunks of 8 per lane."""
 
-FEWEST_WARPS, MOST_WARPS = 4, 32
-
-
-def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_tokens(
+    x: torch.Tensor, activation: str, group: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each row to 8 bits by its largest magnitude, with torch's own operators.
 
     Parameters
@@ -35,15 +33,23 @@ def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, tor
         ``[..., K]`` of any float type.
     activation
         One of `EIGHT_BIT`.
+    group
+        Elements along K that share a scale; 0: all of a row.
 
     Returns
     -------
-    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``,
-    such that ``codes * scale`` approximates x. A row of zeros has a tiny scale and codes 0; a row
-    with infinity or NaN has the scale NaN.
+    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``
+    or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a tiny scale
+    and codes 0; where infinity or NaN is among the elements, the scale is NaN.
     """
     import torch
 
+    if group:
+        k = x.shape[-1]
+        parts = torch.nn.functional.pad(x, (0, -k % group)).unflatten(-1, (-1, group))
+        codes, scale = quantize_tokens(parts, activation)
+        bits = codes.view(torch.int8).flatten(-2)[..., :k].contiguous()
+        return bits.view(codes.dtype), scale
     dtype = torch_dtype(activation)
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     wide = x.to(torch.float32)
@@ -55,35 +61,32 @@ def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, tor
     return codes, scale.squeeze(-1)
 
 
-def quantize_by_kernel(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_by_kernel(
+    x: torch.Tensor, activation: str, group: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows as `quantize_tokens` does, by one kernel of the device that x is on.
 
-    CPUs have kernels for int8; they give a row of zeros the scale 0. What has no kernel of ours
-    is computed by `quantize_tokens`.
+    CPUs have a kernel for int8 rows; it gives a row of zeros the scale 0. What else is asked of a
+    CPU, `quantize_tokens` computes.
     """
     import torch
 
     on_cpu = x.device.type == "cpu"
-    if on_cpu and activation != "int8":
-        return quantize_tokens(x, activation)
+    if on_cpu and (activation != "int8" or group):
+        return quantize_tokens(x, activation, group)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
+    groups = (-(-x.shape[-1] // group),) if group else ()
     codes = torch.empty(x.shape, dtype=torch_dtype(activation), device=x.device)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
     if codes.numel():
         source = str(x.dtype).removeprefix("torch.")
         if on_cpu:
             entry = _cpu_kernel(source)
         else:
-            entry = _cuda_kernel(source, activation, target_of(x.device), warps_for(x.shape[-1]))
+            entry = _cuda_kernel(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
-        entry(rows, codes.view(rows.shape), scale.view(-1))
+        entry(rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups))
     return codes, scale
-
-
-def warps_for(k: int) -> int:
-    """Return the warps of a block of the CUDA kernel: they keep a row of ``k`` where 32 suffice."""
-    wanted = -(-k // WARP_ELEMENTS)
-    return min(max(FEWEST_WARPS, 1 << (wanted - 1).bit_length()), MOST_WARPS)
 
 
 @cache
@@ -102,19 +105,18 @@ def _cpu_kernel(source: str) -> Any:
 
 
 @cache
-def _cuda_kernel(source: str, activation: str, target: str, warps: int) -> Any:
-    """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M])``."""
+def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) -> Any:
+    """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
+    from ladder.lower.cuda import quantize
     from targets import get_device
 
-    device = get_device(target)
+    device, plan = get_device(target), quantize.tiled(source, activation, group, k)
 
     def emit(name: str) -> Any:
-        from ladder.lower.cuda import quantize
+        return quantize.emit(plan, device, name)
 
-        return quantize.emit(quantize.Quantization(source, activation, threads=32 * warps), device, name)
-
-    facts = {"quantize_tokens": source, "activation": activation, "warps": warps}
-    return _load(facts, f"ladder_quantize_tokens_{source}_{activation}_{warps}", device, emit)
+    name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
+    return _load({"quantize_tokens": asdict(plan)}, name, device, emit)
 
 
 def _load(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Any:
