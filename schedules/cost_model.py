@@ -49,6 +49,9 @@ SLAB_CYCLES = 122
 EXPOSED_SHARE = 0.3
 """wgmma: part of the issue slots of a slab that a block's own chain waits for."""
 
+FILL_SECONDS = 1.0e-6
+"""wgmma: from asking for a stage to its last byte, were the memory idle."""
+
 PROMOTION_CYCLES = 100
 """wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
 
@@ -210,17 +213,28 @@ class Work:
         Time of the issue slots and of the tensor cores that one block takes from its neighbours.
     power
         How chain and shared units add up: 1 in sequence, 2 partly overlapped.
+    fills
+        Latency of loading all stages of a block, one after the other.
+    stages
+        Buffers among which the loads rotate.
     """
 
     chain: float
     issue: float
     tensor: float
     power: float
+    fills: float = 0.0
+    stages: int = 1
 
     def together(self, blocks: float) -> float:
-        """Return the time of ``blocks`` that run side by side."""
+        """Return the time of ``blocks`` that run side by side.
+
+        A buffer is asked for again when it has been used: with t per stage and a latency of f,
+        s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s.
+        """
         shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
-        return float((self.chain**self.power + shared) ** (1 / self.power))
+        used = float((self.chain**self.power + shared) ** (1 / self.power))
+        return max(used, (self.fills + used) / self.stages)
 
     def waves(self, blocks: int, resident: int) -> float:
         """Return the time of ``blocks``, at most ``resident`` of them at once."""
@@ -312,7 +326,14 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     if not schedule.persistent:
         chain += BLOCK_SECONDS + _edge_seconds(schedule)
     warpgroups = schedule.warps // 4
-    return Work(chain, count * warpgroups * issue / device.clock, count * tensor / device.clock, 2.0)
+    return Work(
+        chain,
+        count * warpgroups * issue / device.clock,
+        count * tensor / device.clock,
+        2.0,
+        count / slabs * FILL_SECONDS,
+        schedule.stages,
+    )
 
 
 def _edge_seconds(schedule: GpuSchedule) -> float:

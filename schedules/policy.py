@@ -7,15 +7,18 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
+
+import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import Cost, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
+from schedules.estimate import Estimator
 from schedules.hint import Hint, device_hint
 from schedules.layouts import packed_group, padded
 from schedules.legal import (
@@ -29,20 +32,29 @@ from schedules.legal import (
     stage_bytes,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
+from schedules.segments import cover, octave_weights, segments, token_grid
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
-GPU_BUCKETS = (8, 16, 32, 64, 128, 256, LARGEST_M)
-"""Largest M of each range of a GPU plan."""
+GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
+"""The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
-TYPICAL_LARGE_M = 4096
+TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
 
+FEW = 2
+"""How many of the best predicted schedules per bucket compete for a place in a plan."""
+
+MOST_SCHEDULES = 10
+"""Kernels of a plan: each takes seconds to compile on first use."""
 
 DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
+
+MOST_GEMV_TOKENS = 32
+"""M up to which tuning tries gemv: two passes over the weights of the largest tile of tokens."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -85,8 +97,8 @@ class TransformStep:
     detail: str
 
 
-def pipelines_for(device: TileDevice, m: int) -> tuple[str, ...]:
-    """Return the pipelines that compete for M = ``m`` on ``device``.
+def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[str, ...]:
+    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong.
 
     Raises
     ------
@@ -99,6 +111,8 @@ def pipelines_for(device: TileDevice, m: int) -> tuple[str, ...]:
         raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
+    if full:
+        return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
         return ("gemv",)
     return ("gemv", large) if gemv and large == "mma" and m <= 16 else (large,)
@@ -139,20 +153,36 @@ def tilings(
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, at most two
-        warpgroups, and only splits of K that still find idle multiprocessors.
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and only splits of K
+        that still find idle multiprocessors.
     """
-    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    for schedule in _tiles(gemm, device, pipeline, m, full):
-        if not full and pipeline == "wgmma" and not _finds_idle(gemm, device, schedule, m):
+    useful = _useful_m(RULES[pipeline], m)
+    for schedule in _shallow(replace(gemm, n=1), device, pipeline):
+        if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
-        if not aligned(hint, gemm, schedule) or not is_legal(gemm, device, schedule):
-            continue  # deeper pipelines only need more
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        else:
+        elif pipeline != "wgmma" or _finds_idle(gemm, device, schedule, m):
             yield from _depths(gemm, device, schedule)
+
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a pipeline's rule states the choice; the others have one value."""
+
+
+@lru_cache(maxsize=256)
+def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
+    """Return all legal schedules of the smallest depth; deeper ones only need more. N does not count."""
+    rule = RULES[pipeline]
+    hint = device_hint(device, device.core_for(gemm.activation, pipeline))
+    choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
+    choices.setdefault("placement", (placement_for(gemm),))
+    tiles = (
+        GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        for values in product(*choices.values())
+    )
+    return tuple(tile for tile in tiles if aligned(hint, gemm, tile) and is_legal(gemm, device, tile))
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
@@ -181,31 +211,6 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
-def _tiles(gemm: Gemm, device: TileDevice, pipeline: str, m: int, full: bool) -> Iterator[GpuSchedule]:
-    """Yield tiles, warps and splits of ``pipeline``; their pipelining depth is the smallest."""
-    rule, placement = RULES[pipeline], placement_for(gemm)
-    for split, persistent in product(rule.split_k, rule.persistent):
-        if not _worthwhile(gemm, device, split, persistent, m):
-            continue
-        warps = rule.warps[: None if full else 2]
-        if pipeline == "gemv":
-            warps = tuple(row_warps * split for row_warps in (1, 2, 4))
-        for tile_m, tile_n, tile_k, count in product(_useful_m(rule, m), rule.tile_n, rule.tile_k, warps):
-            if pipeline == "wgmma" and tile_n % (16 * count):
-                continue  # most of the product: spare the full check
-            yield GpuSchedule(
-                pipeline,
-                tile_m,
-                tile_n,
-                tile_k,
-                rule.stages[0],
-                count,
-                split,
-                persistent,
-                placement=placement,
-            )
-
-
 def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
     """Return the smallest token tile that holds ``m`` and the next smaller one."""
     limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
@@ -218,11 +223,11 @@ def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
 
 
-def _worthwhile(gemm: Gemm, device: TileDevice, split: int, persistent: bool, m: int) -> bool:
+def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
     """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
-    long_enough = split == 1 or padded(gemm.k) // 64 // split >= 4
+    long_enough = tile.split_k == 1 or padded(gemm.k) // 64 // tile.split_k >= 4
     small = m * gemm.n <= device.units * 128 * 128
-    return long_enough and not (persistent and small)
+    return long_enough and not (tile.persistent and small)
 
 
 def schedule_transform(
@@ -269,7 +274,7 @@ def rank(gemm: Gemm, device: TileDevice, m: int, *, full: bool = False) -> tuple
     device.core_for(gemm.activation)
     found = [
         Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in pipelines_for(device, m)
+        for pipeline in pipelines_for(device, m, full=full)
         if device.cores_for(gemm.activation, pipeline)
         for schedule in tilings(gemm, device, pipeline, m, full=full)
     ]
@@ -330,6 +335,10 @@ def typical_m(limit: int) -> int:
 def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = None) -> Plan:
     """Choose a schedule for every range of M.
 
+    On a GPU a few schedules are chosen that together are the fastest by estimate
+    (`schedules.estimate`) at every M where a tile may begin, so that M = 65 is not served by what
+    is best for M = 128 if two smaller tiles are faster.
+
     Parameters
     ----------
     gemm, device
@@ -342,18 +351,39 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     Plan
         Neighbouring ranges with the same schedule are one entry.
     """
-    entries: list[tuple[int, Schedule]] = []
-    for limit in buckets(device):
-        schedule = _tuned(gemm, device, limit, tuning) or best_schedule(gemm, device, typical_m(limit))
-        if entries and entries[-1][1] == schedule:
-            entries.pop()
-        entries.append((limit, schedule))
-    return Plan(tuple(entries))
+    if device.is_gpu:
+        return _gpu_plan(gemm, device, tuning)
+    return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)
 
 
-def _tuned(gemm: Gemm, device: TileDevice, limit: int, tuning: TuningDatabase | None) -> Schedule | None:
-    """Return the measured schedule of a range if it still fits the device."""
-    schedule = None if tuning is None else tuning.lookup(device, gemm, limit)
-    if isinstance(schedule, GpuSchedule) and (not device.is_gpu or not is_legal(gemm, device, schedule)):
-        return None
-    return schedule
+def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
+    estimator = Estimator(gemm, device, tuning.measurements(device, gemm) if tuning else ())
+    pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
+    costs = np.array([[estimator.seconds(schedule, m) for m in grid] for schedule in pool])
+    served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
+    limits = (*grid[:-1], LARGEST_M)
+    return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
+
+
+def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
+    """Return the schedules that compete: measured ones, and the best predicted where none was."""
+    pool = estimator.measured
+    for m in GPU_BUCKETS[:-1]:
+        if not estimator.knows(m):
+            pool += [candidate.schedule for candidate in rank(gemm, device, m)[:FEW]]
+    return list(dict.fromkeys(pool))
+
+
+def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:
+    """Return a plan in which neighbouring ranges with the same schedule are one entry."""
+    kept: list[tuple[int, Schedule]] = []
+    for limit, schedule in entries:
+        if kept and kept[-1][1] == schedule:
+            kept.pop()
+        kept.append((limit, schedule))
+    return Plan(tuple(kept))
+
+
+def _cpu_choice(gemm: Gemm, device: TileDevice, limit: int, tuning: TuningDatabase | None) -> Schedule:
+    measured = None if tuning is None else tuning.lookup(device, gemm, limit)
+    return measured or best_schedule(gemm, device, limit)

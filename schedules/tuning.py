@@ -1,7 +1,8 @@
 """Tuning database: measured schedules, shipped with the package and gathered by the user.
 
-An entry is keyed on everything that can change the answer: device, the shape-free GEMM, N, K,
-the range of M, and Ladder's version. Each user entry is a JSON file of its own, written to a
+A measurement is keyed on what decides a kernel's speed: the device, the problem's class (`class_of`),
+N, K, M, and the generation of the emitters. What an epilogue adds does not count: a layer with a
+bias finds what was measured without. Each user entry is a JSON file of its own, written to a
 temporary file and renamed, so that processes never see half an entry nor lose each other's.
 """
 
@@ -12,8 +13,10 @@ import json
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,143 +26,198 @@ from targets import TileDevice
 from tile_types.errors import CacheError, ParseError
 
 SHIPPED = Path(__file__).parent / "tuned"
-"""Databases in the package, one JSON file per device: ``{"entries": [{"key": …, "schedule": …}]}``."""
+"""Databases in the package, one JSON file per device; `write_database` makes them."""
+
+GENERATION = 1
+"""Raise it when emitters change so much that older measurements mislead."""
+
+CLASS_FIELDS = ("weight", "activation", "group_size", "scale", "zero")
+"""Fields of `Gemm.shape_free` that decide what the main loop does."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A schedule and the seconds that were measured with it."""
+class Measurement:
+    """One schedule at one shape.
 
+    Parameters
+    ----------
+    n, k, m
+        The shape.
+    schedule
+        What ran.
+    seconds
+        Median time of one call.
+    """
+
+    n: int
+    k: int
+    m: int
     schedule: Schedule
     seconds: float
 
 
-def tuning_key(device: TileDevice, gemm: Gemm, m_limit: int, version: str) -> str:
-    """Return the canonical key text of one problem.
+def class_of(gemm: Gemm) -> dict[str, Any]:
+    """Return the problem's class: everything but its extents and its epilogue."""
+    fields = gemm.shape_free()
+    return {name: fields[name] for name in CLASS_FIELDS}
 
-    Parameters
-    ----------
-    device
-        Where it was measured.
-    gemm
-        The problem; its N and K count.
-    m_limit
-        Largest M of the range.
-    version
-        Version of Ladder whose kernels were measured.
-    """
-    fields = {
-        "device": device.name,
-        "gemm": gemm.shape_free(),
-        "n": gemm.n,
-        "k": gemm.k,
-        "m": m_limit,
-        "version": version,
-    }
-    return json.dumps(fields, sort_keys=True)
+
+def class_key(device: TileDevice, gemm: Gemm) -> str:
+    """Return the canonical text of a class on a device."""
+    return _canonical({"device": device.name, "gemm": class_of(gemm), "generation": GENERATION})
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass
 class TuningDatabase:
-    """Shipped entries overlaid by the user's.
+    """Shipped measurements overlaid by the user's.
 
     Parameters
     ----------
     directory
-        Where the user's entries live; None: shipped entries only, `record` keeps in memory.
-    version
-        Version of Ladder; entries of other versions are not seen.
+        Where the user's entries live; None: shipped ones only, `record` keeps in memory.
     shipped
         Folder of shipped databases.
     """
 
     directory: Path | None = None
-    version: str = "0.1.0"
     shipped: Path = SHIPPED
-    _memory: dict[str, Entry] = field(default_factory=dict, repr=False)
-    _shipped_entries: dict[str, Entry] | None = field(default=None, repr=False)
+    _memory: dict[str, list[Measurement]] = field(default_factory=dict, repr=False)
 
-    def lookup(self, device: TileDevice, gemm: Gemm, m_limit: int) -> Schedule | None:
-        """Return the measured schedule, or None.
+    def measurements(self, device: TileDevice, gemm: Gemm) -> tuple[Measurement, ...]:
+        """Return what was measured for the problem's class, at every shape.
 
-        A damaged entry warns and counts as absent.
+        Where the user measured a point (N, K, M), nothing shipped is returned for it. A damaged
+        entry warns and counts as absent.
         """
-        key = tuning_key(device, gemm, m_limit, self.version)
-        entry = self._memory.get(key) or self._read_user(key) or self._read_shipped().get(key)
-        return None if entry is None else entry.schedule
+        key = class_key(device, gemm)
+        own = {(row.n, row.k, row.m): row for row in self._user_rows(key)}
+        own |= {(row.n, row.k, row.m): row for row in self._memory.get(key, ())}
+        shipped = _read_shipped(self.shipped).get(key, ())
+        kept = (row for row in shipped if (row[0], row[1], row[2]) not in own)
+        return (*own.values(), *(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in kept))
 
-    def record(
-        self, device: TileDevice, gemm: Gemm, m_limit: int, schedule: Schedule, seconds: float
-    ) -> None:
-        """Store a measurement, replacing an older one.
+    def lookup(self, device: TileDevice, gemm: Gemm, m: int) -> Schedule | None:
+        """Return the fastest schedule measured at exactly this shape and M, or None."""
+        here = [
+            row for row in self.measurements(device, gemm) if (row.n, row.k, row.m) == (gemm.n, gemm.k, m)
+        ]
+        return min(here, key=lambda row: row.seconds).schedule if here else None
+
+    def record(self, device: TileDevice, gemm: Gemm, m: int, schedule: Schedule, seconds: float) -> None:
+        """Store the winner at one shape and M, replacing an older one.
 
         Raises
         ------
         CacheError
             If the user's directory cannot be written.
         """
-        key = tuning_key(device, gemm, m_limit, self.version)
-        self._memory[key] = Entry(schedule, seconds)
+        key, row = class_key(device, gemm), Measurement(gemm.n, gemm.k, m, schedule, seconds)
+        self._memory.setdefault(key, []).append(row)
         if self.directory is not None:
-            write_json(self._path(key), _encode(key, schedule, seconds))
+            point = _digest(f"{gemm.n} {gemm.k} {m}")
+            write_json(self.directory / f"{_digest(key)}-{point}.json", _database(json.loads(key), [row]))
 
-    def entries(self) -> dict[str, Entry]:
-        """Return all entries by key; the user's win over shipped ones."""
-        user = dict(self._user_entries())
-        return {**self._read_shipped(), **user, **self._memory}
-
-    def export(self, path: Path) -> int:
-        """Write all entries as one database file, the form in which they ship; return their number."""
-        found = self.entries()
-        rows = [_encode(key, entry.schedule, entry.seconds) for key, entry in sorted(found.items())]
-        write_json(path, {"entries": rows})
-        return len(rows)
-
-    def _path(self, key: str) -> Path:
-        assert self.directory is not None
-        return self.directory / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
-
-    def _read_user(self, key: str) -> Entry | None:
-        if self.directory is None or not self._path(key).exists():
-            return None
-        found = next(_load(self._path(key)), None)
-        return found[1] if found is not None and found[0] == key else None
-
-    def _user_entries(self) -> Iterator[tuple[str, Entry]]:
-        paths = sorted(self.directory.glob("*.json")) if self.directory is not None else []
+    def _user_rows(self, key: str) -> Iterator[Measurement]:
+        paths = sorted(self.directory.glob(f"{_digest(key)}-*.json")) if self.directory is not None else []
         for path in paths:
-            yield from _load(path)
-
-    def _read_shipped(self) -> dict[str, Entry]:
-        if self._shipped_entries is None:
-            self._shipped_entries = {
-                key: entry for path in sorted(self.shipped.glob("*.json")) for key, entry in _load(path)
-            }
-        return self._shipped_entries
+            for found, rows in _load(path).items():
+                if found == key:
+                    yield from (Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
 
 
-def _encode(key: str, schedule: Schedule, seconds: float) -> dict[str, Any]:
-    return {"key": json.loads(key), "schedule": str(schedule), "seconds": seconds}
+Row = tuple[int, int, int, str, float]
+"""N, K, M, the schedule's text, seconds."""
 
 
-def _load(path: Path) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of one file; what cannot be read is skipped with a warning."""
+def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Iterable[Measurement]]) -> int:
+    """Write measurements as one file, the form in which they ship; return their number.
+
+    Parameters
+    ----------
+    path
+        The file.
+    device
+        Where they were measured.
+    measured
+        Rows by problem; only the class of each problem counts.
+    """
+    classes: dict[str, list[Measurement]] = {}
+    for gemm, rows in measured.items():
+        classes.setdefault(class_key(device, gemm), []).extend(rows)
+    parts = [_database(json.loads(key), rows) for key, rows in sorted(classes.items())]
+    write_json(path, {"classes": [part for whole in parts for part in whole["classes"]]})
+    return sum(map(len, classes.values()))
+
+
+def _database(key: Mapping[str, Any], rows: Sequence[Measurement]) -> dict[str, Any]:
+    """Return the JSON of one class: schedules once, rows ``[N, K, M, schedule, microseconds]``."""
+    texts = list(dict.fromkeys(str(row.schedule) for row in rows))
+    place = {text: index for index, text in enumerate(texts)}
+    ordered = sorted(rows, key=lambda row: (row.n, row.k, row.m, row.seconds))
+    table = [
+        [row.n, row.k, row.m, place[str(row.schedule)], float(f"{row.seconds * 1e6:.4g}")] for row in ordered
+    ]
+    return {"classes": [{"key": dict(key), "schedules": texts, "rows": table}]}
+
+
+@lru_cache(maxsize=4096)
+def _schedule(text: str) -> Schedule:
+    return parse_schedule(text)
+
+
+@lru_cache(maxsize=4)
+def _read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
+    """Return the rows of every class that ships."""
+    found: dict[str, tuple[Row, ...]] = {}
+    for path in sorted(folder.glob("*.json")):
+        for key, rows in _load(path).items():
+            found[key] = (*found.get(key, ()), *rows)
+    return found
+
+
+@cache
+def shipped_digest() -> str:
+    """Return a digest of the databases that ship."""
+    files = sorted(SHIPPED.glob("*.json"))
+    return _digest("".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))
+
+
+def _load(path: Path) -> dict[str, tuple[Row, ...]]:
+    """Return the rows of one file by class; a file that cannot be read warns and is empty."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = content.get("entries", [content])
-        decoded = [
-            (
-                json.dumps(row["key"], sort_keys=True),
-                Entry(parse_schedule(row["schedule"]), float(row["seconds"])),
-            )
-            for row in rows
-        ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+        return {_canonical(part["key"]): tuple(_rows(part)) for part in content["classes"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, ParseError) as error:
         warnings.warn(
-            f"ignoring damaged tuning entry {path.name}: {error}; it will be tuned again", stacklevel=3
+            f"ignoring damaged tuning entry {path.name}: {error}; tune again to replace it", stacklevel=4
         )
-        return
-    yield from decoded
+        return {}
+
+
+def _rows(part: Mapping[str, Any]) -> Iterator[Row]:
+    texts = part["schedules"]
+    for text in texts:
+        _schedule(text)
+    for n, k, m, place, microseconds in part["rows"]:
+        yield int(n), int(k), int(m), str(texts[place]), float(microseconds) * 1e-6
+
+
+def best_rows(rows: Iterable[Measurement]) -> list[Measurement]:
+    """Return the fastest row of every shape and M."""
+
+    def point(row: Measurement) -> tuple[int, int, int]:
+        return row.n, row.k, row.m
+
+    grouped = groupby(sorted(rows, key=point), point)
+    return [min(group, key=lambda row: row.seconds) for _, group in grouped]
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -175,7 +233,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tuning-", suffix=".part")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, indent=1, sort_keys=True)
+                json.dump(content, stream, sort_keys=True)
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

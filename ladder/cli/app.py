@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -151,6 +152,52 @@ def explain(
         console.print_json({"target": target, "stage": stage, "text": text})
     else:
         print(text)
+
+
+@app.command()
+def tune(
+    weight: Weight = "int4",
+    activation: Activation = None,
+    group_size: GroupSize = None,
+    zero: Zero = "none",
+    shapes: Annotated[str, typer.Option(help="Shapes to tune: NxK, separated by commas.")] = "4096x4096",
+    tokens: Annotated[str, typer.Option("-m", help="M to tune, separated by commas. [1 to 8192]")] = "",
+    target: Target = "cuda/sm_90a",
+    kernels: Annotated[int, typer.Option(help="Candidates to compile first.", min=1)] = 48,
+    seconds: Annotated[float, typer.Option(help="Begin no second round after this.")] = 40.0,
+    jobs: Annotated[int, typer.Option(help="Compiler processes. [one per core]", min=0)] = 0,
+    compile_only: Annotated[
+        bool, typer.Option("--compile-only", help="Only compile, into --output: needs no GPU.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Folder of trials for another machine.")] = None,
+    measure: Annotated[
+        Path | None, typer.Option(help="Measure this folder of trials; compile nothing.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure schedules on a GPU and remember the fastest: never needed for correct results."""
+    from ladder.cli import tune as tuning
+    from ladder.cli.problem import Problem
+
+    if compile_only != (output is not None):
+        raise ParseError("--compile-only and --output DIR go together")
+    with console.progress() as step:
+        if measure is not None:
+            found = tuning.measure_folder(measure, step)
+        else:
+            problem = Problem(weight, activation, group_size, zero=zero, target=target)
+            campaign = tuning.campaign_for(problem, shapes, tokens)
+            effort = tuning.parse_effort(kernels, seconds)
+            if output is not None:
+                found = tuning.compile_only(campaign, output, effort, jobs, step)
+            else:
+                found = tuning.run_tune(campaign, effort, jobs, step)
+    if as_json:
+        console.print_json(found.as_json())
+    elif output is not None:
+        print(f"{found.kernels} kernels in {found.folder}; measure them with `ladder tune --measure`")
+    else:
+        console.print_table(tuning.COLUMNS, found.as_rows())
 
 
 @app.command()

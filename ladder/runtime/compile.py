@@ -197,8 +197,10 @@ def plan_for(request: Request) -> Plan:
 
 
 def _plan_key(request: Request) -> str:
-    """Return the digest of what decides the policy's choice, the tuning database apart."""
-    facts = {"gemm": asdict(request.gemm), "purpose": "plan"}
+    """Return the digest of what decides the policy's choice, the user's measurements apart."""
+    from schedules.tuning import shipped_digest
+
+    facts = {"gemm": asdict(request.gemm), "purpose": "plan", "shipped": shipped_digest()}
     return cache_key(facts, Identity.of(None, request.target, compiled=False))
 
 

@@ -67,13 +67,13 @@ class CompiledGemm:
         # A call reads these once each: every look-up counts against its few microseconds.
         self._on_cpu = family == "cpu"
         self._n, self._k = gemm.n, gemm.k
-        self._last = len(self.entries) - 1
+        self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._empty = torch.empty
         self._extras = gemm.token_scale or gemm.bias
 
     def entry_name(self, m: int) -> str:
         """Return the name of the kernel that serves M = ``m``."""
-        return self.names[min(bisect_left(self.limits, m), self._last)]
+        return self.names[bisect_left(self._bounds, m)]
 
     def entry_for(self, m: int) -> Any:
         """Return the kernel that serves M = ``m``."""
@@ -146,7 +146,7 @@ class CompiledGemm:
                 rows = self.aligned(rows)
             if self._on_cpu:
                 keep_apart()
-            entry = self.entries[min(bisect_left(self.limits, m), self._last)]
+            entry = self.entries[bisect_left(self._bounds, m)]
             if self._extras or bias is not None or token_scale is not None:
                 entry(rows, *weight, *self._extra_arguments(m, x, bias, token_scale), out)
             else:

@@ -124,6 +124,9 @@ def test_version(ladder: Command) -> None:
         (["gemm", "--weight", "uint8", "--activation", "int8"], "float16"),
         (["gemm", "--weight", "nf4", "--activation", "int8"], "bfloat16"),
         (["explain", "--stage", "trii", *SMALL], "tir"),
+        (["tune", "--shapes", "12y12"], "NxK"),
+        (["tune", "-m", "1,x"], "'x'"),
+        (["tune", "--compile-only"], "--output"),
         (["gemm", "--target", "rocm/gfx942"], "gfx942"),
         (["gemm", "--target", "cuda/sm_70", "--activation", "int8"], "float16"),
     ],
@@ -330,3 +333,22 @@ def test_progress_shows_on_a_terminal_outside_ci_only(
     out, err = capsys.readouterr()
     assert out == ""
     assert (err != "") == shown
+
+
+@needs_no_gpu
+def test_tuning_without_a_gpu_says_how_to_prepare_it(ladder: Command, tmp_path: Path) -> None:
+    done = ladder("tune", "--shapes", "4096x4096")
+    assert done.code == FAILED
+    assert "--compile-only --output" in done.err
+    assert ladder("tune", "--target", "cpu").code == FAILED
+    assert "no trials" in ladder("tune", "--measure", str(tmp_path)).err
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_trials_are_compiled_where_there_is_no_gpu(ladder: Command, tmp_path: Path) -> None:
+    options = ["--shapes", "512x512", "-m", "1,64", "--kernels", "2", "--jobs", "2"]
+    done = ladder("tune", *options, "--compile-only", "--output", str(tmp_path / "trials"), "--json")
+    assert done.code == OK
+    assert done.json["kernels"] == 2
+    assert len(list((tmp_path / "trials").glob("*.so"))) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,20 @@ from pathlib import Path
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.policy import make_plan
-from schedules.schedule import GpuSchedule
-from schedules.tuning import TuningDatabase, tuning_key, write_json
+from schedules.cost_model import predict
+from schedules.estimate import Estimator, nearest
+from schedules.legal import is_legal
+from schedules.policy import make_plan, rank
+from schedules.schedule import GpuSchedule, Plan, parse_schedule
+from schedules.tuning import (
+    SHIPPED,
+    Measurement,
+    TuningDatabase,
+    _read_shipped,
+    class_key,
+    write_database,
+    write_json,
+)
 from targets import get_device
 from tile_types.errors import CacheError
 
@@ -26,23 +38,33 @@ def test_recorded_entries_outlive_the_process(tmp_path: Path) -> None:
     TuningDatabase(tmp_path).record(H200, GEMM, 64, SCHEDULE, 9e-6)
     fresh = TuningDatabase(tmp_path)
     assert fresh.lookup(H200, GEMM, 64) == SCHEDULE
-    assert next(iter(fresh.entries().values())).seconds == 9e-6
+    assert fresh.measurements(H200, GEMM)[0] == Measurement(4096, 4096, 64, SCHEDULE, 9e-6)
     assert not list(tmp_path.glob("*.part"))
 
 
 def test_key_holds_all_that_matters(tmp_path: Path) -> None:
-    database = TuningDatabase(tmp_path)
+    database = TuningDatabase(tmp_path, shipped=tmp_path)
     database.record(H200, GEMM, 64, SCHEDULE, 1.0)
     assert database.lookup(get_device("sm_80"), GEMM, 64) is None
     assert database.lookup(H200, GEMM, 128) is None
-    assert TuningDatabase(tmp_path, version="9.9").lookup(H200, GEMM, 64) is None
     changes = ({"n": 4095}, {"k": 4097}, {"weight": "nf4"}, {"activation": "bfloat16"}, {"zero": "integer"})
     for change in changes:
         assert database.lookup(H200, replace(GEMM, **change), 64) is None, change
+    changes = ({"bias": True}, {"epilogue": ("silu",)}, {"output": "float32"})
+    for change in changes:  # what follows the product does not choose its schedule
+        assert database.lookup(H200, replace(GEMM, **change), 64) == SCHEDULE, change
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "{", "[]", '{"key": 1}', '{"key": {}, "schedule": "rm", "seconds": 1}']
+    "damage",
+    [
+        "",
+        "{",
+        "[]",
+        '{"key": 1}',
+        '{"classes": [{"key": 1, "schedules": ["rm"], "rows": []}]}',
+        '{"classes": 1}',
+    ],
 )
 def test_damaged_entry_is_a_miss_with_a_warning(tmp_path: Path, damage: str) -> None:
     database = TuningDatabase(tmp_path)
@@ -68,18 +90,22 @@ def test_truncation_at_every_length_never_raises(tmp_path: Path) -> None:
 
 def test_user_entries_win_over_shipped(tmp_path: Path) -> None:
     shipped, user = tmp_path / "shipped", tmp_path / "user"
-    author = TuningDatabase(tmp_path / "author", shipped=shipped)
-    author.record(H200, GEMM, 64, SCHEDULE, 2.0)
-    author.record(H200, GEMM, 128, SCHEDULE, 2.0)
-    assert author.export(shipped / "sm_90a.json") == 2
+    slower = replace(SCHEDULE, stages=4)
+    rows = [Measurement(4096, 4096, m, SCHEDULE, 2.0) for m in (64, 128)]
+    rows.append(Measurement(4096, 4096, 64, slower, 3.0))
+    assert write_database(shipped / "h200.json", H200, {GEMM: rows}) == 3
     database = TuningDatabase(user, shipped=shipped)
     assert database.lookup(H200, GEMM, 64) == SCHEDULE
-    better = replace(SCHEDULE, stages=4)
+    assert len(database.measurements(H200, GEMM)) == 3
+    better = replace(SCHEDULE, stages=2)
     database.record(H200, GEMM, 64, better, 1.0)
     fresh = TuningDatabase(user, shipped=shipped)
     assert fresh.lookup(H200, GEMM, 64) == better
     assert fresh.lookup(H200, GEMM, 128) == SCHEDULE
-    assert len(fresh.entries()) == 2
+    assert {(row.m, row.schedule) for row in fresh.measurements(H200, GEMM)} == {
+        (64, better),
+        (128, SCHEDULE),
+    }
 
 
 def test_without_a_directory_it_remembers_in_memory() -> None:
@@ -108,7 +134,7 @@ def test_concurrent_writers_lose_nothing(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, [1, 2, 4, 8] * 8))
-    assert len(TuningDatabase(tmp_path).entries()) == 4
+    assert len(TuningDatabase(tmp_path, shipped=tmp_path / "none").measurements(H200, GEMM)) == 4
 
 
 def test_unwritable_directory_is_named(tmp_path: Path) -> None:
@@ -119,14 +145,72 @@ def test_unwritable_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_key_is_canonical_json() -> None:
-    key = tuning_key(H200, GEMM, 64, "0.1.0")
+    key = class_key(H200, GEMM)
     assert json.dumps(json.loads(key), sort_keys=True) == key
 
 
-def test_plan_uses_measured_schedules_that_still_fit(tmp_path: Path) -> None:
-    database = TuningDatabase(tmp_path)
-    database.record(H200, GEMM, 64, SCHEDULE, 1.0)
-    database.record(H200, GEMM, 128, replace(SCHEDULE, stages=8, tile_k=256), 1.0)  # does not fit
-    plan = make_plan(GEMM, H200, database)
-    assert plan.schedule_for(64) == SCHEDULE
-    assert plan.schedule_for(128) == make_plan(GEMM, H200).schedule_for(128)
+def test_what_ships_is_whole_and_legal() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classes = _read_shipped(SHIPPED)
+    for key, rows in classes.items():
+        fields = json.loads(key)
+        device = get_device(fields["device"])
+        for n, k, m, text, seconds in rows:
+            group = fields["gemm"]["group_size"] or k
+            gemm = Gemm(n, k, **{**fields["gemm"], "group_size": group})
+            schedule = parse_schedule(text)
+            assert isinstance(schedule, GpuSchedule)
+            assert is_legal(gemm, device, schedule), (key, text)
+            assert seconds > 0
+            assert m >= 1
+
+
+def planned(rows: list[Measurement], gemm: Gemm = GEMM) -> Plan:
+    database = TuningDatabase(shipped=Path("none"))
+    for row in rows:  # one per point: a later one replaces an earlier one
+        at = replace(GEMM, n=row.n, k=row.k)
+        database.record(H200, at, row.m, row.schedule, row.seconds)
+    return make_plan(gemm, H200, database)
+
+
+def test_plan_uses_measured_schedules_that_still_fit() -> None:
+    odd = GpuSchedule("wgmma", 64, 128, 64, stages=3, warps=4)
+    never = replace(SCHEDULE, stages=8, tile_k=256)  # does not fit
+    times = {m: predict(GEMM, H200, odd, m).seconds for m in (64, 128)}
+    rows = [Measurement(4096, 4096, 64, odd, 1e-6), Measurement(4096, 4096, 128, never, 1e-6)]
+    plan = planned(rows)
+    assert times[64] > 1e-6
+    assert plan.schedule_for(64) == odd
+    assert plan.schedule_for(60) == odd
+    assert plan.schedule_for(1) != odd
+    assert never not in {schedule for _, schedule in plan.entries}
+
+
+def test_a_measured_shape_helps_similar_ones_and_no_others() -> None:
+    odd = GpuSchedule("wgmma", 64, 128, 64, stages=3, warps=4)
+    others = [candidate.schedule for candidate in rank(GEMM, H200, 16)[:3]]
+    points = {64: odd, 8: others[0], 16: others[1], 32: others[2]}
+    rows = [
+        Measurement(4096, 4096, m, s, (0.25 if s == odd else 1.0) * predict(GEMM, H200, s, m).seconds)
+        for m, s in points.items()
+    ]
+    assert planned(rows, replace(GEMM, n=5120, k=4096)).schedule_for(64) == odd
+    assert planned(rows, replace(GEMM, n=28672, k=8192)).schedule_for(64) != odd
+    assert planned(rows, replace(GEMM, weight="nf4")).schedule_for(64) != odd
+
+
+def test_estimates_meet_measurements_and_lie_between_them() -> None:
+    rows = [
+        Measurement(4096, 4096, m, SCHEDULE, factor * predict(GEMM, H200, SCHEDULE, m).seconds)
+        for m, factor in ((16, 1.5), (64, 0.5))
+    ]
+    estimator = Estimator(GEMM, H200, rows)
+    assert [estimator.seconds(SCHEDULE, row.m) for row in rows] == pytest.approx([r.seconds for r in rows])
+    ratio = {
+        m: estimator.seconds(SCHEDULE, m) / predict(GEMM, H200, SCHEDULE, m).seconds for m in (1, 32, 4096)
+    }
+    assert ratio == pytest.approx({1: 1.5, 32: (1.5 * 0.5) ** 0.5, 4096: 0.5})
+    assert estimator.knows(64)
+    assert not estimator.knows(65)
+    assert nearest(rows, replace(GEMM, n=65536, k=65536)) == []

@@ -1,0 +1,183 @@
+"""Fit the constants of the GPU cost model to measurements.
+
+``python -m benchmarks.fit_cost_model everything.json …`` reads what `benchmarks.gpu_tune --everything`
+wrote, changes one constant of `schedules.cost_model` at a time as long as that helps, and prints the
+constants with what they are worth: how much slower than the fastest measured the model's first
+choice is, and how far its times are off. Put the constants into the module by hand, with the date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from statistics import median
+
+from ladder.ir.gemm import Gemm
+from schedules import cost_model
+from schedules.cost_model import predict
+from schedules.legal import is_legal
+from schedules.schedule import GpuSchedule, parse_schedule
+from targets import get_device
+
+PIPELINES = ("gemv", "wgmma")
+
+CONSTANTS: Mapping[str, tuple[str, ...]] = {
+    "gemv": tuple(name for name in vars(cost_model) if name.startswith("GEMV_")),
+    "wgmma": (
+        "STAGE_CYCLES",
+        "SLAB_CYCLES",
+        "EXPOSED_SHARE",
+        "FILL_SECONDS",
+        "PROMOTION_CYCLES",
+        "TENSOR_SHARE",
+        "HALF_RATE_TOKENS",
+        "BLOCK_SECONDS",
+        "OUTPUT_SECONDS",
+        "CLUSTER_SECONDS",
+        "EXCHANGE_SECONDS",
+        "LAUNCH_SECONDS",
+    ),
+}
+"""Constants to fit, by the pipeline whose runs decide them."""
+
+STEPS = (0.7, 0.85, 0.95, 1.05, 1.18, 1.4)
+SPREAD = 0.25
+"""Runs this much slower than the fastest count a third in the error of times."""
+
+OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What was measured at one shape and M."""
+
+    gemm: Gemm
+    m: int
+    runs: tuple[tuple[GpuSchedule, float], ...]
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest run."""
+        return min(seconds for _, seconds in self.runs)
+
+
+def read(paths: Iterable[str], target: str) -> list[Contest]:
+    """Return the contests of some files; runs that are no longer legal are left out."""
+    device = get_device(target)
+    points: dict[tuple[Gemm, int], dict[GpuSchedule, float]] = {}
+    for path in paths:
+        for part in json.loads(Path(path).read_text())["classes"]:
+            for n, k, m, text, us in part["rows"]:
+                gemm, schedule = problem(part["class"], n, k), parse_schedule(text)
+                if isinstance(schedule, GpuSchedule) and is_legal(gemm, device, schedule):
+                    points.setdefault((gemm, m), {})[schedule] = us * 1e-6
+    return [Contest(gemm, m, tuple(runs.items())) for (gemm, m), runs in points.items() if len(runs) > 1]
+
+
+def problem(fields: Mapping[str, object], n: int, k: int) -> Gemm:
+    """Return a problem of a class."""
+    activation = str(fields["activation"])
+    output = OUTPUTS.get(activation, activation)
+    changed = {**fields, "group_size": fields["group_size"] or k}
+    return Gemm(n, k, output=output, **changed)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good the model is on some contests.
+
+    Parameters
+    ----------
+    regrets
+        Measured time of the first choice over the fastest, per contest.
+    errors
+        Absolute logarithm of predicted over measured time, of runs near the fastest.
+    weights
+        Of the errors.
+    """
+
+    regrets: tuple[float, ...]
+    errors: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def loss(self) -> float:
+        """Return what `fit` makes small: mean log regret plus mean error."""
+        error = sum(e * w for e, w in zip(self.errors, self.weights, strict=True)) / sum(self.weights)
+        return sum(map(log, self.regrets)) / len(self.regrets) + error
+
+    def __str__(self) -> str:
+        return (
+            f"regret median {median(self.regrets):.3f} worst {max(self.regrets):.3f}"
+            f" error median {median(self.errors):.3f} loss {self.loss:.4f}"
+        )
+
+
+def judge(contests: Sequence[Contest], target: str) -> Quality:
+    """Compare the model with all contests."""
+    device, regrets, errors, weights = get_device(target), [], [], []
+    for contest in contests:
+        predicted = [predict(contest.gemm, device, s, contest.m).seconds for s, _ in contest.runs]
+        fastest = contest.fastest
+        first = min(range(len(predicted)), key=predicted.__getitem__)
+        regrets.append(contest.runs[first][1] / fastest)
+        for guess, (_, seconds) in zip(predicted, contest.runs, strict=True):
+            errors.append(abs(log(guess / seconds)))
+            weights.append(exp(-(seconds / fastest - 1) / SPREAD) / len(predicted))
+    return Quality(tuple(regrets), tuple(errors), tuple(weights))
+
+
+def of_pipeline(contests: Sequence[Contest], pipeline: str) -> list[Contest]:
+    """Return the contests with only the runs of one pipeline."""
+    kept = (
+        Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline == pipeline)) for c in contests
+    )
+    return [contest for contest in kept if len(contest.runs) > 1]
+
+
+def fit(contests: Sequence[Contest], names: Sequence[str], target: str, rounds: int) -> Quality:
+    """Change constants of the model, in place, until no step of one of them helps."""
+    best = judge(contests, target)
+    for _ in range(rounds):
+        before = best.loss
+        for name in names:
+            value = getattr(cost_model, name)
+            for step in STEPS:
+                setattr(cost_model, name, value * step)
+                found = judge(contests, target)
+                if found.loss < best.loss - 1e-5:
+                    best, value = found, value * step
+            setattr(cost_model, name, value)
+        if before - best.loss < 5e-4:
+            break
+    return best
+
+
+def main() -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--target", default="cuda/sm_90a")
+    parser.add_argument("--rounds", type=int, default=6)
+    arguments = parser.parse_args()
+    contests = read(arguments.files, arguments.target)
+    print(f"{len(contests)} contests, {sum(len(c.runs) for c in contests)} runs")
+    for pipeline in PIPELINES:
+        some, names = of_pipeline(contests, pipeline), CONSTANTS[pipeline]
+        if not some:
+            continue
+        print(f"{pipeline} before: {judge(some, arguments.target)}")
+        print(f"{pipeline} after:  {fit(some, names, arguments.target, arguments.rounds)}")
+        for name in names:
+            print(f"  {name} = {getattr(cost_model, name):.4g}")
+    print(f"all: {judge(contests, arguments.target)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""``ladder tune``: measure schedules for some shapes and keep the fastest for later plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.cli.console import Step
+from ladder.cli.problem import Problem, why_not_here
+from ladder.runtime.compile import tuning_database
+from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
+from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, remember, tune
+from schedules.search import TOKENS
+from schedules.tuning import Measurement, best_rows
+from tile_types.errors import DeviceError, ParseError
+
+COLUMNS = ("N", "K", "M", "us", "schedule")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning run found.
+
+    Parameters
+    ----------
+    winners
+        The fastest schedule of every shape and M.
+    kernels
+        How many kernels were compiled; all that a run without measurements has to say.
+    folder
+        Where trials or winners went.
+    """
+
+    winners: tuple[Measurement, ...]
+    kernels: int
+    folder: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as JSON."""
+        rows = [
+            {"n": w.n, "k": w.k, "m": w.m, "us": round(w.seconds * 1e6, 3), "schedule": str(w.schedule)}
+            for w in self.winners
+        ]
+        return {"kernels": self.kernels, "folder": self.folder, "winners": rows}
+
+    def as_rows(self) -> list[tuple[str, ...]]:
+        """Return the cells of a table with `COLUMNS`."""
+        return [
+            (str(w.n), str(w.k), str(w.m), f"{w.seconds * 1e6:.2f}", str(w.schedule)) for w in self.winners
+        ]
+
+
+def campaign_for(problem: Problem, shapes: str, tokens: str) -> Campaign:
+    """Return what is tuned together.
+
+    Parameters
+    ----------
+    problem
+        Its class; its N and K are the only shape if ``shapes`` is empty.
+    shapes
+        ``NxK``, separated by commas.
+    tokens
+        M, separated by commas; empty: `schedules.search.TOKENS`.
+
+    Raises
+    ------
+    ParseError
+        If a shape or an M is no number.
+    DeviceError
+        If the target is no GPU: CPUs have a measured table of their own.
+    """
+    if not problem.device.is_gpu:
+        raise DeviceError(f"{problem.device.name} needs no tuning; choose a GPU, e.g. --target cuda/sm_90a")
+    extents = [_shape(text) for text in shapes.split(",")] if shapes else [(problem.n, problem.k)]
+    counts = [_positive(text) for text in tokens.split(",")] if tokens else list(TOKENS)
+    return Campaign(at_shapes(problem.gemm, extents), counts, problem.device.name)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    n, _, k = text.partition("x")
+    return _positive(n), _positive(k)
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ParseError(f"{text!r} is no positive number; shapes are NxK,NxK and tokens are M,M")
+    return value
+
+
+def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Step) -> Tuned:
+    """Compile candidates into a folder: needs no GPU."""
+    with Farm(workers) as farm:
+        compile_campaigns([campaign], Run(farm, effort, step))
+    return Tuned((), save([campaign], folder), str(folder))
+
+
+def measure_folder(folder: Path, step: Step) -> Tuned:
+    """Measure what `compile_only` wrote, on the machine with the GPU, and keep the winners."""
+    campaigns = load(folder)
+    for campaign in campaigns:
+        _require_gpu(campaign)
+    found = [(campaign, measure_all(campaign, step)) for campaign in campaigns]
+    return _kept(found, sum(len(campaign.trials) for campaign in campaigns))
+
+
+def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Step) -> Tuned:
+    """Compile and measure here, and keep the winners."""
+    _require_gpu(campaign)
+    with Farm(workers) as farm:
+        rounds = list(tune([campaign], Run(farm, effort, step)))
+    return _kept(rounds[-1:], len(campaign.trials))
+
+
+def _require_gpu(campaign: Campaign) -> None:
+    from targets import get_device
+
+    reason = why_not_here(get_device(campaign.device))
+    if reason:
+        raise DeviceError(f"{reason}; `ladder tune --compile-only --output DIR` prepares trials for it")
+
+
+def _kept(found: Iterable[tuple[Campaign, Measured]], kernels: int) -> Tuned:
+    database, winners = tuning_database(), []
+    for campaign, measured in found:
+        remember(database, campaign, measured)
+        winners += [row for rows in measured.values() for row in best_rows(rows)]
+    return Tuned(tuple(winners), kernels, str(database.directory))
+
+
+def parse_effort(kernels: int, seconds: float) -> Effort:
+    """Return the limits of a run: a third as many neighbours of winners as first candidates."""
+    return Effort(kernels, kernels // 3, seconds)

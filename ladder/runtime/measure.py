@@ -1,0 +1,271 @@
+"""Check and time compiled schedules on the GPU that is here.
+
+Weights are random and rotate over more than four times the L2, so that they come from HBM. A
+candidate's launches are one CUDA graph: what a captured model sees, without the host's cost.
+Slow candidates leave after a few replays; the rest are replayed in turns, so that clocks and
+temperature drift alike for all.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime import library
+from ladder.runtime.compile import family_of
+from ladder.runtime.farm import Campaign, Trial
+from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.packed import pack
+from schedules.cost_model import predict
+from schedules.legal import is_legal
+from schedules.schedule import GpuSchedule
+from schedules.tuning import Measurement
+from targets import TileDevice, get_device
+from tile_types import get_type, quantize
+
+if TYPE_CHECKING:
+    import torch
+
+ROTATED_BYTES = 260e6
+"""Weights that a graph streams before it comes back to the first copy: over four times 60 MB of L2."""
+
+GRAPH_SECONDS = 3e-3
+"""Length of a graph above which it holds fewer launches than there are copies of the weights."""
+
+LARGEST_ERROR = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+"""Largest relative Frobenius error against float64, by activation type."""
+
+CHECKED = (320, 1024)
+"""N and K at which every kernel is checked; the last row tile is partial."""
+
+ROW_BLOCK = 256
+"""Rows of random weights that are drawn and packed; larger matrices repeat them."""
+
+WORTH_TRYING, FINALISTS, IN_REACH = 1.7, 4, 1.12
+"""Predicted over best predicted time up to which a kernel is tried; how many, and how close to the
+fastest in the first round, reach the second."""
+
+QUICK_REPEATS, FINAL_REPEATS = 3, 9
+
+
+def measure(
+    campaign: Campaign,
+    report: Callable[[str], None] = lambda _: None,
+    everyone: list[tuple[Gemm, Measurement]] | None = None,
+) -> Iterator[tuple[Gemm, Measurement]]:
+    """Yield the times of the finalists at every shape and M of a campaign.
+
+    Parameters
+    ----------
+    campaign
+        Its trials are checked first; wrong ones are dropped and reported.
+    report
+        Gets a line about each trial that is dropped.
+    everyone
+        Gets the quick times of all that were tried, for fitting the cost model.
+    """
+    device = get_device(campaign.device)
+    entries = _checked(campaign, device, report)
+    for gemm in campaign.problems:
+        bench = Bench(gemm, device, entries)
+        for m in campaign.tokens:
+            for row in bench.contest(m):
+                yield gemm, row
+            if everyone is not None:
+                everyone += [(gemm, row) for row in bench.quick]
+
+
+def _checked(campaign: Campaign, device: TileDevice, report: Callable[[str], None]) -> dict[Trial, Any]:
+    """Load every trial and compare its product at a small shape with float64."""
+    gemm = small(campaign.problems[0])
+    weight, packed = _weight(gemm, device, gemm.n)
+    dense = weight.dequantize("float64")
+    entries = {}
+    for trial in campaign.trials:
+        try:
+            entry = library.load_module(trial.library, family_of(device))[trial.entry]
+            error = _error(gemm, entry, packed, dense, trial)
+        except RuntimeError as failure:
+            report(f"{trial.schedule} does not run: {str(failure)[:200]}")
+            continue
+        if error <= LARGEST_ERROR[gemm.activation]:
+            entries[trial] = entry
+        else:
+            report(f"{trial.schedule} is wrong: relative error {error:.2e}")
+    return entries
+
+
+def small(gemm: Gemm) -> Gemm:
+    """Return the problem at the extents at which kernels are checked."""
+    n, k = CHECKED
+    return replace(gemm, n=n, k=k, group_size=gemm.group_size if gemm.group_size < gemm.k else k)
+
+
+def _error(
+    gemm: Gemm, entry: Any, packed: Sequence[torch.Tensor], dense: torch.Tensor, trial: Trial
+) -> float:
+    import torch
+
+    assert isinstance(trial.schedule, GpuSchedule)
+    x = activations(gemm, trial.schedule.tile_m + 5)
+    y = torch.full((len(x), gemm.n), float("nan"), dtype=torch_dtype(gemm.output), device="cuda")
+    entry(x, *packed, y)
+    exact = x.double() @ dense.t()
+    error = float((y.double() - exact).norm() / exact.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def activations(gemm: Gemm, m: int) -> torch.Tensor:
+    """Draw A[m, K] on the GPU; weights of one sign meet activations of one sign, so sums do not cancel."""
+    import torch
+
+    element = get_type(gemm.weight).element_type
+    values = torch.randn(m, gemm.k, device="cuda", generator=torch.Generator("cuda").manual_seed(m))
+    if gemm.zero == "none" and (element.minimum >= 0 or element.maximum <= 0):
+        values = values.abs()
+    if gemm.activation == "int8":
+        return (values * 40).round().clamp(-127, 127).to(torch.int8)
+    return values.to(torch_dtype(gemm.activation))
+
+
+def _weight(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Any, list[torch.Tensor]]:
+    """Return a random weight of ``rows`` rows, quantized, and its packed arrays."""
+    import torch
+
+    element = get_type(gemm.weight).element_type
+    values = torch.randn(rows, gemm.k, device="cuda", generator=torch.Generator("cuda").manual_seed(rows))
+    values *= 0.05
+    if gemm.zero == "none" and (element.minimum >= 0 or element.maximum <= 0):
+        values = values.abs() * (1 if element.minimum >= 0 else -1)
+    options: dict[str, Any] = {}
+    if element.elem_bits <= 8:
+        options["scale_type"] = "bfloat16" if gemm.activation == "bfloat16" else None
+    if gemm.scale:
+        options["group_size"] = gemm.group_size
+    if gemm.zero != "none":
+        options["zero"] = gemm.zero
+    weight = quantize(values, gemm.weight, **options)
+    return weight, pack(replace(gemm, n=rows), device, weight).tensors
+
+
+def large_weight(gemm: Gemm, device: TileDevice) -> list[torch.Tensor]:
+    """Return packed arrays of the problem's extents; where N allows, a block of rows repeats along N.
+
+    Which axis of an array runs along N shows in how its shape grows from one block to two.
+    """
+    if gemm.n % ROW_BLOCK:
+        return _weight(gemm, device, gemm.n)[1]
+    _, once = _weight(gemm, device, ROW_BLOCK)
+    _, twice = _weight(gemm, device, 2 * ROW_BLOCK)
+    times, arrays = -(-gemm.n // ROW_BLOCK), []
+    for block, pair in zip(once, twice, strict=True):
+        along_n = [index for index in range(block.dim()) if block.shape[index] != pair.shape[index]]
+        repeats = [times if index in along_n else 1 for index in range(block.dim())]
+        arrays.append(_repeat(block, repeats))
+    return arrays
+
+
+def _repeat(block: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    """Repeat by bytes: torch repeats no unsigned words on a GPU."""
+    import torch
+
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[block.dtype.itemsize]
+    return block.view(kind).repeat(*repeats).view(block.dtype)
+
+
+class Bench:
+    """One problem with its weights on the GPU, on which trials compete.
+
+    Parameters
+    ----------
+    gemm, device
+        The problem.
+    entries
+        Loaded trials.
+    """
+
+    def __init__(self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any]) -> None:
+        import torch
+
+        self.gemm, self.device = gemm, device
+        self.entries = {t: e for t, e in entries.items() if is_legal(gemm, device, _gpu(t))}
+        first = large_weight(gemm, device)
+        copies = math.ceil(ROTATED_BYTES / sum(array.nbytes for array in first))
+        self.weights = [first] + [[a.clone() for a in first] for _ in range(max(1, copies))]
+        self.output = torch_dtype(gemm.output)
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.quick: list[Measurement] = []
+
+    def contest(self, m: int) -> list[Measurement]:
+        """Return the finalists at M = ``m``, the fastest first."""
+        import torch
+
+        x = activations(self.gemm, m)
+        y = torch.empty((m, self.gemm.n), dtype=self.output, device="cuda")
+        graphs = {trial: self._graph(trial, x, y) for trial in self._worth_trying(m)}
+        quick = {trial: _median(_seconds(*graph, QUICK_REPEATS)) for trial, graph in graphs.items()}
+        self.quick = self._rows(m, quick)
+        limit = IN_REACH * min(quick.values(), default=0.0)
+        finalists = [t for t in sorted(quick, key=lambda t: quick[t]) if quick[t] <= limit][:FINALISTS]
+        times: dict[Trial, list[float]] = {trial: [] for trial in finalists}
+        for _ in range(FINAL_REPEATS):
+            for trial in finalists:
+                times[trial] += _seconds(*graphs[trial], 1)
+        return self._rows(m, {trial: _median(seconds) for trial, seconds in times.items()})
+
+    def _rows(self, m: int, seconds: dict[Trial, float]) -> list[Measurement]:
+        rows = [Measurement(self.gemm.n, self.gemm.k, m, t.schedule, s) for t, s in seconds.items()]
+        return sorted(rows, key=lambda row: row.seconds)
+
+    def _worth_trying(self, m: int) -> list[Trial]:
+        predicted = {
+            trial: predict(self.gemm, self.device, trial.schedule, m).seconds for trial in self.entries
+        }
+        limit = WORTH_TRYING * min(predicted.values(), default=0.0)
+        return [trial for trial, seconds in predicted.items() if seconds <= limit]
+
+    def _graph(self, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, int]:
+        """Capture the launches of one trial; return the graph and how many launches it holds."""
+        import torch
+
+        entry = self.entries[trial]
+        expected = predict(self.gemm, self.device, trial.schedule, len(x)).seconds
+        count = min(len(self.weights), max(2, int(GRAPH_SECONDS / expected)))
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            entry(x, *self.weights[0], y)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            for weight in self.weights[:count]:
+                entry(x, *weight, y)
+        graph.replay()
+        return graph, count
+
+
+def _gpu(trial: Trial) -> GpuSchedule:
+    assert isinstance(trial.schedule, GpuSchedule)
+    return trial.schedule
+
+
+def _seconds(graph: Any, count: int, repeats: int) -> list[float]:
+    """Return the seconds per launch of each of ``repeats`` replays."""
+    import torch
+
+    events = [
+        [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        for _ in range(repeats)
+    ]
+    for begin, end in events:
+        begin.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) * 1e-3 / count for begin, end in events]
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(statistics.median(values))

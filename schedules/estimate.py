@@ -1,0 +1,140 @@
+"""Times of schedules at any M: the cost model, corrected by what was measured nearby.
+
+A measured schedule is predicted at each M at which it ran; the ratio of the measured to the
+predicted time, interpolated over log M, corrects the prediction at other M. Measurements of the
+nearest shape in the same class serve a shape that was never measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import exp, log
+from statistics import median
+
+from ladder.ir.gemm import Gemm
+from schedules.cost_model import predict
+from schedules.legal import is_legal
+from schedules.schedule import GpuSchedule, Schedule
+from schedules.tuning import Measurement
+from targets import TileDevice
+
+FARTHEST = log(4.0)
+"""Shapes whose N and K differ by more than this in sum of logarithms say nothing about each other."""
+
+UNTRIED = 1.05
+"""How much slower than the model says a schedule counts that was not measured where others were."""
+
+LOST = 2.0
+"""The same at the very point: the fastest measured there is to be used."""
+
+
+def distance(row: Measurement, gemm: Gemm) -> float:
+    """Return how far a measured shape is from the problem's: 0 is the same shape."""
+    return abs(log(row.n / gemm.n)) + abs(log(row.k / gemm.k))
+
+
+def nearest(rows: Sequence[Measurement], gemm: Gemm) -> list[Measurement]:
+    """Return the measurements of the nearest shape that can run here, none if all are far."""
+    best = min((distance(row, gemm) for row in rows), default=FARTHEST)
+    return [row for row in rows if distance(row, gemm) == best] if best < FARTHEST else []
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Measured over predicted time of one schedule, at some M.
+
+    Parameters
+    ----------
+    logs
+        Logarithms of the M, ascending.
+    ratios
+        Logarithms of the ratios.
+    """
+
+    logs: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+    def at(self, m: int) -> float:
+        """Return the factor at M = ``m``: interpolated, and beyond the ends as at the end."""
+        x = log(m)
+        place = bisect_left(self.logs, x)
+        if place in (0, len(self.logs)):
+            return exp(self.ratios[min(place, len(self.logs) - 1)])
+        low, high = self.logs[place - 1], self.logs[place]
+        share = (x - low) / (high - low)
+        return exp(self.ratios[place - 1] * (1 - share) + self.ratios[place] * share)
+
+
+class Estimator:
+    """Estimates of one problem on one device.
+
+    Parameters
+    ----------
+    gemm, device
+        The problem and where it runs.
+    rows
+        Measurements of the problem's class.
+    """
+
+    def __init__(self, gemm: Gemm, device: TileDevice, rows: Iterable[Measurement] = ()) -> None:
+        self.gemm, self.device = gemm, device
+        legal = [
+            row
+            for row in nearest(list(rows), gemm)
+            if isinstance(row.schedule, GpuSchedule) and is_legal(gemm, device, row.schedule)
+        ]
+        exact = bool(legal) and distance(legal[0], gemm) == 0
+        self._known = sorted({row.m for row in legal}) if exact else []
+        self._corrections = _corrections(gemm, device, legal)
+        ratios = [ratio for c in self._corrections.values() for ratio in c.ratios]
+        self._typical = UNTRIED * exp(median(ratios)) if ratios else 1.0
+
+    @property
+    def measured(self) -> list[Schedule]:
+        """Schedules that were measured at the nearest shape and are legal here."""
+        return list(self._corrections)
+
+    def knows(self, m: int) -> bool:
+        """Tell whether this very shape was measured at M = ``m``."""
+        return m in self._known
+
+    def seconds(self, schedule: Schedule, m: int) -> float:
+        """Return the expected time of one call.
+
+        Where this shape was measured around M, what was not among the fastest there cannot be.
+        """
+        found = self._corrections.get(schedule)
+        predicted = predict(self.gemm, self.device, schedule, m).seconds
+        if found is not None:
+            return found.at(m) * predicted
+        if not self._surrounds(m):
+            return self._typical * predicted
+        fastest = min(map(partial(self.seconds, m=m), self.measured))
+        return max(self._typical * predicted, (LOST if self.knows(m) else UNTRIED) * fastest)
+
+    def _surrounds(self, m: int) -> bool:
+        """Whether this shape was measured within a factor of two below and above."""
+        return any(m <= 2 * known <= 2 * m for known in self._known) and any(
+            m <= known <= 2 * m for known in self._known
+        )
+
+
+def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> dict[Schedule, Correction]:
+    """Compare measurements with predictions at the shape where they were made."""
+    points: dict[Schedule, dict[float, float]] = {}
+    for row in rows:
+        here = gemm_at(gemm, row.n, row.k)
+        ratio = row.seconds / predict(here, device, row.schedule, row.m).seconds
+        points.setdefault(row.schedule, {})[log(row.m)] = log(ratio)
+    return {
+        schedule: Correction(tuple(sorted(ratios)), tuple(ratios[x] for x in sorted(ratios)))
+        for schedule, ratios in points.items()
+    }
+
+
+def gemm_at(gemm: Gemm, n: int, k: int) -> Gemm:
+    """Return the same problem at other extents; a scale per row stays one."""
+    return replace(gemm, n=n, k=k, group_size=k if gemm.group_size >= gemm.k else gemm.group_size)

@@ -1,0 +1,65 @@
+"""Which few schedules serve every M, and where one takes over from the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+GAIN = 0.0015
+"""Least mean share of time by which one more schedule must shorten calls to be worth compiling:
+2 % over one octave of the thirteen from M = 1 to 8192."""
+
+SWITCH = 0.02
+"""A schedule hands over to another once that is faster by this share: fewer entries, same times."""
+
+
+def token_grid(largest: int = 8192) -> tuple[int, ...]:
+    """Return the M at which schedules are compared: where any tile of tokens can begin.
+
+    Token tiles are multiples of 8, so nothing changes between two multiples of 8; beyond 256
+    tokens, tiles below a sixteenth of M do not compete, and the steps grow with M.
+    """
+    grid = [1, 2, 4]
+    m = 8
+    while m <= largest:
+        grid.append(m)
+        m += max(8, (1 << m.bit_length()) // 32)
+    return tuple(grid)
+
+
+def octave_weights(grid: Sequence[int]) -> np.ndarray:
+    """Return the weights of a mean over the grid in which every octave of M counts the same."""
+    logs = np.log2([*grid, 2 * grid[-1]])
+    steps = np.diff(logs)
+    return np.asarray(steps / steps.sum())
+
+
+def cover(costs: np.ndarray, weights: np.ndarray, most: int) -> list[int]:
+    """Return the rows of ``costs[schedule, M]`` that together are nearly the fastest everywhere.
+
+    Rows are taken greedily: each shortens the weighted mean of log time most, until ``most`` are
+    taken or the next one gains less than `GAIN`.
+    """
+    logs = np.log(costs)
+    chosen: list[int] = []
+    current = np.full(costs.shape[1], logs.max() + 1.0)
+    while len(chosen) < min(most, len(costs)):
+        gains = np.maximum(current - logs, 0.0) @ weights
+        best = int(gains.argmax())
+        if chosen and gains[best] < GAIN:
+            break
+        chosen.append(best)
+        current = np.minimum(current, logs[best])
+    return chosen
+
+
+def segments(costs: np.ndarray, chosen: Sequence[int]) -> list[int]:
+    """Return, for each M, which of the ``chosen`` rows serves it, with few changes along M."""
+    served: list[int] = []
+    for column in costs.T:
+        best = min(chosen, key=lambda row: float(column[row]))
+        if served and column[served[-1]] <= (1 + SWITCH) * column[best]:
+            best = served[-1]
+        served.append(best)
+    return served

@@ -1,0 +1,112 @@
+"""What tuning tries, and how few schedules come to serve every M."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
+from ladder.runtime.tune import merged, winners
+from schedules.legal import is_legal
+from schedules.policy import AXES, make_plan, rank
+from schedules.schedule import GpuSchedule
+from schedules.search import TOKENS, neighbours, refinements, shortlist
+from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.tuning import Measurement
+from targets import get_device
+from tile_types.errors import ArtifactError
+
+H200 = get_device("sm_90a")
+GEMM = Gemm(4096, 4096, "int4", group_size=128)
+SHAPES = [(4096, 4096), (28672, 8192)]
+
+
+def test_shortlist_has_the_best_of_every_point() -> None:
+    points = [(gemm, m) for gemm in at_shapes(GEMM, SHAPES) for m in TOKENS]
+    chosen = shortlist(H200, points, 64)
+    assert len(chosen) == len(set(chosen)) == 64
+    for gemm, m in points:
+        assert rank(gemm, H200, m, full=True)[0].schedule in chosen
+
+
+def test_neighbours_are_legal_steps_of_any_field_a_rule_names() -> None:
+    for schedule in {schedule for _, schedule in make_plan(GEMM, H200).entries}:
+        assert isinstance(schedule, GpuSchedule)
+        found = list(neighbours(GEMM, H200, schedule))
+        assert found
+        for other in found:
+            assert is_legal(GEMM, H200, other)
+            changed = [name for name in AXES if getattr(other, name) != getattr(schedule, name)]
+            assert len(changed) == 1 or changed == ["warps", "split_k"] or changed == ["split_k", "warps"]
+            assert other.tile_m == schedule.tile_m
+
+
+def test_refinements_are_new_and_bounded() -> None:
+    tried = [candidate.schedule for candidate in rank(GEMM, H200, 64, full=True)[:5]]
+    found = refinements(H200, [(GEMM, schedule) for schedule in tried], tried, 7)
+    assert len(found) == len(set(found)) == 7
+    assert not set(found) & set(tried)
+
+
+def test_at_shapes_keeps_what_a_scale_per_row_is() -> None:
+    plain = Gemm(4096, 4096, "fp8_e4m3", activation="fp8_e4m3", scale=False)
+    assert [gemm.group_size for gemm in at_shapes(plain, SHAPES)] == [4096, 8192]
+    assert [gemm.group_size for gemm in at_shapes(GEMM, SHAPES)] == [128, 128]
+
+
+def test_the_grid_has_every_place_where_a_tile_begins() -> None:
+    grid = token_grid(8192)
+    assert grid[:6] == (1, 2, 4, 8, 16, 24)
+    assert grid[-1] == 8192
+    assert {*range(8, 257, 8), *range(256, 1025, 64), *range(1024, 8193, 256)} <= set(grid)
+    assert octave_weights(grid).sum() == pytest.approx(1)
+    assert octave_weights(grid)[0] == pytest.approx(octave_weights(grid)[1])
+
+
+def test_cover_takes_what_pays_and_segments_do_not_flutter() -> None:
+    costs = np.array([[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0], [1.5, 1.5, 1.5, 1.5], [1.0, 0.999, 2, 2]])
+    even = np.full(4, 0.25)
+    assert set(cover(costs, even, 10)) == {0, 1} or set(cover(costs, even, 10)) == {3, 1}
+    assert len(cover(costs, even, 1)) == 1
+    assert segments(np.array([[1.0, 1.01, 1.0], [1.01, 1.0, 1.01]]), [0, 1]) == [0, 0, 0]
+    assert segments(np.array([[1.0, 1.2, 1.0], [1.1, 1.0, 1.1]]), [0, 1]) == [0, 1, 0]
+
+
+def test_plans_never_lose_to_a_neighbour() -> None:
+    """By the model's times, no M takes longer than a larger M, within what avoids needless entries."""
+    from schedules.cost_model import predict
+
+    for gemm in at_shapes(GEMM, SHAPES):
+        plan = make_plan(gemm, H200)
+        times = {m: predict(gemm, H200, plan.schedule_for(m), m).seconds for m in range(1, 1025)}
+        later = np.minimum.accumulate(np.array(list(times.values()))[::-1])[::-1]
+        worst = max(times[m] / later[m - 1] for m in times)
+        assert worst <= 1 / 0.95
+        assert len({schedule for _, schedule in plan.entries}) <= 10
+
+
+def test_winners_and_merging_prefer_the_newer_contest() -> None:
+    first, second = (candidate.schedule for candidate in rank(GEMM, H200, 64, full=True)[:2])
+    old = {GEMM: [Measurement(4096, 4096, m, first, 2e-6) for m in (1, 64)]}
+    new = {GEMM: [Measurement(4096, 4096, 64, second, 3e-6)]}
+    assert {(row.m, row.schedule) for row in merged(old, new)[GEMM]} == {(1, first), (64, second)}
+    assert winners(old) == [(GEMM, first)]
+
+
+def test_a_folder_of_trials_travels(tmp_path: Path) -> None:
+    (tmp_path / "kernel.so").write_bytes(b"code")
+    schedule = rank(GEMM, H200, 64)[0].schedule
+    trial = Trial(schedule, tmp_path / "kernel.so", "entry")
+    assert save([Campaign([GEMM], [1, 64], "cuda/sm_90a", [trial])], tmp_path / "folder") == 1
+    (found,) = load(tmp_path / "folder")
+    assert (found.problems, found.tokens, found.device) == ([GEMM], [1, 64], "cuda/sm_90a")
+    assert found.trials[0].schedule == schedule
+    assert found.trials[0].library.read_bytes() == b"code"
+    manifest = tmp_path / "folder" / "trials.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    with pytest.raises(ArtifactError, match="format 99"):
+        load(tmp_path / "folder")
