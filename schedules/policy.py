@@ -29,6 +29,7 @@ from schedules.legal import (
     is_legal,
     operand_bytes,
     placement_for,
+    serves,
     stage_bytes,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
@@ -274,13 +275,18 @@ def rank(gemm: Gemm, device: TileDevice, m: int, *, full: bool = False) -> tuple
     device.core_for(gemm.activation)
     found = [
         Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in pipelines_for(device, m, full=full)
+        for pipeline in _serving(gemm, pipelines_for(device, m, full=full))
         if device.cores_for(gemm.activation, pipeline)
         for schedule in tilings(gemm, device, pipeline, m, full=full)
     ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
+
+
+def _serving(gemm: Gemm, names: Sequence[str]) -> list[str]:
+    """Return those of the pipelines that can do what the problem asks, else all that can."""
+    return [name for name in names if serves(gemm, name)] or [name for name in RULES if serves(gemm, name)]
 
 
 def _order(candidate: Candidate) -> tuple[float, int, str]:

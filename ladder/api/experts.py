@@ -34,7 +34,7 @@ class GroupedMatmul:
         Number of experts.
     N, K
         Outputs and inputs of every expert: the extents of its weight matrix.
-    weight, activation, output, group_size, zero, bias, epilogue, token_scale, target, plan
+    weight, activation, output, group_size, zero, bias, epilogue, token_scale, token_group, target, plan
         As in `ladder.Matmul`.
     masked
         How tokens are laid out. False, the contiguous layout: x is ``[T, K]`` with the tokens of
@@ -124,7 +124,8 @@ class GroupedMatmul:
         bias
             ``[E, N]`` of the output type.
         token_scale
-            float32 ``[T]`` or ``[E, M]``: scales of the rows of an 8-bit x; 1 if left out.
+            float32 ``[T]`` or ``[E, M]``, with ``token_group`` also ``[..., groups]``: scales of an 8-bit x;
+            1 if left out.
         expected
             Tokens per expert to choose the kernel for, known on the host; by default the rows of x over
             E. Results do not depend on it.
@@ -142,7 +143,7 @@ class GroupedMatmul:
         if packed.layout != layout:
             refuse_layout(packed.layout, layout)
         if self._dynamic and token_scale is None:
-            x, token_scale = operator.with_token_scale(x, self.gemm.activation)
+            x, token_scale = operator.with_token_scale(x, self.gemm)
         call = experts.grouped_matmul if operator.needs_dispatch(x) else experts.multiply
         return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
 

@@ -51,6 +51,10 @@ class Matmul:
         Names of unary operators applied last, e.g. ``("silu",)``.
     token_scale
         Whether rows of x carry a float32 scale; by default those of 8-bit activations do.
+    token_group
+        Elements along K, a multiple of 64, that share a scale of a row of x; None: all of the row.
+        With blocks of the weight (``ladder.quantize(..., block=(128, 128))``) this is the block
+        scaling of fp8 checkpoints.
     target
         Device, e.g. ``"cuda/sm_90a"``; by default the one that x is on.
     plan
@@ -81,6 +85,7 @@ class Matmul:
         bias: bool = False,
         epilogue: Sequence[str] = (),
         token_scale: bool | None = None,
+        token_group: int | None = None,
         target: str | TileDevice | None = None,
         plan: Plan | None = None,
     ) -> None:
@@ -95,6 +100,7 @@ class Matmul:
             bias=bias,
             epilogue=epilogue,
             token_scale=token_scale,
+            token_group=token_group,
         )
         self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
 
@@ -169,7 +175,7 @@ class Matmul:
         bias
             ``[N]`` of the output type.
         token_scale
-            float32 ``[...]``: scales of the rows of an 8-bit x; 1 if left out.
+            float32 ``[...]``, or ``[..., groups]`` with ``token_group``: scales of an 8-bit x; 1 if left out.
 
         Returns
         -------
@@ -181,7 +187,7 @@ class Matmul:
             If an argument does not fit.
         """
         if self._dynamic and token_scale is None:
-            x, token_scale = operator.with_token_scale(x, self.gemm.activation)
+            x, token_scale = operator.with_token_scale(x, self.gemm)
         if operator.needs_dispatch(x):
             expected = self._layouts.get(x.device.type, packed.layout)
             if packed.layout != expected:
@@ -199,7 +205,7 @@ class Matmul:
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight, through the registered operator."""
         if self._dynamic and token_scale is None:
-            x, token_scale = operator.with_token_scale(x, self.gemm.activation)
+            x, token_scale = operator.with_token_scale(x, self.gemm)
         return operator.dispatch(x, weight, bias, token_scale, self._text)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:

@@ -49,6 +49,9 @@ class Gemm:
     masked
         How experts find their tokens: expert e has the first ``counts[e]`` of its M / E rows of A, or,
         if False, rows ``offsets[e]`` to ``offsets[e + 1]``. Other rows of the result are not written.
+    token_group
+        Elements along K that share a token scale, a multiple of 64: ``token_scale[m, k//token_group]``
+        multiplies the sum over its elements; 0: one scale per row of A.
     """
 
     n: int
@@ -64,6 +67,7 @@ class Gemm:
     epilogue: tuple[str, ...] = ()
     experts: int = 0
     masked: bool = False
+    token_group: int = 0
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
@@ -74,6 +78,11 @@ class Gemm:
             raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
         if self.experts < 0 or (self.masked and not self.experts):
             raise ShapeError(f"masked tokens need experts, experts={self.experts} masked={self.masked}")
+        if self.token_group % 64 or (self.token_group and not self.token_scale):
+            raise ShapeError(
+                "token scales come per row or per multiple of 64 elements, got"
+                f" token_group={self.token_group} token_scale={self.token_scale}"
+            )
         if self.zero not in ZERO_KINDS:
             raise ShapeError(f"zero must be one of {', '.join(ZERO_KINDS)}, got {self.zero!r}")
         for label, value, allowed in (
@@ -93,6 +102,16 @@ class Gemm:
         """Number of scale groups along K (the last one may be partial)."""
         return -(-self.k // self.group_size)
 
+    @property
+    def token_scale_shape(self) -> tuple[int, ...]:
+        """Shape of the token scales of one row of A: ``()``, or ``(groups,)``."""
+        return (-(-self.k // self.token_group),) if self.token_group else ()
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What the problem asks beyond one product with row scales: not every pipeline can."""
+        return tuple(name for name in ("experts", "token_group") if getattr(self, name))
+
     def shape_free(self) -> dict[str, Any]:
         """Return everything a shape-generic kernel depends on: all fields but N, K and the number of experts.
 
@@ -100,8 +119,11 @@ class Gemm:
         their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        del fields["n"], fields["k"], fields["experts"], fields["masked"]
+        for name in ("n", "k", "experts", "masked", "token_group"):
+            del fields[name]
         if self.experts:
             fields["experts"] = "masked" if self.masked else "contiguous"
+        if self.token_group:
+            fields["token_group"] = self.token_group
         fields["group_size"] = 0 if self.group_size >= self.k else self.group_size
         return fields

@@ -13,6 +13,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.turn import tvm_turn
+from schedules.legal import serves
 from schedules.schedule import Plan, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
@@ -85,6 +86,8 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     pipeline = getattr(schedule, "pipeline", None)
     if pipeline is None:
         raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
+    if not serves(gemm, pipeline):
+        raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
     return resolve(EMITTERS, "pipeline", pipeline)(gemm, device, schedule, name)
 
 

@@ -210,8 +210,7 @@ def _choose(request: Request) -> Plan:
     gemm, device = request.gemm, request.target
     if gemm.experts:
         # Experts with M tokens each are as much work as M tokens by the rows of all experts.
-        gemm = replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False)
-        device = replace(device, features=device.features - {"wgmma"})
+        gemm = replace(gemm, n=gemm.n * gemm.experts, experts=1)
     return make_plan(gemm, device, tuning_database())
 
 

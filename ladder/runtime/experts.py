@@ -102,7 +102,7 @@ def multiply(
     check_operands(gemm, x, ranges, bias, token_scale)
     y = torch.empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output), device=x.device)
     rows, out = x.reshape(-1, gemm.k), y.view(-1, gemm.n)
-    scales = None if token_scale is None else token_scale.reshape(-1)
+    scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
     if rows.shape[0]:
         way = _one_by_one if x.device.type == "cpu" else _at_once
         way(rows, weight, ranges, bias, scales, out, expected, request)
@@ -177,7 +177,7 @@ def check_operands(
     operands = (
         ("x", x, torch_dtype(gemm.activation), tuple(x.shape)),
         (name, ranges, torch.int32, (gemm.experts + (not gemm.masked),)),
-        ("token_scale", token_scale, torch.float32, tuple(x.shape[:-1])),
+        ("token_scale", token_scale, torch.float32, (*x.shape[:-1], *gemm.token_scale_shape)),
         ("bias", bias, torch_dtype(gemm.output), (gemm.experts, gemm.n)),
     )
     for label, tensor, dtype, shape in operands:

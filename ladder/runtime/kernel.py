@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
@@ -77,7 +78,7 @@ class CompiledGemm:
 
     def entry_for(self, m: int) -> Any:
         """Return the kernel that serves M = ``m``."""
-        return self.entries[min(bisect_left(self.limits, m), self._last)]
+        return self.entries[bisect_left(self._bounds, m)]
 
     def __call__(
         self,
@@ -170,22 +171,23 @@ class CompiledGemm:
         import torch
 
         extras = []
-        for name, wanted, vector, length, dtype in (
-            ("token_scale", self.gemm.token_scale, token_scale, m, torch.float32),
-            ("bias", self.gemm.bias, bias, self.gemm.n, self.output),
+        token_shape = (m, *self.gemm.token_scale_shape)
+        for name, wanted, vector, shape, dtype in (
+            ("token_scale", self.gemm.token_scale, token_scale, token_shape, torch.float32),
+            ("bias", self.gemm.bias, bias, (self.gemm.n,), self.output),
         ):
             if wanted != (vector is not None):
                 verb = "needs" if wanted else "was built without"
                 raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
             if vector is None:
                 continue
-            if vector.numel() != length:
-                raise ShapeError(f"{name} must have {length} elements, got shape {tuple(vector.shape)}")
+            if vector.numel() != prod(shape):
+                raise ShapeError(f"{name} must have {prod(shape)} elements, got shape {tuple(vector.shape)}")
             if vector.dtype != dtype:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             if vector.device != x.device:
                 raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
-            extras.append(vector.reshape(length).contiguous())
+            extras.append(vector.reshape(shape).contiguous())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
@@ -28,7 +29,7 @@ load_foreign_interface()
 
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
-QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation) -> (Tensor codes, Tensor scale)"
+QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Tensor codes, Tensor scale)"
 
 _Library: Any = torch.library.Library  # its methods have no types
 
@@ -93,10 +94,11 @@ def refuse_gradient(context: Any, *gradients: Any) -> Any:
     )
 
 
-def _rows_like(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Tell shapes and types of `quantize_tokens`'s results."""
     codes = torch.empty_like(x, dtype=torch_dtype(activation), memory_format=torch.contiguous_format)
-    return codes, x.new_empty(x.shape[:-1], dtype=torch.float32)
+    groups = (-(-x.shape[-1] // group),) if group else ()
+    return codes, x.new_empty((*x.shape[:-1], *groups), dtype=torch.float32)
 
 
 for place in ("CPU", "CUDA"):
@@ -131,25 +133,27 @@ def dispatch(
 _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
 
 
-def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows by a kernel, as one node of a graph where one is traced."""
-    return _quantize(x, activation) if needs_dispatch(x) else quantize_by_kernel(x, activation)
+def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize rows, or groups of them, by a kernel: one node of a graph where one is traced."""
+    call = _quantize if needs_dispatch(x) else quantize_by_kernel
+    return call(x, activation, group)
 
 
-def with_token_scale(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return 8-bit activations with their row scales: float rows are quantized, 8-bit ones get 1.
+def with_token_scale(x: torch.Tensor, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the activations of a problem with their scales: floats are quantized, codes get 1.
 
     Raises
     ------
     DTypeError
         If x is neither a float nor of the activation type.
     """
-    dtype = torch_dtype(activation)
+    dtype = torch_dtype(gemm.activation)
     if x.dtype == dtype:
-        return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
+        shape = (*x.shape[:-1], *gemm.token_scale_shape)
+        return x, torch.ones(shape, dtype=torch.float32, device=x.device)
     if not x.is_floating_point():
         raise DTypeError(f"x is {x.dtype}; give floats to be quantized, or {dtype} with token_scale")
-    return quantize_tokens(x, activation)
+    return quantize_tokens(x, gemm.activation, gemm.token_group)
 
 
 def needs_dispatch(x: torch.Tensor) -> bool:

@@ -22,9 +22,7 @@ EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types that carry a scale per row."""
 
 
-def quantize_tokens(
-    x: torch.Tensor, activation: str, group: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize each row to 8 bits by its largest magnitude, with torch's own operators.
 
     Parameters
@@ -46,7 +44,8 @@ def quantize_tokens(
 
     if group:
         k = x.shape[-1]
-        parts = torch.nn.functional.pad(x, (0, -k % group)).unflatten(-1, (-1, group))
+        padded = torch.nn.functional.pad(x, (0, -k % group))
+        parts = padded.reshape(*x.shape[:-1], -(-k // group), group)
         codes, scale = quantize_tokens(parts, activation)
         bits = codes.view(torch.int8).flatten(-2)[..., :k].contiguous()
         return bits.view(codes.dtype), scale
@@ -61,9 +60,7 @@ def quantize_tokens(
     return codes, scale.squeeze(-1)
 
 
-def quantize_by_kernel(
-    x: torch.Tensor, activation: str, group: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows as `quantize_tokens` does, by one kernel of the device that x is on.
 
     CPUs have a kernel for int8 rows; it gives a row of zeros the scale 0. What else is asked of a

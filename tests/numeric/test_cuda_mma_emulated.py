@@ -69,7 +69,12 @@ class Problem:
         self.arrays.append(row_scale)
         decoded = (weights - zero[column, : gemm.n].T) * scale[column, : gemm.n].T
         result = self.x.astype(np.float64) @ decoded.T * row_scale[: gemm.n]
-        if gemm.token_scale:
+        if gemm.token_group:
+            groups = np.arange(gemm.k) // gemm.token_group
+            self.arrays.append(rng.uniform(0.5, 2, (m, groups[-1] + 1)).astype(np.float32))
+            scaled = self.x.astype(np.float64) * self.arrays[-1][:, groups]
+            result = scaled @ decoded.T * row_scale[: gemm.n]
+        elif gemm.token_scale:
             self.arrays.append(rng.uniform(0.5, 2, m).astype(np.float32))
             result *= self.arrays[-1][:, None]
         if gemm.bias:
@@ -236,6 +241,32 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemm(activation="fp8_e4m3", weight="fp4_e2m1", k=450, group_size=192, scale=True),
         _mma(placement="accumulator"),
         (16,),
+    ),
+    "mma fp8 tokens scaled by group": (
+        "sm_89",
+        _gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            k=700,
+            group_size=128,
+            scale=True,
+            token_scale=True,
+            token_group=128,
+        ),
+        _mma(placement="accumulator", tile_k=128),
+        (19,),
+    ),
+    "mma int8 tokens scaled by longer groups than weights": (
+        "sm_80",
+        _gemm(activation="int8", k=450, group_size=32, scale=True, token_scale=True, token_group=192),
+        _mma(placement="accumulator", warps=8, tile_m=32),
+        (40,),
+    ),
+    "mma int8 tokens scaled by group, one scale per row of weights": (
+        "sm_80",
+        _gemm(activation="int8", k=330, token_scale=True, token_group=64),
+        _mma(placement="accumulator"),
+        (3,),
     ),
     "mma one group per stage": (
         "sm_80",

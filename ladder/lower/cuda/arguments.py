@@ -83,7 +83,8 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     }
     row_scale = b.tensor("row_scale", (*each, n_pad), "float32")
     ranges = b.tensor("ranges", (b.symbol("range_count"),), "int32", align=4) if each else None
-    token_scale = b.tensor("token_scale", (m,), "float32", align=4) if gemm.token_scale else None
+    token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
+    token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
     bias = b.tensor("bias", (*each, n), gemm.output, align=2) if gemm.bias else None
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(

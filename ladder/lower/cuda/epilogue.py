@@ -29,7 +29,7 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
         The kernel's tensors.
     """
     value = value * args.row_scale[n]
-    if args.token_scale is not None:
+    if args.token_scale is not None and not gemm.token_group:  # groups were scaled as they ended
         value = value * args.token_scale[m]
     if args.bias is not None:
         value = value + T.Cast("float32", args.bias[n])

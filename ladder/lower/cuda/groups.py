@@ -68,6 +68,11 @@ class Groups:
         return -(-self.size // TILE)
 
     @property
+    def token_tiles(self) -> int:
+        """Tiles that share a token scale; 0 when one serves the whole row."""
+        return self.gemm.token_group // TILE
+
+    @property
     def registers(self) -> int:
         """Operand registers of a granule."""
         return self.lane // self.per_tile
@@ -225,7 +230,7 @@ class Accumulators:
     @property
     def flushes(self) -> bool:
         """Whether partial sums move to totals."""
-        return self.groups.on_accumulator or self.step.promote > 0
+        return self.groups.on_accumulator or self.step.promote > 0 or self.groups.token_tiles > 0
 
     def flush_due(self, tile: Expr, tiles: Expr) -> Expr:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.
@@ -235,6 +240,7 @@ class Accumulators:
         """
         periods = {self.groups.tiles} if self.groups.on_accumulator else set()
         periods |= {self.step.promote // TILE} if self.step.promote else set()
+        periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
         if not self.flushes or 1 in periods:
             return self.flushes
         due = tile == tiles - 1
@@ -251,13 +257,20 @@ class Accumulators:
         """Emit one step into a fragment."""
         emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands)
 
-    def flush(self, fragment: int, factor: Callable[[int], Expr | None]) -> None:
-        """Emit ``total += partial * factor(row slot)`` and clear the partial sums."""
+    def flush(
+        self,
+        fragment: int,
+        factor: Callable[[int], Expr | None],
+        token_factor: Callable[[int], Expr] | None = None,
+    ) -> None:
+        """Emit ``total += partial * factor(row slot) * token_factor(index)`` and clear the partial sums."""
         for i in range(self.width):
             at = fragment * self.width + i
             value = self._as_float(self.partial[at])
             scale = factor(self.step.lanes.row_slot(i))
-            b.store(self.total, self.total[at] + (value if scale is None else value * scale), at)
+            value = value if scale is None else value * scale
+            value = value if token_factor is None else value * token_factor(i)
+            b.store(self.total, self.total[at] + value, at)
             b.store(self.partial, self._zero(), at)
 
     def _as_float(self, value: Expr) -> Expr:
@@ -299,6 +312,8 @@ class TileMultiplier:
         self.span = 2 * 4
         self.operands = b.local(row_blocks * self.span, "uint32")
         self.tokens = b.local(4, "uint32")
+        self.token_factor: Callable[[int, int], Expr] | None = None
+        """``token_factor(token_block, index)``: the scale of an accumulator's token in the tile's group."""
 
     def emit(
         self,
@@ -369,7 +384,12 @@ class TileMultiplier:
                 self._flush(group_registers, block, fragment, granule)
 
     def _flush(self, group_registers: list[GroupRegisters], block: int, fragment: int, granule: int) -> None:
-        self.accumulators.flush(fragment, lambda row: group_registers[block].factor(granule, row))
+        scale, token_block = self.token_factor, fragment % self.token_blocks
+        self.accumulators.flush(
+            fragment,
+            lambda row: group_registers[block].factor(granule, row),
+            None if scale is None else lambda index: scale(token_block, index),
+        )
 
     def flush_all(self, group_registers: list[GroupRegisters]) -> None:
         """Emit the flush of every fragment with the tile's last granule."""
