@@ -12,13 +12,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_gemm import Case, environment, problem
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
+from ladder.runtime.gauge import Gauge
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, tune
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows, class_of, write_database
@@ -55,9 +57,10 @@ MATRIX = (
 def campaigns(cases: Sequence[Case], shapes: Sequence[tuple[int, int]], arguments: Any) -> list[Campaign]:
     """Return what is tuned together, class by class."""
     tokens = [int(m) for m in arguments.tokens.split(",")] if arguments.tokens else list(TOKENS)
-    return [
+    work = [
         Campaign(at_shapes(problem(case, *shapes[0]), shapes), tokens, arguments.target) for case in cases
     ]
+    return [replace(campaign, random=arguments.random) for campaign in work]
 
 
 def parse_case(text: str) -> Case:
@@ -104,6 +107,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", "-m", default="", help="M, comma-separated")
     parser.add_argument("--kernels", type=int, default=64, help="candidates per class in the first round")
     parser.add_argument("--refined", type=int, default=24, help="neighbours of winners in the second round")
+    parser.add_argument(
+        "--random", action="store_true", help="random candidates, all tried: to fit the model"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="", help="JSON with every finalist")
@@ -137,21 +143,22 @@ def main() -> int:
     effort = Effort(arguments.kernels, arguments.refined, arguments.seconds)
     found: dict[str, tuple[Campaign, Measured]] = {}
     everyone: list[tuple[Gemm, Measurement]] = []
-    if arguments.measure:
-        for campaign in load(Path(arguments.measure)):
-            found[str(campaign)] = campaign, measure_all(campaign, print, everyone)
+    rounds: Iterator[tuple[Campaign, Measured]]
+    with Gauge() as gauge, Farm(arguments.jobs) as farm:
+        run = Run(farm, gauge, effort, lambda line: print(line, flush=True), everyone=everyone)
+        work = campaigns(cases, shapes, arguments)
+        if arguments.compile_only:
+            compile_campaigns(work, run)
+            print(f"{save(work, Path(arguments.compile_only))} kernels")
+            return 0
+        if arguments.measure:
+            loaded = load(Path(arguments.measure))
+            rounds = iter([(c, measure_all(c, gauge, run.note, everyone)) for c in loaded])
+        else:
+            rounds = tune(work, run)
+        for campaign, measured in rounds:
+            found[str(campaign)] = campaign, measured
             write(found, everyone, arguments)
-    else:
-        with Farm(arguments.jobs) as farm:
-            run = Run(farm, effort, lambda line: print(line, flush=True), everyone=everyone)
-            work = campaigns(cases, shapes, arguments)
-            if arguments.compile_only:
-                compile_campaigns(work, run)
-                print(f"{save(work, Path(arguments.compile_only))} kernels")
-                return 0
-            for campaign, measured in tune(work, run):
-                found[str(campaign)] = campaign, measured
-                write(found, everyone, arguments)
     for name, (_, measured) in found.items():
         show(name, measured)
     return 0

@@ -8,7 +8,7 @@ nearest shape in the same class serve a shape that was never measured.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import exp, log
@@ -26,6 +26,9 @@ FARTHEST = log(4.0)
 
 UNTRIED = 1.05
 """How much slower than the model says a schedule counts that was not measured where others were."""
+
+PASSED_OVER = 1.06
+"""How much slower than the fastest a schedule counts at a point where it was not among those timed."""
 
 LOST = 2.0
 """The same at the very point: the fastest measured there is to be used."""
@@ -123,16 +126,31 @@ class Estimator:
 
 
 def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> dict[Schedule, Correction]:
-    """Compare measurements with predictions at the shape where they were made."""
-    points: dict[Schedule, dict[float, float]] = {}
+    """Compare measurements with predictions at the shape where they were made.
+
+    Only the fastest few of a point are measured to the end. So where a schedule has no time of its
+    own although others do, it counts as at least `PASSED_OVER` times the fastest.
+    """
+    if not rows:
+        return {}
+    here = gemm_at(gemm, rows[0].n, rows[0].k)
+    points: dict[Schedule, dict[int, float]] = {}
+    fastest: dict[int, float] = {}
     for row in rows:
-        here = gemm_at(gemm, row.n, row.k)
-        ratio = row.seconds / predict(here, device, row.schedule, row.m).seconds
-        points.setdefault(row.schedule, {})[log(row.m)] = log(ratio)
-    return {
-        schedule: Correction(tuple(sorted(ratios)), tuple(ratios[x] for x in sorted(ratios)))
-        for schedule, ratios in points.items()
-    }
+        points.setdefault(row.schedule, {})[row.m] = row.seconds
+        fastest[row.m] = min(row.seconds, fastest.get(row.m, row.seconds))
+    corrections = {}
+    for schedule, seconds in points.items():
+        predicted = {m: predict(here, device, schedule, m).seconds for m in fastest}
+        own = _correction({m: seconds[m] / predicted[m] for m in seconds})
+        least = {m: max(own.at(m), PASSED_OVER * fastest[m] / predicted[m]) for m in fastest}
+        corrections[schedule] = _correction({**least, **{m: seconds[m] / predicted[m] for m in seconds}})
+    return corrections
+
+
+def _correction(ratios: Mapping[int, float]) -> Correction:
+    ordered = sorted(ratios)
+    return Correction(tuple(log(m) for m in ordered), tuple(log(ratios[m]) for m in ordered))
 
 
 def gemm_at(gemm: Gemm, n: int, k: int) -> Gemm:

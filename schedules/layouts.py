@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
@@ -29,13 +30,32 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
+ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "pairs")
+"""Orders of the bits in words.
+
+``lanes``: each code in the lane that its element has in a register; odd widths in planes.
+``dense`` (odd widths): as many whole codes as fit a lane; the rest of the lanes hold the last codes.
+``... signs``: in each lane the lower three bits of four codes, then their top bits, so that few
+shifts bring signs and magnitudes to their places in that type.
+``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
+The last three are orders of four-bit codes for 16-bit cores.
+"""
+
+ODD_BITS = (3, 5, 6, 7)
+
+SIGN_PLACES = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}
+"""Bit of a lane that holds the top bit of each of four codes, whose other bits begin at bits 0, 3, 6, 9.
+
+Two codes have theirs as far from these as a sign is from the last exponent bits of the type.
+"""
+
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
 OPERAND_EXPONENT = 12
 """Scaled weights of a row stay below 2**12: far from float16's overflow and its subnormals."""
 
-SCALE_EXPONENT = 15
-"""Group scales stay below 2**15, so that float16 holds them."""
+SCALE_EXPONENT = -8
+"""Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
 
 
 def lane_of(core: str) -> int:
@@ -71,13 +91,89 @@ def planes(bits: int) -> tuple[tuple[int, int], ...]:
     return tuple(result)
 
 
+class Field(NamedTuple):
+    """Bits ``[shift, shift+width)`` of a register's codes, at ``position`` of each lane of a word."""
+
+    word: int
+    position: int
+    width: int
+    shift: int
+
+
+class Piece(NamedTuple):
+    """The bits ``mask`` of a register, ``left`` further left in a word (right where negative).
+
+    The register holds each code in its lane.
+    """
+
+    word: int
+    mask: int
+    left: int
+
+
+def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[Field, ...]:
+    """Return where the codes of one register lie, widest part first, in an order that keeps lanes."""
+    if order in SIGN_PLACES:
+        word, slot = divmod(register, 4)
+        return Field(word, 3 * slot, 3, 0), Field(word, SIGN_PLACES[order][slot], 1, 3)
+    if order == "dense":
+        return tuple(sorted(_dense(bits, lane, register), key=lambda field: -field.width))
+    found, first = [], 0
+    for width, shift in planes(bits):
+        slots = lane // width
+        found.append(Field(first + register // slots, width * (register % slots), width, shift))
+        first += width
+    return tuple(found)
+
+
+def _dense(bits: int, lane: int, register: int) -> Iterator[Field]:
+    """Yield the parts of a register's codes in order ``dense``, lowest bits first."""
+    whole = lane // bits
+    if register < bits * whole:
+        yield Field(register // whole, bits * (register % whole), bits, 0)
+        return
+    rest = lane - bits * whole
+    first = (register - bits * whole) * bits
+    done = 0
+    while done < bits:
+        word, at = divmod(first + done, rest)
+        width = min(rest - at, bits - done)
+        yield Field(word, bits * whole + at, width, done)
+        done += width
+
+
+def orders(bits: int, lane: int) -> tuple[str, ...]:
+    """Return the orders that codes of a width can have."""
+    if bits == 4 and lane == 16:
+        return tuple(order for order in ORDERS if order != "dense")
+    return ("lanes", "dense") if bits in ODD_BITS else ("lanes",)
+
+
+@lru_cache(maxsize=256)
+def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of every register."""
+    if order == "pairs":
+        return tuple(
+            (Piece(index // 4, 0xF, 8 * (index % 4)), Piece(index // 4, 0xF0000, 8 * (index % 4) - 12))
+            for index in range(lane)
+        )
+    every = sum(1 << at for at in range(0, 32, lane))
+    return tuple(
+        tuple(
+            Piece(field.word, every * (((1 << field.width) - 1) << field.shift), field.position - field.shift)
+            for field in fields(bits, lane, index, order)
+        )
+        for index in range(lane)
+    )
+
+
 @dataclass(frozen=True)
 class FragmentLayout:
     """Bijection between ``codes[N,K]`` and the packed words that GPU kernels stream.
 
     Tiles of 64 x 64 codes are ordered ``[n_pad/64][k_pad/64]``. Within a tile each
     plane is ``[ceil(p/4)][128 threads][min(p,4)]`` words of 32 bits; code ``(R, e)`` of
-    a thread is in word ``R // (lane/p)`` at bit ``lane*e + p*(R % (lane/p))``.
+    a thread is in word ``R // (lane/p)`` at bit ``lane*e + p*(R % (lane/p))`` (order ``lanes``).
 
     Parameters
     ----------
@@ -85,10 +181,13 @@ class FragmentLayout:
         Width of a code: 1 to 8, or 16.
     lane
         Bits of one operand element of the tensor core: 16 or 8.
+    order
+        One of `ORDERS`.
     """
 
     bits: int
     lane: int
+    order: str = "lanes"
 
     def __post_init__(self) -> None:
         if self.lane not in (8, 16):
@@ -97,6 +196,11 @@ class FragmentLayout:
             raise ShapeError(
                 f"cannot pack {self.bits}-bit codes for {self.lane}-bit cores; packable widths are"
                 f" {', '.join(map(str, PACKABLE_BITS))}, and no wider than the core's operand"
+            )
+        if self.order not in orders(self.bits, self.lane):
+            raise ShapeError(
+                f"no order {self.order!r} of {self.bits}-bit codes for {self.lane}-bit cores; orders are"
+                f" {', '.join(orders(self.bits, self.lane))}"
             )
 
     @property
@@ -185,11 +289,6 @@ class FragmentLayout:
             codes[first * TILE : first * TILE + rows.shape[0]] = rows & 0xFFFF if self.bits > 8 else rows
         return codes
 
-    def _mask(self, width: int) -> int:
-        """Return the int32 mask with ``width`` low bits of each lane set."""
-        mask = sum(((1 << width) - 1) << (self.lane * e) for e in range(self.elements))
-        return mask - (1 << 32) if mask >= 1 << 31 else mask
-
     def _register_shape(self, n_tiles: int) -> tuple[int, ...]:
         """Factor ``[rows, k / elements]`` as tile, w, h, g | k tile, j, kh, c."""
         return n_tiles, 4, 2, 8, -1, self.registers // 4, 2, 4
@@ -201,41 +300,55 @@ class FragmentLayout:
         registers = block.view(torch.int32).reshape(self._register_shape(n_tiles))
         # -> tile, k tile, (j, kh, h) = R, (w, g, c) = thread
         order = registers.permute(0, 4, 5, 6, 2, 1, 3, 7).reshape(n_tiles, -1, self.registers, THREADS)
-        parts = []
-        for width, shift in planes(self.bits):
-            slots = self.lane // width
-            field = _split((order >> shift) & self._mask(width), 2, (width, slots))
-            word = field[:, :, :, 0]
-            for slot in range(1, slots):
-                word = word | (field[:, :, :, slot] << (width * slot))
+        words = [torch.zeros_like(order[:, :, 0]) for _ in range(self.bits)]
+        for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
+            for word, mask, left in parts:
+                words[word] |= _shifted(order[:, :, register] & _signed(mask), left)
+        return torch.cat([block.flatten(2) for block in self._vectors(words)], dim=2).reshape(n_tiles, -1)
+
+    def _vectors(self, words: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Yield ``[..., thread, vector]`` for each load of a thread."""
+        import torch
+
+        first = 0
+        for width, _ in planes(self.bits):
             vector = min(width, 4)
-            parts.append(_split(word, 2, (width // vector, vector)).transpose(3, 4).flatten(2))
-        return torch.cat(parts, dim=2).reshape(n_tiles, -1)
+            for start in range(first, first + width, vector):
+                yield torch.stack(words[start : start + vector], dim=-1)
+            first += width
 
     def _unpack_block(self, packed: torch.Tensor, n_tiles: int) -> torch.Tensor:
         """Invert `_pack_block`."""
         import torch
 
         tiles = packed.reshape(n_tiles, -1, self.words_per_tile)
+        words: list[torch.Tensor] = []
+        start = 0
+        for width, _ in planes(self.bits):
+            vector = min(width, 4)
+            for _ in range(width // vector):
+                part = tiles[:, :, start : start + THREADS * vector]
+                words += part.reshape(*part.shape[:2], THREADS, vector).unbind(-1)
+                start += THREADS * vector
         registers = torch.zeros(
             *tiles.shape[:2], self.registers, THREADS, dtype=torch.int32, device=packed.device
         )
-        start = 0
-        for width, shift in planes(self.bits):
-            vector, slots = min(width, 4), self.lane // width
-            part = tiles[:, :, start : start + THREADS * width]
-            word = _split(part, 2, (width // vector, THREADS, vector)).transpose(3, 4).flatten(2, 3)
-            fields = [((word >> (width * slot)) & self._mask(width)) << shift for slot in range(slots)]
-            registers |= torch.stack(fields, dim=3).flatten(2, 3)
-            start += THREADS * width
+        for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
+            for word, mask, left in parts:
+                registers[:, :, register] |= _shifted(words[word], -left) & _signed(mask)
         split = registers.reshape(n_tiles, -1, self.registers // 4, 2, 2, 4, 8, 4)
         matrix = split.permute(0, 5, 4, 6, 1, 2, 3, 7).reshape(n_tiles * TILE, -1)
         return matrix.view(torch.int16 if self.lane == 16 else torch.uint8)
 
 
-def _split(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Factor one axis (``Tensor.unflatten`` without its untyped signature)."""
-    return tensor.reshape(*tensor.shape[:dim], *sizes, *tensor.shape[dim + 1 :])
+def _signed(mask: int) -> int:
+    """Return the int32 with the bits of ``mask``."""
+    return mask - (1 << 32) if mask >= 1 << 31 else mask
+
+
+def _shifted(words: torch.Tensor, left: int) -> torch.Tensor:
+    """Shift left, or right where negative; what an arithmetic shift fills in is masked, or was 0."""
+    return words << left if left >= 0 else words >> -left
 
 
 def _code_matrix(codes: Any, bits: int) -> torch.Tensor:
@@ -360,9 +473,10 @@ def packed_group(group_size: int, k: int) -> int:
 def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
     """Bring the scales of a quantized matrix into the form that kernels read.
 
-    Each row gives up a power of two (in ``row_scale``) so that its largest scaled value
-    lies in [2**11, 2**12): then neither scales nor scaled weights overflow or go subnormal
-    in float16. Without group scales, ``row_scale`` holds the whole float32 scale.
+    Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
+    [2**-9, 2**-8), or its largest scaled value in [2**11, 2**12) if that is less: then neither
+    scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
+    ``row_scale`` holds the whole float32 scale.
 
     Parameters
     ----------
@@ -442,7 +556,8 @@ def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: Elemen
     reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
     largest = (reach * scale.abs()).amax(dim=0)
     _, exponent = torch.frexp(largest)
-    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0))
+    # What float16 rounds up to the next power of two counts as that.
+    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0) * (1 + 2.0**-11))
     exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
     # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
     return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)

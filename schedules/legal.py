@@ -18,17 +18,29 @@ WARP = 32
 SWIZZLE_ROW = 128
 """Bytes of A in one row of the 128-byte swizzle that wgmma and TMA use (PTX ISA)."""
 
-STAGED_TOKENS = 32
-"""Tokens that a wgmma epilogue stages through shared memory at a time."""
+STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
+"""Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
+
+TABLE_BYTES = 32 * 1024
+"""Shared memory of wgmma's decode table: all pairs of 16 values, once for each lane of a warp."""
+
+PRODUCER_REGISTERS = 40
+"""Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
 
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-TOKEN_BUFFER = 56 * 1024
-"""Largest of gemv's two buffers of A: two blocks share an SM of 228 KiB."""
+TOKEN_BUFFERS = 4
+"""Buffers in which gemv passes A through shared memory."""
 
-GEMV_SPARE = 14
-"""Registers by which ptxas undercuts the estimate for gemv (48, 60 and 100 at 2, 4 and 8 stages of int4)."""
+TOKEN_BYTES = 120 * 1024
+"""All of gemv's buffers of A together, at most: one block of 1024 threads leaves no room for another."""
+
+BYTE_TOKENS = (160, 192)
+"""Tokens per tile that only 8-bit cores use."""
+
+PARTIAL_TOKENS = 64
+"""Tokens of one of wgmma's two sets of partial sums at most."""
 
 SPLIT_TOKENS = 64
 """Tokens per tile up to which a cluster sums slices of K."""
@@ -46,22 +58,31 @@ class Rule:
     warps: tuple[int, ...]
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
+    cluster: tuple[int, ...] = (1,)
 
 
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
-        "ldmatrix", (8, 16), (64,), (64,), (1, 2, 3, 4, 6, 8), (4, 8, 16, 32), (1, 2, 4, 8), (False,)
+        "ldmatrix",
+        (8, 16),
+        (64,),
+        (64,),
+        (1, 2, 3, 4, 6, 8),
+        tuple(range(1, 33)),
+        (1, 2, 4, 8, 16),
+        (False,),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
-        (8, 16, 32, 64, 128, 256),
-        (64, 128, 256),
+        (8, 16, 32, 64, 128, 160, 192, 256),
+        (64, 128, 192, 256),
         (64, 128, 256),
         (2, 3, 4, 5, 6, 7, 8),
-        (4, 8, 16),
+        (4, 8, 12, 16),
         (1, 2, 4, 8),
         (False, True),
+        (1, 2, 4),
     ),
 }
 
@@ -139,8 +160,10 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
 
 def block_rows(schedule: GpuSchedule) -> int:
-    """Return the rows of N that one block serves: ``tile_n``, or 16 per row warp of a gemv slice."""
-    return 16 * schedule.warps // schedule.split_k if schedule.pipeline == "gemv" else schedule.tile_n
+    """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a gemv slice."""
+    if schedule.pipeline == "gemv":
+        return schedule.warp_rows * schedule.warps // schedule.split_k
+    return schedule.tile_n
 
 
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -162,30 +185,35 @@ def scale_bytes(gemm: Gemm, rows: int, groups: int) -> int:
 
 def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the scale rows of a stage: one if a group covers it, else one per run that never straddles."""
-    group = packed_group(gemm.group_size, gemm.k)
-    if gemm.group_size >= gemm.k or group % schedule.tile_k == 0:
+    if gemm.group_size >= gemm.k:
         return 1
-    return schedule.tile_k // gcd(group, SWIZZLE_ROW // operand_bytes(gemm))
+    return schedule.tile_k // gcd(packed_group(gemm.group_size, gemm.k), schedule.tile_k)
 
 
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
-        return max(2 * _token_bytes(gemm, schedule), sums)
+        return max(min(TOKEN_BYTES, TOKEN_BYTES * schedule.warps // 16), sums)
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
-    staged = schedule.tile_m if schedule.split_k > 1 else min(schedule.tile_m, STAGED_TOKENS)
+    return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
+
+
+def table_bytes(gemm: Gemm) -> int:
+    """Return the bytes of wgmma's decode table, in which 16-bit cores look up four-bit codebooks."""
+    looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
+    return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
+
+
+def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return what a wgmma epilogue transposes sums through: by warpgroup if a cluster sums, else by warp."""
     warpgroups = schedule.warps // 4
-    return pipeline + warpgroups * staged * (schedule.tile_n // warpgroups + 4) * 4 + 3 * 1024
-
-
-def _token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return one of gemv's two buffers of A: all stages, or a divisor of them that fits `TOKEN_BUFFER`."""
-    step = schedule.split_k * schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
-    divisors = (s for s in range(schedule.stages, 0, -1) if schedule.stages % s == 0)
-    return next((s * step for s in divisors if s * step <= TOKEN_BUFFER), step)
+    if schedule.split_k > 1:
+        return warpgroups * schedule.tile_m * (schedule.tile_n // warpgroups + 4) * 4
+    row = 80 if gemm.output == "float32" else 32
+    return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -193,24 +221,67 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     bits = weight_bits(gemm)
     if schedule.pipeline == "gemv":
         scales = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-        in_flight = bits + scales * max(1, 64 // packed_group(gemm.group_size, gemm.k))
+        group = packed_group(gemm.group_size, gemm.k)
+        in_flight = bits + scales * max(1, 64 // group) // (2 if group >= 128 else 1)
         sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
-        return 44 + sums + (schedule.stages + 1) * in_flight
+        return 36 + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
         halves = promotes(gemm, schedule) and gemm.scale and packed_group(gemm.group_size, gemm.k) == 16
         return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
+    return math_register_estimate(gemm, schedule)
+
+
+def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
-    return sums + 2 * 16 * row_tiles + bits + 32
+    sums = row_tiles * schedule.tile_m // 2
+    if promotes(gemm, schedule):
+        # One set of partial sums, or two small ones. Bytes that go to the core as they are need
+        # little else; close to the limit ptxas makes do with this many (measured).
+        plain = weight_bits(gemm) == 8 and not gemm.scale
+        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
+        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
+    # ptxas gives each slab of a turn of the loop operand registers of its own.
+    slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
+    return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
+
+
+def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers of a row tile's packed words, scales and zero points of one slab."""
+    wide = lane_of(gemm.activation) == 16
+    group = gemm.k if gemm.group_size >= gemm.k else packed_group(gemm.group_size, gemm.k)
+    rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
+    fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
+    factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
+    return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
+
+
+def launch_registers(warps: int) -> int:
+    """Return the registers per thread at launch if ``warps`` warps share a multiprocessor.
+
+    Each of its four schedulers has 16 Ki registers for its share of the warps.
+    """
+    return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
+
+
+def math_registers(warps: int) -> int:
+    """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
+
+    The producer's warpgroup hands over what it does not need.
+    """
+    if warps == 4:
+        return 240
+    pool = (warps + 4) * launch_registers(warps + 4)
+    return min(240, (pool - 4 * PRODUCER_REGISTERS) // warps // 8 * 8)
 
 
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
     """Return what one block of ``schedule`` takes on ``device``."""
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
-    used = registers - (GEMV_SPARE if schedule.pipeline == "gemv" else 0)
-    by_registers = device.registers_per_unit // (max(1, -(-used // 8) * 8) * threads)
+    by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
     by_shared = device.shared_per_unit // (shared + 1024)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
@@ -219,6 +290,13 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
 def block_threads(schedule: GpuSchedule) -> int:
     """Return the threads of a block: computing warps, and one producer warp for wgmma."""
     return WARP * (schedule.warps + (schedule.pipeline == "wgmma"))
+
+
+def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
+    """Return the most registers of a computing thread."""
+    if schedule.pipeline == "wgmma":
+        return math_registers(schedule.warps)
+    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8)
 
 
 def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
@@ -250,23 +328,24 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield f"the device lacks {rule.feature!r}"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
-    for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent"):
+    for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent", "cluster"):
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
+    if promotes(gemm, schedule) and schedule.tile_m > 192:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
-    if gemm.activation == "int8" and schedule.tile_m > 128:
-        yield "TVM 0.27 knows no integer wgmma of 256 tokens"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.warps not in (schedule.split_k, 2 * schedule.split_k, 4 * schedule.split_k):
-        yield f"warps={schedule.warps} is not 1, 2 or 4 for each of {schedule.split_k} slices of K"
+    if schedule.warps % schedule.split_k:
+        yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
+    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k * schedule.tile_k * operand_bytes(gemm)
+    if tokens > TOKEN_BYTES:
+        yield f"buffers of A of {tokens} bytes, limit {TOKEN_BYTES}"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -275,12 +354,22 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.tile_m in BYTE_TOKENS and lane_of(gemm.activation) != 8:
+        yield f"tile_m={schedule.tile_m} is for 8-bit cores, whose sums leave no room for 256"
+    if schedule.placement != placement_for(gemm):
+        yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
     if schedule.split_k > 1 and schedule.tile_m > SPLIT_TOKENS:
         yield f"split_k needs at most {SPLIT_TOKENS} tokens per tile"
+    if schedule.cluster * 8 > schedule.tile_m:
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    if schedule.persistent and schedule.cluster > 2:
+        yield "clusters of more than two blocks may not all fit at once, so persistent ones cannot have them"
+    if schedule.cluster * schedule.split_k > 8:
+        yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
@@ -296,7 +385,7 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
 def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[str]:
     """Yield what does not fit in registers or shared memory."""
     threads = block_threads(schedule)
-    limit = min(255, device.registers_per_unit // threads // 8 * 8)
+    limit = _register_limit(device, schedule)
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
     if "ldmatrix" not in device.features:
         registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads

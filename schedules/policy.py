@@ -213,9 +213,9 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
 
 
 def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
-    """Return the smallest token tile that holds ``m`` and the next smaller one."""
+    """Return the smallest token tile that holds ``m`` and those of at least half its size."""
     limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
-    return tuple(tile for tile in rule.tile_m if tile <= limit)[-2:]
+    return tuple(tile for tile in rule.tile_m if limit // 2 <= tile <= limit)
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:

@@ -52,6 +52,10 @@ class GpuSchedule(Schedule):
         Tiles of N visited before M advances (L2 reuse).
     placement
         Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
+    warp_rows
+        Weight rows of a ``gemv`` warp: 16, or 32 that share the fragments of A.
+    cluster
+        Blocks along N that load each tile of A once between them (TMA multicast; ``wgmma`` only).
     """
 
     pipeline: str
@@ -64,11 +68,14 @@ class GpuSchedule(Schedule):
     persistent: bool = False
     raster: int = 8
     placement: str = "operand"
+    warp_rows: int = 16
+    cluster: int = 1
 
     def __post_init__(self) -> None:
         check(self.pipeline in ("gemv", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")
         check(self.placement in ("operand", "accumulator"), f"unknown scale placement {self.placement!r}")
-        for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster"):
+        check(self.warp_rows in (16, 32), f"a warp serves 16 or 32 rows, got {self.warp_rows}")
+        for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster", "cluster"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         check(
             self.tile_n % 64 == 0,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, zip_longest
+from random import Random
 
 from ladder.ir.gemm import Gemm
 from schedules.legal import RULES, is_legal
@@ -15,9 +16,6 @@ from tile_types.errors import ScheduleError
 
 TOKENS = GPU_BUCKETS[:-1]
 """The M that a tuning run measures."""
-
-WORTH_TRYING = 1.6
-"""Predicted over best predicted time up to which a compiled schedule is timed at a shape and M."""
 
 Point = tuple[Gemm, int]
 """A problem with its extents, and M."""
@@ -37,6 +35,17 @@ def shortlist(device: TileDevice, points: Sequence[Point], most: int) -> list[Sc
             if len(found) == most:
                 return list(found)
     return list(found)
+
+
+def sample(device: TileDevice, points: Sequence[Point], most: int, seed: int = 0) -> list[Schedule]:
+    """Return at most ``most`` schedules that suit the points, drawn at random: to fit the model."""
+    queues = []
+    for index, (gemm, m) in enumerate(points):
+        candidates = [candidate.schedule for candidate in rank(gemm, device, m, full=True)]
+        Random(seed + index).shuffle(candidates)
+        queues.append(candidates)
+    turns = (schedule for turn in zip_longest(*queues) for schedule in turn if schedule is not None)
+    return list(islice(dict.fromkeys(turns), most))
 
 
 def _spread(candidates: Sequence[Candidate]) -> Iterator[Schedule]:

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import FragmentLayout, lane_of
+from schedules.layouts import lane_of
 from tile_types import TType, get_type, list_types, representable
 
 CORES = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
@@ -46,17 +46,35 @@ def problems(core: str) -> list[Gemm]:
     return found + [Gemm(64, 64, t, core, zero="float") for t in names if representable(t, core, "float")]
 
 
-def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
+PLACEMENTS = ("operand", "accumulator", "folded")
+"""Kinds of decoders: those of both placements, and of operands whose gain is left to the sums."""
+
+
+def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
+    """Return a problem's decoder for a kernel that can do everything it may need."""
+    from ladder.lower.cuda.decode import make_decoder
+
+    if placement == "folded":
+        return make_decoder(gemm, device, gains=True, table=True)
+    return make_decoder(gemm, device, placement, table=True)
+
+
+def is_scaled(gemm: Gemm, placement: str) -> bool:
+    """Tell whether decoders multiply by scales."""
+    return gemm.scale and lane_of(gemm.activation) == 16 and placement != "accumulator"
+
+
+def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement: str = "operand") -> Any:
     """Emit a kernel that decodes one tile per problem, all of one core, one after another.
 
     Arguments: the tiles' words; per problem four registers of scales and zero points (see
     `operands`); ``out[problem, register, thread]``.
     """
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import make_decoder
+    from ladder.lower.cuda.emission import SharedTable
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
-    decoders = [make_decoder(gemm, device) for gemm in cases]
+    decoders = [decoder_for(gemm, device, placement) for gemm in cases]
     total = sum(128 * decoder.words for decoder in decoders)
     with b.function(name) as result:
         words = b.tensor("words", (total,), "uint32")
@@ -66,9 +84,13 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
         b.device()
         b.block_index([1])
         thread = b.thread_index(128)
+        pool = b.shared_pool()
+        room = pool.alloc((max(1, *(decoder.table_words for decoder in decoders)),), "uint32", align=128)
+        pool.commit()
+        shared = SharedTable(room, b.bind(thread % 32 * 4))
         start = 0
         for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
-            scale = (scales[index, 0], scales[index, 1]) if gemm.scale and decoder.lane == 16 else None
+            scale = (scales[index, 0], scales[index, 1]) if is_scaled(gemm, placement) else None
             low, high = zeros[index, 0], zeros[index, 2]
             pairs = {
                 "none": None,
@@ -77,7 +99,11 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str) -> Any:
             }
             own = _load(words, start, decoder.words, thread)
             registers = b.local(decoder.lane, "uint32")
-            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[gemm.zero])
+            if decoder.table_words:
+                b.block_sync()
+                decoder.fill_table(room, thread, 128)
+                b.block_sync()
+            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[decoder.zero], shared)
             for register in range(decoder.lane):
                 b.store(out, registers[register], index, register, thread)
             start += 128 * decoder.words
@@ -114,45 +140,45 @@ def operands(gemm: Gemm) -> tuple[Any, Any]:
     return scales, repeated(gemm.activation, (low, REMAINDERS[0], high, REMAINDERS[1]))
 
 
-def tile_words(gemm: Gemm, lane: int) -> Any:
+def tile_words(gemm: Gemm) -> Any:
     """Return a packed tile of the problem's weight type."""
     import torch
 
+    from ladder.lower.cuda.decode import packed_layout
+
     ttype = get_type(gemm.weight)
     codes = torch.from_numpy(tile_codes(ttype).astype(np.int32))
-    return FragmentLayout(ttype.elem_bits, lane).pack(codes).view(torch.int32).numpy().view(np.uint32)
+    layout = packed_layout(ttype.element_type, gemm.activation)
+    return layout.pack(codes).view(torch.int32).numpy().view(np.uint32)
 
 
-def expected_registers(gemm: Gemm, decoder: Any) -> Any:
+def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
     """Return ``[register, thread]`` words by the machine that proofs run on."""
     from ladder.lower.cuda.decode import load_order
     from ladder.lower.cuda.proof import NumpyMachine
 
     m = NumpyMachine()
-    flat, threads = tile_words(gemm, decoder.lane), np.arange(128)
+    flat, threads = tile_words(gemm), np.arange(128)
     words = [m.input(flat[o + threads * w + v]) for o, w in load_order(decoder.words) for v in range(w)]
     scales, zeros = ([m.input(np.array([bits])) for bits in row] for row in operands(gemm))
     rows = []
     for register in range(decoder.lane):
         h = register % 2
-        inside = zeros[2 * h] if gemm.zero == "integer" else None
-        value = decoder.choice.recipe.register(m, words, register, inside)
-        for part in zeros[2 * h : 2 * h + 2] if gemm.zero == "float" else ():
-            value = m.float_sub(decoder.operand, value, part)
-        if gemm.scale and decoder.lane == 16:
-            value = m.float_mul(decoder.operand, value, scales[h])
+        count = {"none": 0, "integer": 1, "float": 2}[decoder.zero]
+        zero = tuple(zeros[2 * h : 2 * h + count]) or None
+        scale = scales[h] if is_scaled(gemm, placement) else None
+        value = decoder.value(m, words, register, scale, zero)
         rows.append(np.broadcast_to(value.content, (128,)))
     return np.stack(rows)
 
 
-def differing(gemms: Sequence[Gemm], device: Any, out: Any) -> list[str]:
+def differing(gemms: Sequence[Gemm], device: Any, out: Any, placement: str = "operand") -> list[str]:
     """Return the problems whose registers in ``out`` are not, bit for bit, as expected."""
-    from ladder.lower.cuda.decode import make_decoder
 
     wrong = []
     for gemm, registers in zip(gemms, out, strict=True):
-        decoder = make_decoder(gemm, device)
-        if not np.array_equal(registers, expected_registers(gemm, decoder)):
+        decoder = decoder_for(gemm, device, placement)
+        if not np.array_equal(registers, expected_registers(gemm, decoder, placement)):
             wrong.append(f"{gemm.weight} zero={gemm.zero} by {decoder.choice.strategy}")
     return wrong
 
@@ -162,7 +188,7 @@ def arguments(gemms: Sequence[Gemm], device: Any) -> tuple[Any, Any, Any, Any]:
     from ladder.lower.cuda.decode import make_decoder
 
     lane = make_decoder(gemms[0], device).lane
-    words = np.concatenate([tile_words(gemm, lane) for gemm in gemms])
+    words = np.concatenate([tile_words(gemm) for gemm in gemms])
     scales, zeros = (np.stack(rows) for rows in zip(*map(operands, gemms), strict=True))
     return words, scales, zeros, np.zeros((len(gemms), lane, 128), np.uint32)
 

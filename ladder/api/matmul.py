@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
-from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.kernel import Call, CompiledGemm
 from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
@@ -110,7 +113,6 @@ class Matmul:
         self._text = request.text
         self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
         self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
-        self._operators: dict[torch.device, CompiledGemm] = {}
 
     @classmethod
     def from_request(cls, request: Request) -> Matmul:
@@ -188,13 +190,28 @@ class Matmul:
         """
         if self._dynamic and token_scale is None:
             x, token_scale = operator.with_token_scale(x, self.gemm)
-        if operator.needs_dispatch(x):
-            expected = self._layouts.get(x.device.type, packed.layout)
-            if packed.layout != expected:
-                refuse_layout(packed.layout, expected)
+        # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
+        watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
+        if watched and operator.needs_dispatch(x):
+            self._check_layout(x.device, packed)
             return operator.dispatch(x, packed.tensors, bias, token_scale, self._text)
-        kernel = self._operators.get(x.device) or self.compiled_for(x.device)
-        return kernel(x, packed, bias, token_scale)
+        call = packed.calls.get(self) or self._bind(x.device, packed)
+        return call(x, bias, token_scale)
+
+    def _check_layout(self, where: torch.device, packed: PackedWeight) -> None:
+        """Raise unless the weight was packed for this operator."""
+        expected = self._layouts.get(where.type, packed.layout)
+        if packed.layout != expected:
+            refuse_layout(packed.layout, expected)
+
+    def _bind(self, where: torch.device, packed: PackedWeight) -> Call:
+        """Return the kernels' call for a weight; the weight remembers it."""
+        if packed.layout not in self._layouts.values():
+            self._check_layout(where, packed)
+        call = self.compiled_for(where).bind(packed)
+        if where == packed.device:  # otherwise the call is about to say so
+            packed.calls[self] = call
+        return call
 
     def apply(
         self,
@@ -210,8 +227,7 @@ class Matmul:
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""
-        self._operators[where] = compiled(self._text, where)
-        return self._operators[where]
+        return compiled(self._text, where)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `Lowered.source`."""

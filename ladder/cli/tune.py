@@ -11,6 +11,7 @@ from ladder.cli.console import Step
 from ladder.cli.problem import Problem, why_not_here
 from ladder.runtime.compile import tuning_database
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
+from ladder.runtime.gauge import Gauge
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, remember, tune
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows
@@ -96,7 +97,7 @@ def _positive(text: str) -> int:
 def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Step) -> Tuned:
     """Compile candidates into a folder: needs no GPU."""
     with Farm(workers) as farm:
-        compile_campaigns([campaign], Run(farm, effort, step))
+        compile_campaigns([campaign], Run(farm, Gauge(), effort, step))
     return Tuned((), save([campaign], folder), str(folder))
 
 
@@ -105,15 +106,16 @@ def measure_folder(folder: Path, step: Step) -> Tuned:
     campaigns = load(folder)
     for campaign in campaigns:
         _require_gpu(campaign)
-    found = [(campaign, measure_all(campaign, step)) for campaign in campaigns]
+    with Gauge() as gauge:
+        found = [(campaign, measure_all(campaign, gauge, step)) for campaign in campaigns]
     return _kept(found, sum(len(campaign.trials) for campaign in campaigns))
 
 
 def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Step) -> Tuned:
     """Compile and measure here, and keep the winners."""
     _require_gpu(campaign)
-    with Farm(workers) as farm:
-        rounds = list(tune([campaign], Run(farm, effort, step)))
+    with Farm(workers) as farm, Gauge() as gauge:
+        rounds = list(tune([campaign], Run(farm, gauge, effort, step)))
     return _kept(rounds[-1:], len(campaign.trials))
 
 

@@ -57,12 +57,15 @@ class Campaign:
         Name of the target.
     trials
         What has been compiled.
+    random
+        Whether trials are a random sample, to fit the cost model with; else the best predicted.
     """
 
     problems: Sequence[Gemm]
     tokens: Sequence[int]
     device: str
     trials: list[Trial] = field(default_factory=list)
+    random: bool = False
 
     def __str__(self) -> str:
         gemm = self.problems[0]
@@ -125,7 +128,12 @@ def save(campaigns: Sequence[Campaign], folder: Path) -> int:
             shutil.copyfile(trial.library, folder / name)
             kernels.append({"schedule": str(trial.schedule), "library": name, "entry": trial.entry})
         problems = [asdict(gemm) for gemm in campaign.problems]
-        fields = {"problems": problems, "tokens": list(campaign.tokens), "device": campaign.device}
+        fields = {
+            "problems": problems,
+            "tokens": list(campaign.tokens),
+            "device": campaign.device,
+            "random": campaign.random,
+        }
         rows.append({**fields, "kernels": kernels})
     write_json(folder / MANIFEST, {"format": FORMAT, "campaigns": rows})
     return sum(len(campaign.trials) for campaign in campaigns)
@@ -152,6 +160,7 @@ def load(folder: Path) -> list[Campaign]:
                     Trial(parse_schedule(k["schedule"]), folder / Path(k["library"]).name, k["entry"])
                     for k in row["kernels"]
                 ],
+                row["random"],
             )
             for row in content["campaigns"]
         ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
 from ladder.runtime.threads import keep_apart
 from tile_types.errors import DeviceError, DTypeError, ShapeError
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Bytes: kernels read rows of x in vectors of this size."""
+
+FEW_TOKENS = 65
+"""M below which a bound call finds its kernel without a search."""
+
+Call = Callable[..., "torch.Tensor"]
+"""``(x, bias=None, token_scale=None)`` -> y, for one operator and one weight."""
 
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that torch spells otherwise."""
@@ -54,8 +61,6 @@ class CompiledGemm:
     def __init__(
         self, gemm: Gemm, family: str, limits: Sequence[int], entries: Sequence[Any], names: Sequence[str]
     ) -> None:
-        import torch
-
         self.gemm = gemm
         self.family = family
         self.layout = layout_of(gemm, family)
@@ -68,8 +73,8 @@ class CompiledGemm:
         # A call reads these once each: every look-up counts against its few microseconds.
         self._on_cpu = family == "cpu"
         self._n, self._k = gemm.n, gemm.k
+        self._view = viewer()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
-        self._empty = torch.empty
         self._extras = gemm.token_scale or gemm.bias
 
     def entry_name(self, m: int) -> str:
@@ -109,9 +114,7 @@ class CompiledGemm:
         ShapeError, DTypeError, DeviceError
             If an argument does not fit; the message says which and what fits.
         """
-        if packed.layout != self.layout:
-            refuse_layout(packed.layout, self.layout)
-        return self._launch(x, packed.foreign, packed.where, bias, token_scale)
+        return self.bind(packed)(x, bias, token_scale)
 
     def run(
         self,
@@ -121,27 +124,74 @@ class CompiledGemm:
         token_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight; see `__call__`."""
-        return self._launch(x, weight, weight[0].device, bias, token_scale)
+        where = weight[0].device
+        return self._launch(x, weight, where, allocator(where), bias, token_scale)
+
+    def bind(self, packed: PackedWeight) -> Call:
+        """Return ``(x, bias, token_scale) -> y`` for one weight; what never changes is looked up once.
+
+        Raises
+        ------
+        ShapeError
+            If the weight was packed for another operator.
+        """
+        found = packed.calls.get(self)
+        if found is None:
+            if packed.layout != self.layout:
+                refuse_layout(packed.layout, self.layout)
+            found = packed.calls[self] = self._bound(packed.foreign, packed.device)
+        return found
+
+    def _bound(self, weight: Sequence[Any], where: torch.device) -> Call:
+        """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
+        n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
+        entries, bounds, allocate = self.entries, self._bounds, allocator(where)
+        few = [entries[bisect_left(bounds, m)] for m in range(FEW_TOKENS)]
+        plain = not (self.pad or self._extras or self._on_cpu)
+        x_strides, y_strides = (k, 1), (n, 1)
+
+        def call(
+            x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
+        ) -> torch.Tensor:
+            if plain and bias is None and token_scale is None and not x.data_ptr() % ALIGNMENT:
+                shape = x.shape
+                try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
+                    if len(shape) == 2 and shape[1] == k and (m := shape[0]):
+                        y = allocate((m, n), y_strides, output)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(x, *weight, y)
+                        return y
+                    if len(shape) == 3 and shape[2] == k and x.is_contiguous() and (m := x.numel() // k):
+                        y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
+                        rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
+                        (few[m] if m < FEW_TOKENS else entries[bisect_left(bounds, m)])(rows, *weight, out)
+                        return y
+                except (TypeError, ValueError, BufferError, RuntimeError):
+                    pass
+            return launch(x, weight, where, allocate, bias, token_scale)
+
+        return call
 
     def _launch(
         self,
         x: torch.Tensor,
         weight: Sequence[Any],
         where: torch.device,
+        allocate: Allocate,
         bias: torch.Tensor | None,
         token_scale: torch.Tensor | None,
     ) -> torch.Tensor:
         """Check x, allocate the result and call the kernel for this M."""
-        shape = x.shape
+        shape, n = x.shape, self._n
         if x.dtype is not self.dtype or not shape or shape[-1] != self._k or x.device != where:
             self._reject(x, where)
-        # Extents as separate arguments: torch reads a tuple of them 0.3 us slower.
         if len(shape) == 2:
             rows, m = x, shape[0]
-            y = out = self._empty(m, self._n, dtype=self.output, device=where)
+            y = out = allocate((m, n), (n, 1), self.output)
         else:
-            rows, y = _rows(x), self._empty(*shape[:-1], self._n, dtype=self.output, device=where)
-            out, m = _rows(y), rows.shape[0]
+            rows = x.reshape(-1, self._k)
+            m = rows.shape[0]
+            out = allocate((m, n), (n, 1), self.output)
+            y = out.view(*shape[:-1], n)
         if m:
             if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
                 rows = self.aligned(rows)
@@ -210,8 +260,3 @@ class CompiledGemm:
                 " move x, or build the operator for that target"
             )
         raise DeviceError(f"x is on {x.device}, the packed weight on {where}; move one with .to()")
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return ``[..., K]`` as ``[M, K]``."""
-    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)

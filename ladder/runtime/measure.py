@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import Gemm
@@ -45,58 +45,88 @@ CHECKED = (320, 1024)
 ROW_BLOCK = 256
 """Rows of random weights that are drawn and packed; larger matrices repeat them."""
 
-WORTH_TRYING, FINALISTS, IN_REACH = 1.7, 4, 1.12
-"""Predicted over best predicted time up to which a kernel is tried; how many, and how close to the
-fastest in the first round, reach the second."""
+WORTH_TRYING: Mapping[bool, tuple[float, int]] = {False: (1.7, 16), True: (3.0, 1000)}
+"""Predicted over best predicted time up to which kernels are tried at a point, and how many: by
+whether they are a random sample."""
+
+FINALISTS, IN_REACH = 6, 1.15
+"""How many, and how close to the fastest in the first round, reach the second."""
 
 QUICK_REPEATS, FINAL_REPEATS = 3, 9
 
+FINAL_SECONDS = 30e-3
+"""Time that the replays of one finalist may take; at least three are made."""
 
-def measure(
-    campaign: Campaign,
-    report: Callable[[str], None] = lambda _: None,
-    everyone: list[tuple[Gemm, Measurement]] | None = None,
-) -> Iterator[tuple[Gemm, Measurement]]:
-    """Yield the times of the finalists at every shape and M of a campaign.
 
-    Parameters
-    ----------
-    campaign
-        Its trials are checked first; wrong ones are dropped and reported.
-    report
-        Gets a line about each trial that is dropped.
-    everyone
-        Gets the quick times of all that were tried, for fitting the cost model.
-    """
+@dataclass(frozen=True)
+class Begin:
+    """A trial is about to run: if nothing follows, it hangs or has taken the process down."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A trial that failed or is wrong, and why."""
+
+    trial: Trial
+    reason: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A measurement: of a finalist, or a quick one of all that were tried."""
+
+    gemm: Gemm
+    row: Measurement
+    final: bool
+
+
+@dataclass(frozen=True)
+class PointDone:
+    """One problem has been measured at one M."""
+
+    gemm: Gemm
+    m: int
+
+
+Event = Begin | Dropped | Timed | PointDone
+
+
+def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iterator[Event]:
+    """Check every trial of a campaign, then let them compete at every shape and M that is not done."""
     device = get_device(campaign.device)
-    entries = _checked(campaign, device, report)
+    entries: dict[Trial, Any] = {}
+    yield from _check(campaign, device, entries)
     for gemm in campaign.problems:
-        bench = Bench(gemm, device, entries)
-        for m in campaign.tokens:
-            for row in bench.contest(m):
-                yield gemm, row
-            if everyone is not None:
-                everyone += [(gemm, row) for row in bench.quick]
+        left = [m for m in campaign.tokens if (gemm, m) not in done]
+        bench = Bench(gemm, device, entries, *WORTH_TRYING[campaign.random]) if left else None
+        for m in left:
+            assert bench is not None
+            yield from bench.contest(m)
+            yield PointDone(gemm, m)
 
 
-def _checked(campaign: Campaign, device: TileDevice, report: Callable[[str], None]) -> dict[Trial, Any]:
+def _check(campaign: Campaign, device: TileDevice, entries: dict[Trial, Any]) -> Iterator[Event]:
     """Load every trial and compare its product at a small shape with float64."""
+    import torch
+
     gemm = small(campaign.problems[0])
     weight, packed = _weight(gemm, device, gemm.n)
     dense = weight.dequantize("float64")
-    entries = {}
     for trial in campaign.trials:
+        yield Begin(trial)
         try:
             entry = library.load_module(trial.library, family_of(device))[trial.entry]
             error = _error(gemm, entry, packed, dense, trial)
         except RuntimeError as failure:
-            report(f"{trial.schedule} does not run: {str(failure)[:200]}")
+            torch.cuda.synchronize()  # raises again if the context is lost
+            yield Dropped(trial, f"does not run: {str(failure)[:200]}")
             continue
         if error <= LARGEST_ERROR[gemm.activation]:
             entries[trial] = entry
         else:
-            report(f"{trial.schedule} is wrong: relative error {error:.2e}")
-    return entries
+            yield Dropped(trial, f"is wrong: relative error {error:.2e}")
 
 
 def small(gemm: Gemm) -> Gemm:
@@ -186,47 +216,56 @@ class Bench:
         The problem.
     entries
         Loaded trials.
+    trust, most
+        See `WORTH_TRYING`.
     """
 
-    def __init__(self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any]) -> None:
+    def __init__(
+        self, gemm: Gemm, device: TileDevice, entries: dict[Trial, Any], trust: float, most: int
+    ) -> None:
         import torch
 
-        self.gemm, self.device = gemm, device
+        self.gemm, self.device, self.trust, self.most = gemm, device, trust, most
         self.entries = {t: e for t, e in entries.items() if is_legal(gemm, device, _gpu(t))}
         first = large_weight(gemm, device)
         copies = math.ceil(ROTATED_BYTES / sum(array.nbytes for array in first))
         self.weights = [first] + [[a.clone() for a in first] for _ in range(max(1, copies))]
         self.output = torch_dtype(gemm.output)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.quick: list[Measurement] = []
 
-    def contest(self, m: int) -> list[Measurement]:
-        """Return the finalists at M = ``m``, the fastest first."""
+    def contest(self, m: int) -> Iterator[Event]:
+        """Time what is worth trying at M = ``m``, then the finalists in turns."""
         import torch
 
         x = activations(self.gemm, m)
         y = torch.empty((m, self.gemm.n), dtype=self.output, device="cuda")
-        graphs = {trial: self._graph(trial, x, y) for trial in self._worth_trying(m)}
-        quick = {trial: _median(_seconds(*graph, QUICK_REPEATS)) for trial, graph in graphs.items()}
-        self.quick = self._rows(m, quick)
+        graphs, quick = {}, {}
+        for trial in self._worth_trying(m):
+            yield Begin(trial)
+            graphs[trial] = self._graph(trial, x, y)
+            quick[trial] = _median(_seconds(*graphs[trial], QUICK_REPEATS))
+            yield self._timed(m, trial, quick[trial], final=False)
         limit = IN_REACH * min(quick.values(), default=0.0)
         finalists = [t for t in sorted(quick, key=lambda t: quick[t]) if quick[t] <= limit][:FINALISTS]
         times: dict[Trial, list[float]] = {trial: [] for trial in finalists}
-        for _ in range(FINAL_REPEATS):
+        length = max((quick[trial] * graphs[trial][1] for trial in finalists), default=1.0)
+        for _ in range(max(3, min(FINAL_REPEATS, int(FINAL_SECONDS / length)))):
             for trial in finalists:
                 times[trial] += _seconds(*graphs[trial], 1)
-        return self._rows(m, {trial: _median(seconds) for trial, seconds in times.items()})
+        for trial, seconds in times.items():
+            yield self._timed(m, trial, _median(seconds), final=True)
 
-    def _rows(self, m: int, seconds: dict[Trial, float]) -> list[Measurement]:
-        rows = [Measurement(self.gemm.n, self.gemm.k, m, t.schedule, s) for t, s in seconds.items()]
-        return sorted(rows, key=lambda row: row.seconds)
+    def _timed(self, m: int, trial: Trial, seconds: float, *, final: bool) -> Timed:
+        row = Measurement(self.gemm.n, self.gemm.k, m, trial.schedule, seconds)
+        return Timed(self.gemm, row, final)
 
     def _worth_trying(self, m: int) -> list[Trial]:
         predicted = {
             trial: predict(self.gemm, self.device, trial.schedule, m).seconds for trial in self.entries
         }
-        limit = WORTH_TRYING * min(predicted.values(), default=0.0)
-        return [trial for trial, seconds in predicted.items() if seconds <= limit]
+        limit = self.trust * min(predicted.values(), default=0.0)
+        ranked = sorted(predicted, key=lambda trial: predicted[trial])
+        return [trial for trial in ranked if predicted[trial] <= limit][: self.most]
 
     def _graph(self, trial: Trial, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, int]:
         """Capture the launches of one trial; return the graph and how many launches it holds."""

@@ -22,6 +22,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
+from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.errors import DTypeError, LadderError
 
@@ -167,7 +168,7 @@ def needs_dispatch(x: torch.Tensor) -> bool:
 
 
 def host_cost_us(
-    operator: CompiledGemm, x: torch.Tensor, weight: Sequence[torch.Tensor], calls: int = 2000
+    operator: CompiledGemm, x: torch.Tensor, packed: PackedWeight, calls: int = 2000
 ) -> dict[str, float]:
     """Measure what one call costs the host before the kernel runs.
 
@@ -178,8 +179,8 @@ def host_cost_us(
     x
         Activations; on a GPU launches are asynchronous, so a small M gives the pure host cost. On a
         CPU the kernel's own time is part of ``"direct"`` and ``"kernel"`` alike; take the difference.
-    weight
-        Tensors of the packed weight.
+    packed
+        A weight for it.
     calls
         How many calls to average over.
 
@@ -189,11 +190,11 @@ def host_cost_us(
     ``"operator"`` through ``torch.ops.ladder.matmul``.
     """
     entry = operator.entries[0]
-    y = operator.run(x, weight)
+    y, weight = operator(x, packed), packed.tensors
     request = Request(operator.gemm).text
     ways = {
         "kernel": lambda: entry(x, *weight, y),
-        "direct": lambda: operator.run(x, weight),
+        "direct": lambda: operator(x, packed),
         "operator": lambda: matmul(x, weight, None, None, request),
     }
     return {name: _mean_us(call, calls, x.is_cuda) for name, call in ways.items()}

@@ -82,20 +82,20 @@ class PackedWeight:
         return self.tensors[0].device
 
     @cached_property
-    def where(self) -> torch.device:
-        """The same, looked up once."""
-        return self.device
-
-    @cached_property
     def foreign(self) -> tuple[Any, ...]:
         """The arrays as ``tvm_ffi`` tensors: converted once, they cost a call nothing."""
         import tvm_ffi
 
         return tuple(tvm_ffi.from_dlpack(array) for array in self.tensors)
 
+    @cached_property
+    def calls(self) -> dict[Any, Any]:
+        """What operators bound to this weight (`CompiledGemm.bind`)."""
+        return {}
+
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle without what is derived on first use."""
-        return {name: value for name, value in vars(self).items() if name not in ("where", "foreign")}
+        return {name: value for name, value in vars(self).items() if name not in ("calls", "foreign")}
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""
@@ -188,10 +188,11 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.layouts`)."""
+    from ladder.lower.cuda.decode import packed_layout
     from schedules import layouts
 
     element = weight.ttype.element_type
-    layout = layouts.FragmentLayout(element.elem_bits, layouts.lane_of(gemm.activation))
+    layout = packed_layout(element, gemm.activation)
     scales = layouts.normalise_scales(weight, gemm.activation, grouped=gemm.scale)
     codes = weight.codes()
     words = layout.pack(codes, pad_code=zero_code(element))

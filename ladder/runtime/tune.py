@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, Trial, gather
-from ladder.runtime.measure import measure
+from ladder.runtime.gauge import Gauge
 from schedules.schedule import Schedule
-from schedules.search import refinements, shortlist
+from schedules.search import refinements, sample, shortlist
 from schedules.tuning import Measurement, TuningDatabase, best_rows
 from targets import get_device
 
@@ -49,6 +49,8 @@ class Run:
     ----------
     farm
         Where kernels are compiled.
+    gauge
+        Where they are measured.
     effort
         Its limits.
     report
@@ -60,6 +62,7 @@ class Run:
     """
 
     farm: Farm
+    gauge: Gauge
     effort: Effort
     report: Report
     started: float = field(default_factory=time.perf_counter)
@@ -69,7 +72,8 @@ class Run:
         """Start compiling the best predicted candidates of a class."""
         device = get_device(campaign.device)
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
-        chosen = shortlist(device, points, self.effort.kernels)
+        choose = sample if campaign.random else shortlist
+        chosen = choose(device, points, self.effort.kernels)
         return self.farm.submit(campaign.problems[0], campaign.device, chosen)
 
     def second_round(self, campaign: Campaign, measured: Measured) -> list[Future[Trial | str]]:
@@ -113,7 +117,7 @@ def tune(campaigns: Sequence[Campaign], run: Run) -> Iterator[tuple[Campaign, Me
     for campaign, tasks in zip(campaigns, first, strict=True):
         campaign.trials += gather(tasks, run.note)
         run.note(f"{campaign}: {len(campaign.trials)} kernels compiled")
-        measured.append(measure_all(campaign, run.note, run.everyone))
+        measured.append(measure_all(campaign, run.gauge, run.note, run.everyone))
         run.note(f"{campaign}: measured")
         yield campaign, measured[-1]
         second.append(run.second_round(campaign, measured[-1]) if run.in_time() else [])
@@ -124,17 +128,20 @@ def tune(campaigns: Sequence[Campaign], run: Run) -> Iterator[tuple[Campaign, Me
         best = {schedule for _, schedule in winners(rows)}
         kept = [trial for trial in campaign.trials if trial.schedule in best]
         again = replace(campaign, trials=[*kept, *gather(tasks, run.note)])
-        yield campaign, merged(rows, measure_all(again, run.note, run.everyone))
+        yield campaign, merged(rows, measure_all(again, run.gauge, run.note, run.everyone))
         run.note(f"{campaign}: refined")
 
 
 def measure_all(
-    campaign: Campaign, report: Report, everyone: list[tuple[Gemm, Measurement]] | None = None
+    campaign: Campaign, gauge: Gauge, report: Report, everyone: list[tuple[Gemm, Measurement]] | None = None
 ) -> Measured:
-    """Return the measurements of a campaign by problem; see `measure`."""
+    """Return the finalists of a campaign by problem; quick times go to ``everyone``."""
     found: Measured = {}
-    for gemm, row in measure(campaign, report, everyone):
-        found.setdefault(gemm, []).append(row)
+    for timed in gauge.measure(campaign, report):
+        if timed.final:
+            found.setdefault(timed.gemm, []).append(timed.row)
+        elif everyone is not None:
+            everyone.append((timed.gemm, timed.row))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decode_kernels import CORES, arguments, differing, emit_decode, problems
+from decode_kernels import CORES, PLACEMENTS, arguments, differing, emit_decode, problems
 
 from targets import TileDevice, get_device
 
@@ -32,8 +32,9 @@ def to_device(array: Any) -> torch.Tensor:
     return torch.from_numpy(array.view(np.int32)).cuda().view(torch.uint32)
 
 
+@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("core", CORES)
-def test_decoded_registers_equal_the_proven_ones(core: str, tmp_path: Path) -> None:
+def test_decoded_registers_equal_the_proven_ones(core: str, placement: str, tmp_path: Path) -> None:
     import tvm_ffi
 
     from ladder.lower.cuda.toolchain import compile_functions
@@ -43,12 +44,13 @@ def test_decoded_registers_equal_the_proven_ones(core: str, tmp_path: Path) -> N
         pytest.skip(f"{device.name} has no {core} core")
     cases = problems(core)
     batches = {f"decode_{i}": cases[i : i + BATCH] for i in range(0, len(cases), BATCH)}
-    functions = {name: emit_decode(batch, device, name) for name, batch in batches.items()}
+    functions = {name: emit_decode(batch, device, name, placement) for name, batch in batches.items()}
     compile_functions(functions, device, tmp_path / "decode.so")
     module = tvm_ffi.load_module(str(tmp_path / "decode.so"))
     wrong = []
     for name, batch in batches.items():
         *inputs, out = (to_device(array) for array in arguments(batch, device))
         module[name](*inputs, out)
-        wrong += differing(batch, device, out.view(torch.int32).cpu().numpy().view(np.uint32))
+        registers = out.view(torch.int32).cpu().numpy().view(np.uint32)
+        wrong += differing(batch, device, registers, placement)
     assert not wrong

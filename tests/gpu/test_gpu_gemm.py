@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 
 import ladder
 from ladder.runtime.compile import target_of
+from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Plan
+from targets import get_device
 from tile_types.errors import ConversionError
 
 
@@ -22,6 +25,11 @@ def _absent() -> str:
     except ladder.DeviceError as error:
         return str(error)
     return ""
+
+
+def _features() -> frozenset[str]:
+    """Return the features of the GPU, if there is one."""
+    return frozenset() if _absent() else get_device(target_of(torch.device("cuda"))).features
 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_absent()), reason=_absent() or "runs")]
@@ -60,6 +68,18 @@ PIPELINES: dict[str, GpuSchedule] = {
     "mma deep": GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
     "mma small warps": GpuSchedule("mma", 16, 64, stages=2, warps=8),
     "mma wide": GpuSchedule("mma", 128, 128, stages=2, warps=8, raster=2),
+}
+
+WGMMA: dict[str, GpuSchedule] = {
+    "two blocks per multiprocessor": GpuSchedule("wgmma", 16, 64, 128, stages=3, warps=4),
+    "sixteen warps": GpuSchedule("wgmma", 64, 256, 128, stages=4, warps=16),
+    "twelve warps, persistent": GpuSchedule("wgmma", 64, 192, 128, stages=4, warps=12, persistent=True),
+    "two row tiles per warpgroup": GpuSchedule("wgmma", 128, 256, stages=3, warps=8, persistent=True),
+    "large tile": GpuSchedule("wgmma", 256, 128, stages=4, warps=8, persistent=True, raster=2),
+    "shared tokens": GpuSchedule("wgmma", 256, 128, stages=4, warps=8, persistent=True, cluster=2),
+    "four share tokens": GpuSchedule("wgmma", 64, 128, 256, stages=2, warps=8, cluster=4),
+    "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
+    "split and shared": GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8, split_k=4, cluster=2),
 }
 
 
@@ -166,6 +186,24 @@ def test_each_pipeline_for_any_m(pipeline: str, activation: str, monkeypatch: py
         weight, ttype, options = _quantized(n, k, name, activation)
         op = ladder.Matmul(n, k, ttype, activation, bias=True, epilogue=("relu",), plan=plan, **options)
         for m in (1, 8, 17, 130):
+            error = _error(op, weight, m, monkeypatch)
+            assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+@pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8", "fp8_e4m3"])
+@pytest.mark.parametrize("shape", list(WGMMA))
+def test_each_wgmma_schedule_for_any_m(shape: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = "operand" if activation in ("float16", "bfloat16") else "accumulator"
+    schedule = replace(WGMMA[shape], placement=placement)
+    name = "int4_g128" if activation == "float16" else "uint2_g16"
+    for n, k in SHAPES:
+        weight, ttype, options = _quantized(n, k, name, activation)
+        plan = Plan(((1 << 20, schedule),))
+        op = ladder.Matmul(n, k, ttype, activation, bias=True, epilogue=("relu",), plan=plan, **options)
+        if not is_legal(op.gemm, get_device(target_of(torch.device("cuda"))), schedule):
+            pytest.skip(f"{schedule} is not legal for {activation}")
+        for m in (1, 8, 17, 130, 257):
             error = _error(op, weight, m, monkeypatch)
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
 

@@ -125,6 +125,6 @@ def test_compiled_model_with_cuda_graphs(problem) -> None:
 def test_host_cost_is_a_few_microseconds(problem) -> None:
     op, packed, _ = problem
     x = torch.randn(1, K, device="cuda").half()
-    cost = operator.host_cost_us(op.compiled_for(x.device), x, packed.tensors)
+    cost = operator.host_cost_us(op.compiled_for(x.device), x, packed)
     print({name: round(value, 2) for name, value in cost.items()})
     assert cost["direct"] < 50

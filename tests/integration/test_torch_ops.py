@@ -139,7 +139,7 @@ def test_wrong_weight_is_refused_under_compile_too() -> None:
 def test_host_cost_is_measured() -> None:
     op, packed = problem()
     kernel = op.compiled_for(torch.device("cpu"))
-    cost = operator.host_cost_us(kernel, rows(1), packed.tensors, calls=400)
+    cost = operator.host_cost_us(kernel, rows(1), packed, calls=400)
     assert cost.keys() == {"kernel", "direct", "operator"}
     assert all(0 < value < 1000 for value in cost.values())
 
@@ -174,3 +174,31 @@ def test_a_weight_that_was_used_can_be_copied_and_pickled() -> None:
     for copied in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
         assert copied.tensors[0].data_ptr() != packed.tensors[0].data_ptr()
         assert torch.equal(op(rows(3), copied), y)
+
+
+def test_a_bound_call_knows_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way that GPUs take, here with a CPU's kernels."""
+    op, packed = problem()
+    expected = op(rows(6), packed)
+    kernel = op.compiled_for(torch.device("cpu"))
+    monkeypatch.setattr(kernel, "_on_cpu", False)
+    call = kernel._bound(packed.foreign, packed.device)
+    wide = torch.zeros(6, K + 8, dtype=torch.float16)
+    wide[:, :K] = rows(6)
+    shifted = torch.zeros(6 * K + 1, dtype=torch.float16)[1:].view(6, K).copy_(rows(6))
+    for x in (rows(6), wide[:, :K], shifted, rows(6).t().contiguous().t()):
+        assert torch.equal(call(x), expected)
+    for shape in ((2, 3, K), (6, 1, K), (1, 2, 3, K)):
+        y = call(rows(6).view(shape))
+        assert y.is_contiguous()
+        assert torch.equal(y, expected.view(*shape[:-1], N))
+    assert torch.equal(call(rows(6).view(2, 3, K).transpose(0, 1)), expected.view(2, 3, N).transpose(0, 1))
+    assert call(rows(1)[0]).shape == (N,)
+    assert call(rows(1)[:0]).shape == (0, N)
+    assert call(rows(1).view(1, 1, K)[:, :0]).shape == (1, 0, N)
+    with pytest.raises(ladder.DTypeError, match="float32"):
+        call(rows(6).float())
+    with pytest.raises(ladder.ShapeError, match=f"K={K}"):
+        call(torch.zeros(1, K - 8, dtype=torch.float16))
+    with pytest.raises(ladder.DeviceError, match="meta"):
+        call(rows(6).to("meta"))

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import FragmentLayout, lane_of, packed_group, padded
+from ladder.lower.cuda.decode import packed_layout
+from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
@@ -85,7 +86,7 @@ class Problem:
         self.expected = result
 
     def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-        layout = FragmentLayout(bits, lane_of(self.gemm.activation))
+        layout = packed_layout(get_type(self.gemm.weight).element_type, self.gemm.activation)
         pad = int(np.argmin(np.abs(np.nan_to_num(get_type(self.gemm.weight).values(), nan=np.inf))))
         words = layout.pack(codes, pad).numpy()
         return words.reshape(layout.packed_shape(self.gemm.n, self.gemm.k))
@@ -183,6 +184,42 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         "sm_80",
         _gemm(activation="int8", group_size=16, scale=True, zero="integer"),
         _gemv(placement="accumulator", warps=2, split_k=2),
+        (4,),
+    ),
+    "gemv raw operands, warps of 32 rows, three of them": (
+        "sm_90a",
+        _gemm(weight="int4", n=203, k=1000, group_size=64, scale=True),
+        _gemv(placement="accumulator", stages=4, warps=6, split_k=2, warp_rows=32),
+        (1, 8, 11),
+    ),
+    "gemv raw operands, integer zeros, sixteen slices": (
+        "sm_80",
+        _gemm(group_size=128, scale=True, zero="integer", k=2500),
+        _gemv(placement="accumulator", warps=16, split_k=16),
+        (3,),
+    ),
+    "gemv raw operands, real zeros in small groups": (
+        "sm_80",
+        _gemm(weight="uint2", group_size=16, scale=True, zero="float", n=130),
+        _gemv(placement="accumulator", tile_m=16, warps=5, split_k=1, stages=3, warp_rows=32),
+        (13,),
+    ),
+    "gemv raw bfloat16": (
+        "sm_80",
+        _gemm(weight="int4", activation="bfloat16", group_size=128, scale=True, k=700, output="bfloat16"),
+        _gemv(placement="accumulator", warps=4, split_k=4),
+        (5,),
+    ),
+    "gemv raw, zeros without scales": (
+        "sm_80",
+        _gemm(weight="uint3", zero="integer", k=1100),
+        _gemv(placement="accumulator", stages=8, warps=3, split_k=1),
+        (2,),
+    ),
+    "gemv raw int8, zeros": (
+        "sm_80",
+        _gemm(weight="uint2", activation="int8", group_size=128, scale=True, zero="integer", k=900),
+        _gemv(placement="accumulator", stages=4, warps=7, split_k=1),
         (4,),
     ),
     "gemv int8 exact": (

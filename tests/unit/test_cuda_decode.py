@@ -21,15 +21,17 @@ from ladder.lower.cuda.decode import (
     load_order,
     make_decoder,
     operand_type,
+    packed_layout,
+    packed_order,
     proven_recipes,
 )
-from ladder.lower.cuda.decode_codebook import Lookup
+from ladder.lower.cuda.decode_codebook import Lookup, PairTable
 from ladder.lower.cuda.decode_float import Rebias
 from ladder.lower.cuda.decode_int import ByteOffset, Magic
 from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
-from ladder.lower.cuda.proof import NumpyMachine, lanes, prove, round_to
-from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16
-from schedules.layouts import FragmentLayout
+from ladder.lower.cuda.proof import NumpyMachine, lanes, place, prove, round_to
+from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
+from schedules.layouts import FragmentLayout, lane_of
 from targets import get_device
 from tile_types import TType, core_values, get_type
 from tile_types.errors import ConversionError, VerificationError
@@ -40,8 +42,8 @@ BEST = {
     ("int4", "float16", "none"): "magic",
     ("uint8", "bfloat16", "none"): "split magic",
     ("fp8_e4m3", "bfloat16", "none"): "rebias",
-    ("fp4_e2m1", "float16", "none"): "lookup",
-    ("nf4", "float16", "none"): "lookup",
+    ("fp4_e2m1", "float16", "none"): "rebias",
+    ("fp4_e2m1", "fp8_e4m3", "none"): "lookup",
     ("int4", "int8", "integer"): "bytes",
     ("fp8_e4m3", "fp8_e4m3", "none"): "pass-through",
     ("fp8_e5m2fnuz", "float16", "none"): "through bfloat16",
@@ -63,11 +65,71 @@ def test_the_cheapest_strategy(problem: Any, strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_is_needed(strategy: str) -> None:
-    if strategy == "reference":
+    if strategy == "table":
+        conversion = Conversion(get_type("nf4"), "float16", order="pairs")
+        assert [x.strategy for x in proven_recipes(conversion)] == ["table", "lookup"]
+    elif strategy == "reference":
         wide = TType("odd_codebook", 5, lambda code, ops: ops.cast(code * code, "float32"))
         assert proven_recipes(Conversion(wide, "float16"))[0].strategy == "reference"
     else:
         assert strategy in BEST.values()
+
+
+@pytest.mark.parametrize(("name", "core"), [case[:2] for case in conversions() if case[2] == "none"])
+def test_raw_decodes_of_the_library_are_proven_and_no_dearer(name: str, core: str) -> None:
+    raw = cheapest(Conversion(get_type(name), core, raw=True), (9, 0))
+    assert raw.weight <= proven_recipes(Conversion(get_type(name), core))[0].weight
+    # What a tensor core multiplies stays within float32's normal numbers.
+    assert max(map(abs, raw.meaning.gains)) <= 2.0**24
+    assert core not in ("fp8_e4m3", "fp8_e5m2") or not any(raw.meaning.offsets)
+
+
+def test_raw_int4_is_one_lop3_per_register() -> None:
+    """Four per word, and one shift by 8 that brings the upper two fields among float16's subnormals."""
+    raw = proven_recipes(Conversion(get_type("int4"), "float16", raw=True))[0]
+    assert raw.strategy == "placed"
+    assert raw.cost.instructions == 4 * (4 + 1)
+    assert raw.meaning == Meaning(gains=(2.0**24, 2.0**20), offsets=(-8.0, -8.0))
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16", "int8"])
+def test_a_planted_wrong_meaning_is_rejected(core: str) -> None:
+    conversion = Conversion(get_type("int3"), core, raw=True)
+    proven = proven_recipes(conversion)[0]
+    low, high = proven.meaning.gains
+    for gains in ((low, 2 * high), (2 * low, high)):
+        with pytest.raises(VerificationError, match="of int3"):
+            prove(proven.recipe, conversion, dataclasses.replace(proven.meaning, gains=gains))
+
+
+def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough() -> None:
+    device = get_device(HOPPER)
+    for core, inside in (("float16", False), ("bfloat16", False), ("int8", False), ("fp8_e4m3", True)):
+        gemm = Gemm(64, 64, "uint3", core, zero="integer")
+        assert make_decoder(gemm, device, "accumulator").subtracts_zeros == inside
+        assert make_decoder(gemm, device).subtracts_zeros
+        assert make_decoder(gemm, device).offsets == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "core", "order"),
+    [("int4", "float16", "lanes"), ("uint4", "bfloat16", "lanes"), ("int4", "int8", "lanes"),
+     ("fp4_e2m1", "float16", "float16 signs"), ("fp4_e2m1", "bfloat16", "bfloat16 signs"),
+     ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "dense"), ("uint7", "int8", "dense"),
+     ("nf4", "float16", "pairs"), ("nf4", "bfloat16", "pairs"), ("fp4_e2m1", "fp8_e4m3", "lanes")],
+)  # fmt: skip
+def test_codes_are_packed_in_the_order_that_decodes_cheapest(name: str, core: str, order: str) -> None:
+    assert packed_order(get_type(name), core) == order
+    assert packed_layout(get_type(name), core) == FragmentLayout(
+        get_type(name).elem_bits, lane_of(core), order
+    )
+
+
+def test_tables_are_used_only_where_a_kernel_has_room() -> None:
+    gemm, device = Gemm(64, 64, "nf4"), get_device(HOPPER)
+    plain, table = (make_decoder(gemm, device, table=room) for room in (False, True))
+    assert (plain.choice.strategy, plain.table_words) == ("lookup", 0)
+    assert (table.choice.strategy, table.table_words) == ("table", 256 * 32)
 
 
 PLANTED = [
@@ -75,6 +137,7 @@ PLANTED = [
     ("int4", "bfloat16", "integer", Magic, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
     ("int3", "int8", "none", ByteOffset, lambda r: dataclasses.replace(r, form=_shifted(r.form, 1))),
     ("fp6_e3m2", "float16", "none", Rebias, lambda r: dataclasses.replace(r, factor=2 * r.factor)),
+    ("nf4", "bfloat16", "none", PairTable, lambda r: dataclasses.replace(r, entries=(*r.entries[:-1], 0))),
     ("nf4", "bfloat16", "none", Lookup, lambda r: dataclasses.replace(r, table=(*r.table[:-1], 0))),
     ("fp4_e2m1", "fp8_e4m3", "none", Lookup, lambda r: dataclasses.replace(r, table=(1, *r.table[1:]))),
 ]
@@ -86,7 +149,8 @@ def _shifted(form: Any, by: float) -> Any:
 
 @pytest.mark.parametrize(("name", "core", "zero", "kind", "spoil"), PLANTED)
 def test_a_planted_wrong_constant_is_rejected(name: str, core: str, zero: str, kind: Any, spoil: Any) -> None:
-    conversion = Conversion(get_type(name), core, zero)
+    order = packed_order(get_type(name), core)
+    conversion = Conversion(get_type(name), core, zero, order=order)
     recipes = [proven.recipe for proven in proven_recipes(conversion)]
     found = next(r for r in recipes if isinstance(getattr(r, "inner", r), kind))
     prove(found, conversion)
@@ -196,9 +260,9 @@ def test_permute_replicates_signs() -> None:
 def test_packed_tiles_decode_to_the_right_row_and_column(name: str, core: str) -> None:
     """Words of `FragmentLayout.pack`, loaded in `load_order`, give the A fragment of the PTX ISA."""
     ttype = get_type(name)
-    conversion = Conversion(ttype, core)
+    layout = packed_layout(ttype, core)
+    conversion = Conversion(ttype, core, order=layout.order)
     codes = tile_codes(ttype)
-    layout = FragmentLayout(ttype.elem_bits, conversion.lane)
     packed = layout.pack(torch.from_numpy(codes.astype(np.int32))).view(torch.int32).numpy().view(np.uint32)
     threads = np.arange(128)
     own = [packed[o + threads * w + v] for o, w in load_order(ttype.elem_bits) for v in range(w)]
@@ -249,6 +313,72 @@ def test_devices_without_bfloat16_get_another_recipe() -> None:
     assert NEEDS["through bfloat16"] == (8, 0)
 
 
+# ---- scales folded into the decode --------------------------------------------------------
+def folded_values(decoder: Any, scales: Any) -> Any:
+    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale."""
+    ttype, lane = decoder.conversion.ttype, decoder.lane
+    codes = np.repeat(ttype.valid_codes().astype(np.uint32), len(scales))
+    whole = np.broadcast_to(codes[:, None, None], (len(codes), lane, 32 // lane))
+    m = NumpyMachine()
+    words = [m.input(word) for word in place(whole, ttype.elem_bits, lane, decoder.conversion.order)]
+    bits = np.tile(scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001), len(codes) // len(scales))
+    rows = [decoder.value(m, words, r, m.input(bits), None).content for r in range(4)]
+    return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
+
+
+FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 44, "fp8_e4m3": 56}
+
+
+@pytest.mark.parametrize(("name", "instructions"), FOLDED.items())
+def test_folded_scales_are_rounded_once(name: str, instructions: int) -> None:
+    """For every code and every mantissa of a scale; the exponents are the largest that packing leaves."""
+    ttype = get_type(name)
+    decoder = make_decoder(Gemm(64, 64, name, group_size=32), get_device(HOPPER), gains=True)
+    assert decoder.fold is not None
+    assert decoder.choice.cost.instructions == instructions
+    largest = np.float16(2.0**12 / max(abs(ttype.minimum), abs(ttype.maximum)))
+    scales = (largest.view(np.uint16) - np.arange(1024)).astype(np.uint16).view(np.float16)
+    got = folded_values(decoder, scales)
+    exact = ttype.probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]
+    np.testing.assert_array_equal(got, np.broadcast_to(exact.astype(np.float16), got.shape))
+
+
+def test_folded_scales_bring_tiny_operands_back() -> None:
+    """fp4_e2m1 in bfloat16 is 2**-126 of itself; as such it must not meet x, but a scale may."""
+    gemm, device = Gemm(64, 64, "fp4_e2m1", "bfloat16", group_size=32), get_device(HOPPER)
+    decoder = make_decoder(gemm, device, gains=True)
+    assert (decoder.choice.strategy, decoder.gains[0]) == ("unscaled", 2.0**16)
+    assert make_decoder(gemm, device, "accumulator").gains == (1.0, 1.0)
+    scales = (2.0 ** np.arange(-20, 9) * 1.4140625).astype(ml_dtypes.bfloat16)
+    exact = get_type("fp4_e2m1").probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]
+    np.testing.assert_array_equal(
+        folded_values(decoder, scales)[0, 0], exact.astype(ml_dtypes.bfloat16).astype(np.float64)
+    )
+
+
+def test_folded_scales_may_underflow_but_not_harm() -> None:
+    """Scales 2**-14 of the row's largest: off by the smallest float16 at most, 2**-18 of the largest."""
+    decoder = make_decoder(Gemm(64, 64, "int4", group_size=32), get_device(HOPPER), gains=True)
+    assert decoder.gains == (2.0**18, 2.0**18)
+    scales = (2.0**-5 * np.arange(1, 2, 2.0**-10)).astype(np.float16)
+    exact = np.r_[0:8, -8:0][:, None] * scales.astype(np.float64) / 2.0**18
+    assert np.abs(folded_values(decoder, scales) - exact).max() <= 2.0**-24 <= 2.0**-18 * 2.0 ** (12 - 18)
+
+
+@pytest.mark.parametrize(
+    ("name", "core", "zero", "folds"),
+    [("int4", "bfloat16", "none", False), ("uint4", "bfloat16", "none", True),
+     ("nf4", "float16", "none", False), ("uint4", "float16", "integer", False),
+     ("uint4", "float16", "float", False)],
+)  # fmt: skip
+def test_scales_fold_only_where_that_is_exact(name: str, core: str, zero: str, folds: bool) -> None:
+    """-136 times a bfloat16 is rounded; so is the difference of offset and zero point times a scale."""
+    gemm = Gemm(64, 64, name, core, zero=zero, group_size=32)
+    decoder = make_decoder(gemm, get_device(HOPPER), gains=True)
+    assert (decoder.fold is not None) == folds
+    assert folds or decoder.gains == (1.0, 1.0)
+
+
 # ---- emitted code -------------------------------------------------------------------------
 EMITTED = [
     Gemm(64, 64, "int4", "float16", group_size=32, zero="integer"),
@@ -256,6 +386,7 @@ EMITTED = [
     Gemm(64, 64, "int8", "bfloat16", scale=False),
     Gemm(64, 64, "fp8_e5m2fnuz", "float16"),
     Gemm(64, 64, "nf4", "float16"),
+    Gemm(64, 64, "fp4_e2m1", "fp8_e4m3"),
     Gemm(64, 64, "int3", "int8", group_size=32, zero="integer"),
     Gemm(64, 64, "fp6_e2m3", "fp8_e4m3"),
     Gemm(64, 64, "e8m0", "bfloat16"),
@@ -268,7 +399,7 @@ def test_emitted_decoders_compile_without_spills(tmp_path: Any) -> None:
     from ladder.lower.cuda.toolchain import compile_functions
 
     device = get_device(HOPPER)
-    used = {make_decoder(gemm, device).choice.strategy for gemm in EMITTED}
+    used = {make_decoder(gemm, device, table=True).choice.strategy for gemm in EMITTED}
     assert used == STRATEGIES.keys() - {"pass-through"}
     functions = {f"decode_{i}": emit_decode(gemm, device, f"decode_{i}") for i, gemm in enumerate(EMITTED)}
     result = compile_functions(functions, device, tmp_path / "decode.so")

@@ -65,6 +65,32 @@ def test_pack_equals_scalar_reference_and_inverts(bits: int, lane: int) -> None:
     np.testing.assert_array_equal(layout.unpack(packed, n, k).numpy(), codes)
 
 
+def element_bit(order: str, register: int, e: int, bit: int) -> int:
+    """Bit of word ``register // 4`` that holds bit ``bit`` of a four-bit code."""
+    slot = register % 4
+    if order == "pairs":
+        return 8 * slot + 4 * e + bit
+    top = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}[order][slot]
+    return 16 * e + (top if bit == 3 else 3 * slot + bit)
+
+
+@pytest.mark.parametrize("order", ["pairs", "float16 signs", "bfloat16 signs"])
+def test_other_orders_equal_a_scalar_reference_and_invert(order: str) -> None:
+    codes = np.random.default_rng(1).integers(0, 16, (64, 64)).astype(np.uint8)
+    expected = np.zeros(512, np.uint32)
+    for thread in range(128):
+        for register in range(16):
+            for e in (0, 1):
+                for bit in range(4):
+                    code = int(codes[owner(16, register, e, thread)])
+                    at = element_bit(order, register, e, bit)
+                    expected[4 * thread + register // 4] |= np.uint32((code >> bit & 1) << at)
+    layout = FragmentLayout(4, 16, order)
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(packed.numpy(), expected)
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+
+
 def test_masking_a_word_yields_one_register() -> None:
     codes = torch.arange(64 * 64).reshape(64, 64).remainder(16).to(torch.uint8)
     words = FragmentLayout(4, 16).pack(codes).numpy()
@@ -84,6 +110,42 @@ def test_planes_cover_each_bit_once() -> None:
 def test_impossible_layouts_are_refused(bits: int, lane: int) -> None:
     with pytest.raises(ShapeError):
         FragmentLayout(bits, lane)
+
+
+@pytest.mark.parametrize("lane", [16, 8])
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_dense_order_equals_a_scalar_reference_and_inverts(bits: int, lane: int) -> None:
+    """Whole codes first, then the last codes, bit by bit, in what is left of the lanes."""
+    codes = np.random.default_rng(bits).integers(0, 1 << bits, (64, 64)).astype(np.uint8)
+    whole, rest = lane // bits, lane % bits
+    own = np.zeros((128, bits), np.uint32)
+    for thread in range(128):
+        for register in range(lane):
+            for e in range(32 // lane):
+                code = int(codes[owner(lane, register, e, thread)])
+                for bit in range(bits):
+                    word, at = register // whole, bits * (register % whole) + bit
+                    if register >= bits * whole:
+                        word, at = divmod((register - bits * whole) * bits + bit, rest)
+                        at += bits * whole
+                    own[thread, word] |= np.uint32((code >> bit & 1) << (lane * e + at))
+    parts, first = [], 0
+    for p in PLANE_WIDTHS[bits]:
+        for start in range(first, first + p, min(p, 4)):
+            parts.append(own[:, start : start + min(p, 4)].reshape(-1))
+        first += p
+    layout = FragmentLayout(bits, lane, "dense")
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(packed.numpy(), np.concatenate(parts))
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+
+
+@pytest.mark.parametrize(
+    ("bits", "lane", "order"), [(4, 8, "pairs"), (2, 16, "pairs"), (8, 16, "dense"), (4, 16, "dense")]
+)
+def test_orders_are_of_certain_widths(bits: int, lane: int, order: str) -> None:
+    with pytest.raises(ShapeError, match=order):
+        FragmentLayout(bits, lane, order)
 
 
 def test_pack_refuses_bad_input() -> None:
@@ -152,8 +214,8 @@ def test_scales_times_row_scale_is_the_scale(
     )
     assert packed.scales.shape[1] % 64 == 0
     assert torch.count_nonzero(packed.scales[:, shape[0] :]) == 0
-    largest = 8 * packed.scales[:, : shape[0]].to(torch.float64).amax(dim=0)
-    assert bool(((largest >= 2**11) & (largest < 2**12)).all())
+    largest = packed.scales[:, : shape[0]].to(torch.float64).amax(dim=0)
+    assert bool(((largest >= 2**-9) & (largest < 2**-8)).all())
 
 
 def test_scales_outside_float16_survive() -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma_geometry import Geometry, accumulator_row, accumulator_token
+from ladder.lower.cuda.wgmma_geometry import (
+    WARP_ROWS,
+    Geometry,
+    accumulator_row,
+    accumulator_token,
+    swizzled_run,
+)
+from schedules.legal import PRODUCER_REGISTERS, launch_registers, math_registers
 from schedules.schedule import GpuSchedule
 from tile_types.errors import ScheduleError
 
@@ -30,8 +37,9 @@ def test_accumulators_cover_the_tile_once(tokens: int) -> None:
     assert seen == {(row, token) for row in range(64) for token in range(tokens)}
 
 
-def test_staged_transpose_has_no_bank_conflicts() -> None:
-    geo = Geometry(gemm(), schedule())
+@pytest.mark.parametrize("split", [1, 2])
+def test_staged_transpose_has_no_bank_conflicts(split: int) -> None:
+    geo = Geometry(gemm(output="float32"), schedule(split_k=split))
     for index in range(4):
         banks = {
             (accumulator_token(lane, index) * geo.pitch + accumulator_row(0, lane, index)) % 32
@@ -40,12 +48,32 @@ def test_staged_transpose_has_no_bank_conflicts() -> None:
         assert len(banks) == 32
 
 
+def test_staged_halves_are_a_bijection_without_bank_conflicts() -> None:
+    geo = Geometry(gemm(), schedule())
+    runs = {swizzled_run(token, half) for token in range(geo.chunk) for half in (0, 1)}
+    assert runs == set(range(geo.chunk * WARP_ROWS // 8))
+    for first in range(0, geo.chunk, 8):
+        for half in (0, 1):  # a phase of stmatrix: one run of eight tokens
+            assert len({swizzled_run(first + token, half) % 8 for token in range(8)}) == 8
+    for first in range(0, geo.chunk, 4):  # a phase of a 16-byte load: both runs of four tokens
+        assert len({swizzled_run(first + i // 2, i % 2) % 8 for i in range(8)}) == 8
+
+
+def test_registers_of_all_roles_fit_a_multiprocessor() -> None:
+    for warps in (8, 12, 16):
+        launch, math = launch_registers(warps + 4), math_registers(warps)
+        assert launch * (warps + 4) * 32 <= 65536
+        assert math * warps + PRODUCER_REGISTERS * 4 <= launch * (warps + 4)
+        assert math % 8 == 0
+
+
 @pytest.mark.parametrize(
     ("activation", "group", "tile_k", "step", "rows", "promotion"),
     [
         ("float16", 128, 128, 128, 1, None),
         ("float16", 64, 128, 64, 2, None),
         ("float16", 192, 128, 64, 2, None),
+        ("float16", 128, 256, 128, 2, None),
         ("float16", 32, 64, 32, 2, None),
         ("float16", 16, 64, 16, 4, None),
         ("float16", 1024, 128, 128, 1, None),
@@ -77,7 +105,7 @@ def test_scale_steps_divide_group_and_stage(
         ({"split_k": 3}, "cluster size"),
         ({"split_k": 2, "persistent": True}, "does not split"),
         ({"split_k": 2, "tile_m": 128}, "at most 64 tokens"),
-        ({"tile_m": 256, "stages": 4}, "shared memory"),
+        ({"cluster": 4, "tile_m": 16}, "cannot share"),
         ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 2}, "registers"),
     ],
 )

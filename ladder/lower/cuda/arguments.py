@@ -59,7 +59,7 @@ class Arguments:
     y: Any
     experts: Expr = None
     ranges: Any = None
-    masked: bool = False
+    masked: Expr = False
 
 
 def declare_arguments(gemm: Gemm) -> Arguments:

@@ -1,36 +1,45 @@
 """Decoders: from packed words to tensor-core operand registers, each proven before use.
 
 `STRATEGIES` propose recipes from the values of the type alone; of the recipes that `proof.prove`
-accepts, the one with the fewest instructions is used. So a new type needs no entry here.
+accepts, the cheapest (`machine.Cost`) is used. So a new type needs no entry here.
+
+Where scales multiply accumulators, registers may hold *raw* numbers, and the accumulator applies
+what is left: ``scale * (gain * sum(raw * x) + (offset - zero) * sum(x))``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.decode_codebook import propose_lookup
-from ladder.lower.cuda.decode_float import propose_rebias, propose_through_bfloat
+from ladder.lower.cuda.decode_codebook import PairTable, propose_lookup, propose_table
+from ladder.lower.cuda.decode_float import propose_raw_rebias, propose_rebias, propose_through_bfloat
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
-from ladder.lower.cuda.emission import TirMachine
-from ladder.lower.cuda.machine import CountingMachine, Machine, Word
+from ladder.lower.cuda.decode_raw import propose_placed
+from ladder.lower.cuda.decode_signed import propose_signed
+from ladder.lower.cuda.emission import SharedTable, TirMachine, fill_pairs
+from ladder.lower.cuda.machine import TABLE_ROW, Cost, CountingMachine, Machine, Word
 from ladder.lower.cuda.proof import prove
 from ladder.lower.cuda.recipes import (
+    PLAIN,
     Conversion,
+    Meaning,
     Recipe,
     propose_pass_through,
     propose_reference,
 )
-from schedules.layouts import THREADS, lane_of, planes
+from ladder.lower.cuda.scales import Fold, fold
+from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
-from tile_types import get_type, representable, require_representable
+from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
 
 Expr = Any
 Propose = Callable[[Conversion], Iterator[Recipe]]
+ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]
 
 STRATEGIES: dict[str, Propose] = {
     "pass-through": propose_pass_through,
@@ -40,12 +49,41 @@ STRATEGIES: dict[str, Propose] = {
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
+    "table": propose_table,
     "reference": propose_reference,
 }
 """Ways to decode; of equally cheap ones the first is used."""
 
+RAW_STRATEGIES: dict[str, ProposeRaw] = {
+    "placed": propose_placed,
+    "unscaled": propose_raw_rebias,
+    "signed": propose_signed,
+}
+"""Further ways where raw numbers will do."""
+
+LANES = ("lanes", "dense")
+BY_LANE = (*LANES, *SIGN_PLACES)
+
+STRATEGY_ORDERS = {
+    "pass-through": ("lanes",),
+    "magic": BY_LANE,
+    "rebias": BY_LANE,
+    "unscaled": BY_LANE,
+    "through bfloat16": BY_LANE,
+    "reference": BY_LANE,
+    "lookup": (*LANES, "pairs"),
+    "table": ("pairs",),
+}
+"""Orders of packed bits that a strategy can read; the others read `LANES`."""
+
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
+
+OFFSET_WEIGHT = 4.0
+"""How much an offset counts in a recipe's weight."""
+
+LARGEST_GAIN = 2.0**24
+"""Raw operands must not be so small that products with x leave float32's normal numbers."""
 
 FP8_OPERANDS = ("fp8_e4m3", "fp8_e5m2")
 """fp8 tensor cores take operands of two different fp8 types."""
@@ -61,14 +99,25 @@ class Proven:
         Its row in `STRATEGIES`.
     recipe
         The steps.
-    instructions
-        Instructions for all operand registers of a thread's share of a tile, without scales.
+    meaning
+        What the registers' numbers stand for.
+    cost
+        Cost of all operand registers of a thread's share of a tile, without scales.
     """
 
     strategy: str
     recipe: Recipe
-    instructions: int
+    meaning: Meaning
+    cost: Cost
 
+    @property
+    def weight(self) -> float:
+        """What recipes are ranked by: offsets are taken from sums, which costs something too."""
+        return self.cost.weight + (OFFSET_WEIGHT if any(self.meaning.offsets) else 0.0)
+
+
+PROVEN_FOR = ("operand", "zero", "raw", "order")
+"""What of a conversion, beside its type, proofs are kept by."""
 
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
 
@@ -82,46 +131,83 @@ def proven_recipes(conversion: Conversion) -> list[Proven]:
         If no recipe passes.
     """
     ttype = conversion.ttype
-    key = (ttype.name, ttype.elem_bits, ttype.probe_values().tobytes(), conversion.operand, conversion.zero)
+    values = ttype.probe_values().tobytes()
+    key = (ttype.name, ttype.elem_bits, values, *(getattr(conversion, x) for x in PROVEN_FOR))
     if key not in _proven:
         _proven[key] = _prove_all(conversion)
     return _proven[key]
 
 
+def _proposals(conversion: Conversion) -> Iterator[tuple[str, Recipe, Meaning]]:
+    raw = RAW_STRATEGIES if conversion.raw else {}
+    for strategy in (*raw, *STRATEGIES):
+        if conversion.order not in STRATEGY_ORDERS.get(strategy, LANES):
+            continue
+        if strategy in raw:
+            yield from ((strategy, *proposal) for proposal in raw[strategy](conversion))
+        else:
+            yield from ((strategy, recipe, PLAIN) for recipe in STRATEGIES[strategy](conversion))
+
+
 def _prove_all(conversion: Conversion) -> list[Proven]:
     found: list[Proven] = []
     failures: list[str] = []
-    for strategy, propose in STRATEGIES.items():
+    for strategy, recipe, meaning in _proposals(conversion):
         if strategy == "reference" and any(proven.strategy not in NEEDS for proven in found):
             break
-        for recipe in propose(conversion):
-            try:
-                prove(recipe, conversion)
-            except VerificationError as error:
-                failures.append(f"{strategy}: {error}")
-                continue
-            found.append(Proven(strategy, recipe, count_instructions(recipe, conversion)))
+        try:
+            prove(recipe, conversion, meaning)
+        except VerificationError as error:
+            failures.append(f"{strategy}: {error}")
+            continue
+        found.append(Proven(strategy, recipe, meaning, count(recipe, conversion)))
     if not found:
         raise VerificationError(
             f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
             + "; ".join(failures)
         )
-    return sorted(found, key=lambda proven: proven.instructions)
+    return sorted(found, key=lambda proven: proven.weight)
 
 
-def cheapest(conversion: Conversion, capability: tuple[int, int]) -> Proven:
-    """Return the cheapest proven recipe that a compute capability can run."""
-    return next(x for x in proven_recipes(conversion) if capability >= NEEDS.get(x.strategy, (0, 0)))
+def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = False) -> Proven:
+    """Return the cheapest proven recipe that a compute capability can run.
+
+    ``table`` tells whether the kernel has room for a table in shared memory.
+    """
+    return next(
+        x
+        for x in proven_recipes(conversion)
+        if _usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
+    )
 
 
-def count_instructions(recipe: Recipe, conversion: Conversion) -> int:
-    """Return the instructions that decode a thread's share of a tile (32 codes)."""
+def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and (table or proven.strategy != "table")
+
+
+def packed_order(ttype: TType, core: str) -> str:
+    """Return the order of packed bits in which a type decodes cheapest for activations of type ``core``."""
+    found = orders(ttype.elem_bits, lane_of(core))
+    if len(found) == 1:
+        return found[0]
+    operand = _operand(ttype, core, "none")
+    conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
+    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight).order
+
+
+def packed_layout(ttype: TType, core: str) -> FragmentLayout:
+    """Return the layout of a type's packed codes for activations of type ``core``."""
+    return FragmentLayout(ttype.elem_bits, lane_of(core), packed_order(ttype, core))
+
+
+def count(recipe: Recipe, conversion: Conversion) -> Cost:
+    """Return the cost of decoding a thread's share of a tile (32 codes)."""
     m = CountingMachine()
     words = [m.input(None) for _ in range(conversion.bits)]
     zero = m.input(None) if conversion.zero == "integer" else None
     for register in range(conversion.lane):
         recipe.register(m, words, register, zero)
-    return m.count
+    return m.cost
 
 
 class LoadedWords(Sequence[Word]):
@@ -151,14 +237,40 @@ class Decoder:
     conversion
         What is decoded.
     zero
-        How zero points are stored (`Gemm.zero`).
+        How zero points that `registers` subtracts are stored (`Gemm.zero`); ``"none"`` if there
+        are none or if they are left to the accumulator.
     choice
         The proven recipe.
+    fold
+        How scales multiply raw operands, where they do not multiply values.
     """
 
     conversion: Conversion
     zero: str
     choice: Proven
+    fold: Fold | None = None
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """Factors of rows g and g+8: ``value = gain * raw + offset``. Powers of two times the type's step."""
+        if self.fold is not None:
+            return 2.0**self.fold.exponent, 2.0**self.fold.exponent
+        return self.choice.meaning.gains
+
+    @property
+    def offsets(self) -> tuple[float, float]:
+        """Offsets of rows g and g+8.
+
+        Where one is not 0 the accumulator adds ``offset * sum(x)``; both terms cancel in part, so
+        sums of a 16-bit core should be taken at least every 256 elements of K (offsets of bfloat16
+        reach 136).
+        """
+        return self.choice.meaning.offsets if self.fold is None else (0.0, 0.0)
+
+    @property
+    def subtracts_zeros(self) -> bool:
+        """Whether `registers` takes zero points; otherwise the accumulator subtracts ``zero * sum(x)``."""
+        return self.zero != "none"
 
     @property
     def operand(self) -> str:
@@ -175,6 +287,32 @@ class Decoder:
         """Bits of one element in a register."""
         return self.conversion.lane
 
+    @property
+    def table_words(self) -> int:
+        """uint32 words of shared memory that the decoder's table takes: 0 if it has none.
+
+        The kernel allocates them, emits `fill_table` before a barrier, and hands a `SharedTable` to
+        `registers`.
+        """
+        return len(self._entries) * TABLE_ROW // 4
+
+    @property
+    def _entries(self) -> tuple[int, ...]:
+        recipe = self.choice.recipe
+        return recipe.entries if isinstance(recipe, PairTable) else ()
+
+    def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
+        """Emit this thread's share of writing the table to shared memory.
+
+        Parameters
+        ----------
+        buffer
+            uint32 words, `table_words` of them.
+        thread, threads
+            This thread, and the number, of the threads that fill it.
+        """
+        fill_pairs(buffer, [entry & 0xFFFF for entry in self._entries[:16]], thread, threads)
+
     def registers(
         self,
         tile_words: Any,
@@ -184,6 +322,7 @@ class Decoder:
         out_first: int,
         scales: tuple[Expr, Expr] | None,
         zeros: tuple[Any, Any] | None,
+        table: SharedTable | None = None,
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
 
@@ -198,29 +337,34 @@ class Decoder:
         zeros
             Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores)
             or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
+        table
+            The decoder's table, if it has one (`table_words`).
         """
-        m = TirMachine()
+        m = TirMachine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
         factors = (None, None) if scales is None else tuple(m.input(scale) for scale in scales)
         for index in range(first, first + count):
-            value = self._one(m, words, index, parts[index % 2])
-            factor = factors[index % 2]
-            if factor is not None:
-                value = m.float_mul(self.operand, value, factor)
+            value = self.value(m, words, index, factors[index % 2], parts[index % 2])
             b.store(out, value.content, out_first + index - first)
 
     def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
         return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))
 
-    def _one(self, m: Machine, words: Sequence[Word], index: int, zero: tuple[Word, ...] | None) -> Word:
+    def value(
+        self, m: Machine, words: Sequence[Word], index: int, scale: Word | None, zero: tuple[Word, ...] | None
+    ) -> Word:
+        """Return operand register ``index`` on a machine: decoded, less its zero point, scaled."""
         recipe = self.choice.recipe
-        if zero is None or self.zero != "float":
-            return recipe.register(m, words, index, zero[0] if zero else None)
-        value = recipe.register(m, words, index, None)
-        for part in zero:
+        inside = zero[0] if zero is not None and self.zero == "integer" else None
+        value = recipe.register(m, words, index, inside)
+        for part in zero if zero is not None and self.zero == "float" else ():
             value = m.float_sub(self.operand, value, part)
-        return value
+        if scale is None:
+            return value
+        if self.fold is None:
+            return m.float_mul(self.operand, value, scale)
+        return self.fold.apply(m, value, self.fold.prepare(m, scale, index % 2))
 
 
 def operand_type(gemm: Gemm) -> str:
@@ -234,21 +378,43 @@ def operand_type(gemm: Gemm) -> str:
         If the type does not fit without loss (names a core that does), or if real zero points
         meet an 8-bit core.
     """
-    core = gemm.activation
-    if gemm.zero == "float" and lane_of(core) == 8:
+    if gemm.zero == "float" and lane_of(gemm.activation) == 8:
         raise ConversionError(
-            f"real zero points cannot be subtracted on the 8-bit core {core}; use float16 or bfloat16"
+            f"real zero points cannot be subtracted on the 8-bit core {gemm.activation};"
+            " use float16 or bfloat16"
         )
+    return _operand(get_type(gemm.weight), gemm.activation, gemm.zero)
+
+
+def _operand(ttype: TType, core: str, zero: str) -> str:
+    """Return what a type is decoded to."""
     if core in FP8_OPERANDS:
         for operand in (core, *FP8_OPERANDS):
-            if representable(gemm.weight, operand, gemm.zero):
+            if representable(ttype, operand, zero):
                 return operand
-    require_representable(gemm.weight, core, gemm.zero)
+    require_representable(ttype, core, zero)
     return core
 
 
-def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
+def make_decoder(
+    gemm: Gemm, device: TileDevice, placement: str = "operand", *, gains: bool = False, table: bool = False
+) -> Decoder:
     """Return the cheapest proven decoder for a problem.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    device
+        Its compute capability limits the choice.
+    placement
+        ``"operand"``: registers hold values less their zero points, times their scale where one is given.
+        ``"accumulator"``: registers hold raw numbers (`Decoder.gains`, `Decoder.offsets`), and zero
+        points are left to the accumulator unless `Decoder.subtracts_zeros`.
+    gains
+        Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
+    table
+        Whether the kernel provides a table in shared memory (`Decoder.table_words`).
 
     Raises
     ------
@@ -258,10 +424,31 @@ def make_decoder(gemm: Gemm, device: TileDevice) -> Decoder:
         If no recipe passes its proof.
     """
     device.core_for(gemm.activation)
-    operand = operand_type(gemm)
-    inside = "integer" if gemm.zero == "integer" else "none"
-    conversion = Conversion(get_type(gemm.weight).element_type, operand, inside)
-    return Decoder(conversion, gemm.zero, cheapest(conversion, device.compute_capability))
+    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
+    raw = placement == "accumulator"
+    # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
+    zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
+    inside = "integer" if zero == "integer" else "none"
+    conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
+    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    if raw or not gains or zero != "none":
+        return plain
+    choices = (plain, *_folding(plain, gemm.scale, device, table))
+    return min(choices, key=lambda decoder: decoder.choice.cost.weight)
+
+
+def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> Iterator[Decoder]:
+    """Yield decoders for placement ``"operand"`` whose gain is left to the finished sums."""
+    conversion = replace(plain.conversion, raw=True)
+    limits = conversion.ttype
+    for proven in proven_recipes(conversion):
+        folded = fold(conversion.operand, proven.meaning, max(abs(limits.minimum), abs(limits.maximum)))
+        if not _usable(proven, device.compute_capability, table) or folded is None:
+            continue
+        if scaled:
+            yield Decoder(conversion, "none", proven, folded)
+        elif not any(proven.meaning.offsets) and max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN:
+            yield Decoder(conversion, "none", proven)
 
 
 def load_order(bits: int) -> list[tuple[int, int]]:

@@ -1,7 +1,10 @@
-"""Arbitrary types of up to four bits by byte lookups in registers (prmt).
+"""Arbitrary types of up to four bits: byte lookups in registers (prmt), pairs in shared memory.
 
-The codes of eight elements are brought into the nibbles of one word: four registers of a
-16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes of the table.
+In registers, the codes of eight elements are brought into the nibbles of one word: four registers
+of a 16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes of the table.
+
+In shared memory, the byte that holds both codes of a register selects the whole register. Each
+lane has a copy in its own bank, so that no two lanes ever wait for each other.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.lower.cuda.fields import Move, fields, gather, moves, shifts
-from ladder.lower.cuda.machine import AND_XOR, Machine, Word, subtract_bytes
+from ladder.lower.cuda.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROW, Machine, Word, subtract_bytes
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Recipe
 from tile_types import core_values
 
@@ -29,17 +32,19 @@ NUMPY_TYPES = {
 
 
 @lru_cache(maxsize=1024)
-def nibble_moves(bits: int, lane: int, group: int) -> tuple[tuple[int, ...], tuple[Move, ...]]:
+def nibble_moves(
+    bits: int, lane: int, group: int, order: str = "lanes"
+) -> tuple[tuple[int, ...], tuple[Move, ...]]:
     """Return which nibble of its lane each register of a group takes, and the moves to get there.
 
     The order of registers is free, so the one with the fewest shifts is taken.
     """
     size = lane // 4
 
-    def plan(order: Sequence[int]) -> tuple[Move, ...]:
+    def plan(nibbles: Sequence[int]) -> tuple[Move, ...]:
         found: list[Move] = []
-        for index, nibble in enumerate(order):
-            found += moves(fields(bits, lane, group * size + index), 0, bits, 4 * nibble)
+        for index, nibble in enumerate(nibbles):
+            found += moves(fields(bits, lane, group * size + index, order), 0, bits, 4 * nibble)
         return tuple(found)
 
     best = min(permutations(range(size)), key=lambda order: shifts(plan(order)))
@@ -54,11 +59,15 @@ class Lookup:
     operand: str
     lane: int
     table: tuple[int, ...]
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two or four values."""
+        if self.order == "pairs":
+            value = self._paired(m, words[index // 4], index % 4)
+            return value if zero is None else m.float_sub(self.operand, value, zero)
         size = self.lane // 4
-        order, wanted = nibble_moves(self.bits, self.lane, index // size)
+        order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
         codes = gather(m, words, wanted, self.lane)
         value = (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
         if zero is None:
@@ -69,7 +78,14 @@ class Lookup:
         # Bytes 0 2 1 3: each half of the word then holds both lanes of two registers.
         codes = m.permute(codes, codes, m.constant(0x3120))
         low, high = (self._bytes(m, codes, nibble // 2, part) for part in (0, 1))
-        first, second = nibble % 2, 2 + nibble % 2
+        return self._join(m, low, high, nibble % 2, 2 + nibble % 2)
+
+    def _paired(self, m: Machine, codes: Word, byte: int) -> Word:
+        low, high = (self._bytes(m, codes, byte // 2, part) for part in (0, 1))
+        return self._join(m, low, high, byte % 2 * 2, byte % 2 * 2 + 1)
+
+    def _join(self, m: Machine, low: Word, high: Word, first: int, second: int) -> Word:
+        """Return two lanes from bytes ``first`` and ``second`` of the lower and the upper bytes."""
         selector = first | (4 + first) << 4 | second << 8 | (4 + second) << 12
         return m.permute(low, high, m.constant(selector))
 
@@ -98,13 +114,42 @@ class Lookup:
         return m.permute(m.constant(low), m.constant(high), selector)
 
 
-def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose table lookups for any type of up to four bits."""
-    operand, lane = conversion.operand, conversion.lane
-    if conversion.bits > 4 or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
-        return
+@dataclass(frozen=True)
+class PairTable:
+    """Loads of whole registers from shared memory; ``entries`` holds those of every byte."""
+
+    operand: str
+    entries: tuple[int, ...]
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two values."""
+        row = TABLE_ROW.bit_length() - 1
+        moved = m.shift(words[index // 4], row - 8 * (index % 4))
+        offset = m.lop3(moved, m.constant((TABLE_ENTRIES - 1) << row), m.table_lane(), AND_XOR)
+        value = m.look_up(self.entries, offset)
+        return value if zero is None else m.float_sub(self.operand, value, zero)
+
+
+def operand_bits(conversion: Conversion) -> tuple[int, ...]:
+    """Return the operand's bits of every code (0 for codes without a value)."""
     valid = np.zeros(1 << conversion.bits, dtype=bool)
     valid[conversion.ttype.valid_codes()] = True
-    values = np.where(valid, core_values(conversion.ttype, operand), 0.0)
-    bits = values.astype(NUMPY_TYPES[operand]).view(np.uint16 if lane == 16 else np.uint8)
-    yield Lookup(conversion.bits, operand, lane, tuple(int(entry) for entry in bits))
+    values = np.where(valid, core_values(conversion.ttype, conversion.operand), 0.0)
+    kind = np.uint16 if conversion.lane == 16 else np.uint8
+    return tuple(int(entry) for entry in values.astype(NUMPY_TYPES[conversion.operand]).view(kind))
+
+
+def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose lookups in registers for any type of up to four bits."""
+    operand = conversion.operand
+    if conversion.bits > 4 or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
+        return
+    table = operand_bits(conversion)
+    yield Lookup(conversion.bits, operand, conversion.lane, table, conversion.order)
+
+
+def propose_table(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose a table in shared memory for any type of four bits whose codes lie in pairs."""
+    table = operand_bits(conversion)
+    entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
+    yield PairTable(conversion.operand, entries)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ladder.lower.cuda.fields import Field, gather, moves
 from ladder.lower.cuda.machine import Machine, Word
-from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
+from ladder.lower.cuda.recipes import (
+    FLOAT_CORES,
+    Conversion,
+    FloatCore,
+    LaneRecipe,
+    Lanes16,
+    Meaning,
+    Recipe,
+    lane_recipes,
+)
 from tile_types import TType
 
 
@@ -64,7 +73,7 @@ def _placed(ttype: TType, core: FloatCore, signed: bool, mantissa: int) -> npt.N
     return bits.astype(np.uint16).view(core.numpy).astype(np.float64)
 
 
-def _rebias(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+def _rebias(conversion: Conversion) -> Iterator[tuple[str, Rebias]]:
     ttype = conversion.ttype
     if conversion.bits > 8:
         return
@@ -98,3 +107,11 @@ def propose_rebias(conversion: Conversion) -> Iterator[Recipe]:
 def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:
     """Propose the detour through bfloat16 for float16 and fp8 operands."""
     yield from lane_recipes(conversion, _through_bfloat(conversion))
+
+
+def propose_raw_rebias(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+    """Propose field moves whose power of two is left to scales or to the accumulator."""
+    for core, recipe in _rebias(conversion):
+        if core == conversion.operand:
+            raw = Lanes16(conversion.bits, replace(recipe, factor=1.0), conversion.order)
+            yield raw, Meaning(gains=(recipe.factor, recipe.factor))

@@ -116,11 +116,12 @@ class ByteOffset:
 
     bits: int
     form: Affine
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return four int8 values."""
         offset = -int(self.form.offset)
-        wanted = moves(fields(self.bits, 8, index), 0, self.bits, 0)
+        wanted = moves(fields(self.bits, 8, index, self.order), 0, self.bits, 0)
         if zero is None and offset == 0:
             return gather(m, words, wanted, 8, repeat(self.form.flip, 8))
         held = gather(m, words, wanted, 8, repeat(0x80 ^ self.form.flip, 8))
@@ -161,4 +162,4 @@ def propose_bytes(conversion: Conversion) -> Iterator[Recipe]:
         return
     for form in affine_forms(conversion.ttype):
         if form.factor == 1.0 and -128 <= form.offset <= 0:
-            yield ByteOffset(conversion.bits, form)
+            yield ByteOffset(conversion.bits, form, conversion.order)

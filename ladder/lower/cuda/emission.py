@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -48,8 +51,54 @@ def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
     )
 
 
+LOOK_UP = """
+static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int* table, unsigned int at) {
+  return *reinterpret_cast<const unsigned int*>(reinterpret_cast<const char*>(table) + at);
+}
+"""
+
+FILL_PAIRS = """
+static __constant__ unsigned short {name}_values[16] = {{{values}}};
+static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
+#pragma unroll 1
+  for (int at = thread; at < 2048; at += threads) {{
+    unsigned int pair = {name}_values[at / 8 % 16] | (unsigned int){name}_values[at / 128] << 16;
+    reinterpret_cast<uint4*>(table)[at] = make_uint4(pair, pair, pair, pair);
+  }}
+}}
+"""
+
+
+def fill_pairs(buffer: Any, values: Sequence[int], thread: Expr, threads: int) -> None:
+    """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes."""
+    text = ", ".join(map(str, values))
+    name = f"ladder_fill_pairs_{zlib.crc32(text.encode()):08x}"
+    source = FILL_PAIRS.format(name=name, values=text)
+    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
+
+
+@dataclass(frozen=True)
+class SharedTable:
+    """A table in shared memory as a thread sees it.
+
+    Parameters
+    ----------
+    buffer
+        uint32 words, ``TABLE_ENTRIES * TABLE_ROW / 4`` of them.
+    lane_offset
+        ``4 * lane``.
+    """
+
+    buffer: Any
+    lane_offset: Expr
+
+
 class TirMachine(Machine):
     """Emits instructions; every result is bound to a name."""
+
+    def __init__(self, table: SharedTable | None = None) -> None:
+        super().__init__()
+        self._table = table
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
         """Emit one instruction and return its result."""
@@ -98,6 +147,17 @@ class TirMachine(Machine):
 
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
         return self._call("ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", high, low, kind="f")
+
+    def _do_table_lane(self) -> Expr:
+        return self._shared.lane_offset
+
+    def _do_look_up(self, offset: Expr, entries: tuple[int, ...]) -> Expr:
+        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), offset)
+
+    @property
+    def _shared(self) -> SharedTable:
+        assert self._table is not None, "this decoder needs its table (Decoder.fill_table)"
+        return self._table
 
     def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
         value = ttype.evaluate(code, TirOps())

@@ -28,6 +28,12 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
     args
         The kernel's tensors.
     """
+    value = finish_float(gemm, value, m, n, args)
+    return value if gemm.output == "float32" else T.Cast(gemm.output, value)
+
+
+def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
+    """Return the output element of a float32 sum, before it is rounded to the output type."""
     value = value * args.row_scale[n]
     if args.token_scale is not None and not gemm.token_group:  # groups were scaled as they ended
         value = value * args.token_scale[m]
@@ -35,7 +41,7 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
         value = value + T.Cast("float32", args.bias[n])
     for name in gemm.epilogue:
         value = unary(name, value)
-    return value if gemm.output == "float32" else T.Cast(gemm.output, value)
+    return value
 
 
 def unary(name: str, value: Expr) -> Expr:

@@ -1,7 +1,6 @@
 """Where the bits of packed codes lie in a thread's words, and moving them in few instructions.
 
-The layout is `schedules.layouts.FragmentLayout`: code (register R, element e) of a plane of
-width p is in word ``R // (lane/p)`` of the plane at bit ``lane*e + p*(R % (lane/p))``.
+The layout is `schedules.layouts.FragmentLayout`, `fields` says where it has the bits of a register.
 """
 
 from __future__ import annotations
@@ -10,16 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ladder.lower.cuda.machine import AND_XOR, Machine, Word, repeat
-from schedules.layouts import planes
+from schedules.layouts import Field, fields
 
-
-class Field(NamedTuple):
-    """Bits ``[shift, shift+width)`` of a register's codes, at ``position`` of each lane of a word."""
-
-    word: int
-    position: int
-    width: int
-    shift: int
+__all__ = ["Field", "Move", "fields", "gather", "moves", "odd_bytes", "shifts"]
 
 
 class Move(NamedTuple):
@@ -29,16 +21,6 @@ class Move(NamedTuple):
     source: int
     target: int
     width: int
-
-
-def fields(bits: int, lane: int, register: int) -> tuple[Field, ...]:
-    """Return where the codes of one register lie, one field per plane."""
-    found, first = [], 0
-    for width, shift in planes(bits):
-        slots = lane // width
-        found.append(Field(first + register // slots, width * (register % slots), width, shift))
-        first += width
-    return tuple(found)
 
 
 def odd_bytes(where: Iterable[Field], odd: int) -> tuple[Field, ...]:

@@ -1,6 +1,7 @@
 """The pipeline for few tokens: packed words stream from global memory into registers.
 
-A block owns 16 rows per row-warp; its warps split K. Tiles go to the slices in *runs* of
+A block owns 16 or 32 rows per row-warp, any number of them, so that a grid fills the
+multiprocessors evenly; its warps split K. Tiles go to the slices in *runs* of
 neighbours, so that tiles of a group share one fetch of its scales. Each thread keeps
 ``stages`` tiles of words in flight, x passes through shared memory in chunks of K (the fewer
 tokens, the longer), and ``mma`` reduces. Slices are added in shared memory at the end. Nothing
@@ -12,6 +13,7 @@ the second grid axis serve further tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -21,34 +23,39 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
+from ladder.lower.cuda.groups import (
+    SUM_TILES,
+    Accumulators,
+    GroupRegisters,
+    Groups,
+    TileMultiplier,
+    array_dtype,
+    left_by,
+)
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
+from schedules.legal import TOKEN_BUFFERS, TOKEN_BYTES
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
 Expr = Any
 
-TILE_WARPS = 4
-"""Warps that share a packed tile: 16 rows each."""
+STRIP = 16
+"""Weight rows of a fragment."""
 
-LOADS = {
-    width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)
-}
+LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 LEAST_REGISTERS = 36
-"""Registers for addresses and operands below which ptxas spills."""
+"""Registers for addresses, operands and sums of x below which ptxas spills."""
 
-BASE_REGISTERS = 44
-"""Registers for addresses, operands and accumulators of eight tokens, as ptxas reports."""
-
-PREFETCH_BYTES = 64 * 1024
-"""Bytes of a packed row of tiles that are fetched before the kernel before has ended."""
+PREFETCH_BYTES = 4 << 20
+"""Bytes of words that are fetched into L2 before the kernel before has ended."""
 
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that buffers of x leave room for."""
@@ -86,21 +93,27 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and a schedule."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of the decoder's table."""
 
     groups: Groups
     step: MatrixStep
     device: TileDevice
     schedule: GpuSchedule
+    table_bytes: int = 0
 
     def __post_init__(self) -> None:
         plan = self.schedule
         check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
         check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
         check(
-            plan.warps in (plan.split_k, 2 * plan.split_k, TILE_WARPS * plan.split_k) and plan.warps <= 32,
-            f"gemv takes 1, 2 or 4 warps per slice of K and at most 32, got warps={plan.warps},"
+            plan.warps % plan.split_k == 0 and plan.warps <= 32,
+            f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
             f" split_k={plan.split_k}",
+        )
+        check(
+            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
+            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
+            f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
         )
         check(
             self.shared_bytes <= self.device.shared_per_block,
@@ -108,7 +121,7 @@ class Geometry:
             f" {self.device.name}; use a smaller split_k or tile_m",
         )
         check(
-            self.registers <= 65536 // self.threads,
+            self.registers <= min(255, 65536 // self.threads),
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {65536 // self.threads} of {self.threads} threads; use at most {self.most_stages} stages",
         )
@@ -126,12 +139,23 @@ class Geometry:
     @property
     def rows(self) -> int:
         """Weight rows of a block."""
-        return 16 * self.row_warps
+        return self.schedule.warp_rows * self.row_warps
+
+    @property
+    def row_blocks(self) -> int:
+        """Fragments of a warp along the rows."""
+        return self.schedule.warp_rows // STRIP
+
+    @property
+    def tile_strips(self) -> int:
+        """Warps that share a packed tile."""
+        return TILE // self.schedule.warp_rows
 
     @property
     def _registers_per_tile(self) -> int:
-        """Registers that one more tile in flight takes, at most."""
-        return self.groups.bits + self._group_registers
+        """Registers that one more tile in flight takes; neighbours share scales."""
+        shared = max(1, gcd(self.schedule.stages, self.groups.tiles))
+        return self.row_blocks * (self.groups.bits + -(-self._group_registers // shared))
 
     @property
     def _group_registers(self) -> int:
@@ -143,26 +167,21 @@ class Geometry:
     @property
     def _sums(self) -> int:
         """Registers of the accumulators."""
-        fragments = self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
+        fragments = self.row_blocks * self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
         return 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
 
     @property
     def registers(self) -> int:
-        """Estimated registers per thread."""
-        return BASE_REGISTERS + self._sums + (self.schedule.stages + 1) * self._registers_per_tile
+        """Registers per thread below which ptxas spills, roughly."""
+        return LEAST_REGISTERS + self._sums + self.schedule.stages * self._registers_per_tile
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that the compiler leaves registers for.
-
-        Half the threads in one block get all registers: ptxas then moves loads further ahead.
-        """
-        if 2 * self.threads >= RESIDENT_THREADS:
-            return 1
-        least = LEAST_REGISTERS + self._sums + self.schedule.stages * self.groups.bits
-        least += self.schedule.stages // self.group_tiles * self._group_registers
-        fitting = 65536 // (self.threads * -(-least // 8) * 8)
-        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
+        """Blocks per multiprocessor that registers and shared memory are meant for."""
+        fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
+        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
+        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
 
     @property
     def most_stages(self) -> int:
@@ -174,13 +193,11 @@ class Geometry:
     def run(self) -> int:
         """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
 
-        The largest for which two buffers of x leave room for `RESIDENT_THREADS`.
+        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` tokens.
         """
-        device, stages = self.device, self.schedule.stages
-        blocks = max(1, RESIDENT_THREADS // self.threads)
-        budget = min(device.shared_per_unit // blocks - 1024, device.shared_per_block) // 2
+        stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
         sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
-        return next((s for s in sizes if self._buffer_chunks(s) * CHUNK_BYTES <= budget), 1)
+        return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
 
     @property
     def runs_per_turn(self) -> int:
@@ -210,14 +227,23 @@ class Geometry:
     def _unit(self, run: int) -> int:
         return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
 
-    def _buffer_chunks(self, run: int) -> int:
-        """Return the 16-byte chunks of a buffer that holds a unit of rounds for ``tile_m`` tokens."""
-        return self.schedule.tile_m * self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+    def _unit_chunks(self, run: int) -> int:
+        """Return the 16-byte chunks per token of a unit of rounds."""
+        return self._unit(run) * run * self.schedule.split_k * self.tile_chunks
+
+    @property
+    def unit_chunks(self) -> int:
+        """16-byte chunks per token of a unit of rounds."""
+        return self._unit_chunks(self.run)
 
     @property
     def buffer_chunks(self) -> int:
-        """16-byte chunks of one buffer of x."""
-        return self._buffer_chunks(self.run)
+        """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
+        device = self.device
+        room = min(
+            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
+        )
+        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def group_tiles(self) -> int:
@@ -227,8 +253,7 @@ class Geometry:
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        period = self.group_tiles if self.groups.on_accumulator else self.run
-        return gcd(period, self.step.promote // TILE)
+        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE)
 
     @property
     def pitch(self) -> int:
@@ -238,8 +263,9 @@ class Geometry:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        tokens = 2 * self.buffer_chunks * CHUNK_WORDS
-        return 4 * max(tokens, self.schedule.split_k * self.schedule.tile_m * self.pitch)
+        tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
+        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
+        return max(self.table_bytes + 4 * tokens, 4 * sums)
 
 
 class Gemv:
@@ -249,8 +275,8 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = make_decoder(gemm, device)
+        self.decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=True)
+        self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
@@ -273,7 +299,7 @@ class Gemv:
         self._place_tokens()
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
-        multiplier = TileMultiplier(self.decoder, self.sums, 1, self.schedule.tile_m // STEP_TOKENS)
+        multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         turn = self.geo.turn_tiles
         turns = b.keep((self.args.k_tiles + turn - 1) // turn)
         whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
@@ -293,68 +319,93 @@ class Gemv:
                 self._consume(multiplier, first + index, guarded)
                 self._load(first + index, geo.turn_tiles + index, guarded=guarded)
             self.run_at.set(self.run_at.value + self.schedule.split_k)
-            self.words_at.set(self.words_at.value + geo.round_tiles * self.tile_words)
-            self.chunk_at.set(self.chunk_at.value + geo.round_tiles * geo.tile_chunks)
+            for at in self.words_at.values():
+                at.set(at.value + T.int64(geo.round_tiles * self.tile_words))
+            self.loader.advance(geo.round_tiles * geo.tile_chunks)
             self.rounds_left.set(self.rounds_left.value - 1)
 
     # ---- set-up ---------------------------------------------------------------------
     def _locate(self) -> None:
         """Find out which rows, tokens and slice of K this thread works on."""
         geo, args = self.geo, self.args
-        parts = TILE_WARPS // geo.row_warps
+        strips = args.n_tiles * geo.tile_strips
         b.device(geo.resident_blocks)
         block, token_block = b.block_index(
-            [args.n_tiles * parts, count_token_blocks(args, self.schedule.tile_m)]
+            [
+                (strips + geo.row_warps - 1) // geo.row_warps,
+                count_token_blocks(args, self.schedule.tile_m),
+            ]
         )
         self.thread = b.thread_index(geo.threads)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
         self.slice = b.bind(warp // geo.row_warps)
-        self.row_tile = b.bind(block // parts)
         self.row_warp = b.bind(warp % geo.row_warps)
-        self.part = part = b.bind(block % parts)
+        self.first_strip = b.bind(block * geo.row_warps)
+        # Warps beyond the last strip repeat it; nothing of theirs is stored.
+        strip = b.keep(T.min(self.first_strip + self.row_warp, strips - 1))
         row, column = self.step.lanes.operand(self.lane)
-        self.owner = b.bind((part * geo.row_warps + self.row_warp) * 32 + row * 4 + column)
-        self.first_row = b.keep(self.row_tile * TILE + part * geo.rows)
+        owner = b.bind(strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
+        self.first_row = b.bind(block * geo.rows)
         tokens = find_tokens(args, token_block, self.schedule.tile_m, self.lane, self.overlap)
         self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
         self.token_count = b.keep(T.min(self.args.m - self.first_token, self.schedule.tile_m))
-        self.column = b.keep(self.first_row + self.row_warp * 16)
-        # The run being consumed, counted over all slices, and its first word.
+        self.column = b.keep(strip * self.schedule.warp_rows)
+        # The run being consumed, counted over all slices, and by vector width where its words start.
         self.tile_words = 128 * self.groups.bits
         self.run_at = b.Variable("int32", self.slice)
-        self.words_at = b.Variable(
-            "int32", (self.row_tile * args.k_tiles + self.slice * geo.run) * self.tile_words
-        )
+        start = b.bind((strip // geo.tile_strips * args.k_tiles + self.slice * geo.run) * self.tile_words)
+        self.words_at = {
+            width: b.Variable("int64", T.Cast("int64", start + owner * width))
+            for _, width in load_order(self.groups.bits)
+        }
 
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
-        self.sums = Accumulators(self.groups, self.step, self.decoder.operand, plan.tile_m // STEP_TOKENS)
+        self.sums = Accumulators(
+            self.groups,
+            self.step,
+            self.decoder.operand,
+            geo.row_blocks,
+            plan.tile_m // STEP_TOKENS,
+            left_by(self.decoder, self.gemm),
+        )
         pool = b.shared_pool()
-        self.tokens = pool.alloc((2 * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable(table, b.keep(4 * self.lane))
+        self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
-        self.ring = [b.local(self.groups.bits, "uint32") for _ in range(plan.stages)]
+        if self.table is not None:  # the first barrier comes before the first tile
+            self.decoder.fill_table(self.table.buffer, self.thread, geo.threads)
+        self.ring = [
+            [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
+        ]
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         self.group_ring = [
-            GroupRegisters(self.groups, self.step, self.lane, types)
+            [GroupRegisters(self.groups, self.step, self.lane, types) for _ in range(geo.row_blocks)]
             for _ in range(plan.stages // geo.group_tiles)
         ]
 
     def _prefetch(self) -> None:
         """Bring the first words and scales into L2 while the kernel before still runs.
 
-        Blocks that share a packed tile fetch a part each.
+        The words of a packed row of tiles are fetched by the block that has its first strip.
         """
         if not self.overlap.possible or self.gemm.experts:
             return
-        geo, args = self.geo, self.args
-        words = T.min(args.k_tiles * self.tile_words, PREFETCH_BYTES // 4) // 64 * (16 * geo.row_warps)
-        with b.when(T.And(self.thread == 0, words > 0)):
-            first = self.row_tile * args.k_tiles * self.tile_words + self.part * words
-            b.ptx("cp.async.bulk.prefetch.L2.global", args.words.ptr_to([0, 0, first]), T.Cast("uint32", words * 4))
+        args, whole = self.args, self.args.k_tiles * self.tile_words
+        words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
+        strips = self.geo.tile_strips
+        tile = (self.first_strip + strips - 1) // strips + self.thread
+        mine = tile * strips < self.first_strip + self.geo.row_warps
+        with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
+            start = args.words.ptr_to([0, 0, tile * whole])
+            b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
                 b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
@@ -370,26 +421,33 @@ class Gemv:
         ``distance`` counts tiles from the first of the current run.
         """
         with b.when(self._inside(distance) if guarded else True):
-            at = 0
-            for offset, width in load_order(self.groups.bits):
-                word = self.words_at.value + self.owner * width + (distance * self.tile_words + offset)
-                targets = (self.ring[slot][at + i] for i in range(width))
-                b.ptx(LOADS[width], *targets, self.args.words.ptr_to([0, 0, word]))
-                at += width
+            for block, words in enumerate(self.ring[slot]):
+                self._load_words(words, block, distance)
         before = self.geo.group_tiles - 1
         if slot % self.geo.group_tiles == before and (self.gemm.scale or self.gemm.zero != "none"):
             with b.when(self._inside(distance - before) if guarded else True):
-                registers = self.group_ring[slot // self.geo.group_tiles]
-                registers.fetch(lambda *where: self._read_group(distance - before, *where))
+                for block, registers in enumerate(self.group_ring[slot // self.geo.group_tiles]):
+                    registers.fetch(partial(self._read_group, distance - before, block))
 
-    def _read_group(self, distance: int, name: str, granule: int, part: int, row: Expr) -> Expr:
+    def _load_words(self, target: Any, block: int, distance: int) -> None:
+        """Emit the loads of a thread's words of one fragment's rows of a tile."""
+        at = 0
+        for offset, width in load_order(self.groups.bits):
+            word = self.words_at[width].value
+            word = word + T.int64(distance * self.tile_words + offset + block * 32 * width)
+            registers = (target[at + i] for i in range(width))
+            b.ptx(LOADS[width], *registers, self.args.words.ptr_to([0, 0, word]))
+            at += width
+
+    def _read_group(self, distance: int, block: int, name: str, granule: int, part: int, row: Expr) -> Expr:
         """Return one scale or zero point of a K tile."""
         array = getattr(self.args, name)
         run = self.run_at.value + distance // self.geo.run
         group = self.groups.run_row(run, self.geo.run, distance % self.geo.run, granule)
+        column = self.column + block * STRIP + row
         if name == "zeros" and self.gemm.zero == "float":
-            return array[group, part, self.column + row]
-        return array[group, self.column + row]
+            return array[group, part, column]
+        return array[group, column]
 
     # ---- tokens ---------------------------------------------------------------------
     def _place_tokens(self) -> None:
@@ -399,13 +457,13 @@ class Gemv:
         """
         geo, plan = self.geo, self.schedule
         unit = geo.unit_rounds * geo.round_tiles
-        units = T.min(plan.tile_m // self.token_count, (self.args.k_tiles + unit - 1) // unit)
+        fitting = T.truncdiv(T.int32(geo.buffer_chunks), self.token_count * geo.unit_chunks)
+        units = T.min(fitting, (self.args.k_tiles + unit - 1) // unit)
         self.rounds = b.keep(units * geo.unit_rounds)
-        self.token_chunks = b.keep(units * (unit * geo.tile_chunks))
+        self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
-        self.chunk_at = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", 0)
         self.loader = RunLoader(
             self.step.lanes,
@@ -413,9 +471,11 @@ class Gemv:
             self.token_tile,
             plan.tile_m // STEP_TOKENS,
             self.token_count - 1,
-            aligned=geo.run * geo.tile_chunks % 8 == 0,
+            self.tokens,
+            aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
         )
-        self._copy_tokens(0)
+        with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
+            self._copy_tokens(buffer)
 
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
@@ -423,28 +483,29 @@ class Gemv:
         turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
         first = b.bind(self.next_chunk.value)
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
-            at = b.bind(turn * self.geo.threads + self.thread)
-            column = b.bind((first + at) * per_chunk)
-            valid = b.bind(column < self.args.k_x)
-            with b.when(at < self.token_chunks):
-                source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
-                self.copier.chunk(target, source, valid)
+        with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
+            with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
+                at = b.bind(turn * self.geo.threads + self.thread)
+                column = b.bind((first + at) * per_chunk)
+                valid = b.bind(column < self.args.k_x)
+                with b.when(at < self.token_chunks):
+                    source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
+                    target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
+                    self.copier.chunk(target, source, valid)
+            self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
-        self.next_chunk.set(self.next_chunk.value + self.token_chunks)
 
     def _advance(self) -> None:
-        """Wait for a buffer of x, and start the copy of what follows into the other one."""
+        """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""
         geo = self.geo
-        self.copier.wait(0)
+        self.copier.wait(TOKEN_BUFFERS - 2)
         b.block_sync()
         mine = self.slice * (geo.run * geo.tile_chunks)
-        self.chunk_at.set(self.buffer.value * geo.buffer_chunks + mine)
+        current = b.keep(self.buffer.value)
+        self.loader.begin(current * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
-        self.buffer.set(1 - self.buffer.value)
-        with b.when(self.next_chunk.value < self.args.k_tiles * geo.tile_chunks):
-            self._copy_tokens(self.buffer.value)
+        self._copy_tokens(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
+        self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
 
     # ---- products -------------------------------------------------------------------
     def _consume(self, multiplier: TileMultiplier, slot: int, guarded: bool) -> None:
@@ -453,13 +514,13 @@ class Gemv:
 
         def load_tokens(token_block: int, span: int, out: Any) -> None:
             chunk = index * geo.tile_chunks + span * SPAN_CHUNKS
-            self.loader.load(self.tokens, self.chunk_at.value, token_block, chunk, out)
+            self.loader.load(token_block, chunk, out)
 
         group = self.group_ring[slot // geo.group_tiles]
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         with b.when(self._inside(index) if guarded else True):
-            multiplier.emit([self.ring[slot]], [group], load_tokens, flush)
+            multiplier.emit(self.ring[slot], group, load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------
     def _finish(self) -> None:
@@ -467,12 +528,15 @@ class Gemv:
         self.sums.join_lanes()
         b.block_sync()
         lanes = self.step.lanes
-        for block in range(self.schedule.tile_m // STEP_TOKENS):
+        token_blocks = self.schedule.tile_m // STEP_TOKENS
+        for fragment in range(self.geo.row_blocks * token_blocks):
+            block, token_block = divmod(fragment, token_blocks)
             with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
-                    at = (self.slice, block * STEP_TOKENS + token, self.row_warp * 16 + row)
-                    b.store(self.slices, self.sums.result(block, i), *at)
+                    row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
+                    at = (self.slice, token_block * STEP_TOKENS + token, row)
+                    b.store(self.slices, self.sums.result(fragment, i), *at)
         b.block_sync()
         outputs = b.bind(self.token_count * self.geo.rows)
         with b.loop(b.bind((outputs + self.geo.threads - 1) // self.geo.threads), rolled=True) as turn:

@@ -2,7 +2,10 @@
 
 A packed tile is cut into *granules*: runs of its registers that share a scale. Scales go
 either onto decoded operands or onto accumulators; in the second case each granule (or
-group) ends with a *flush*: ``total += partial * scale``.
+group) ends with a *flush*: ``total += partial * scale``. There registers may hold raw numbers
+(`ladder.lower.cuda.decode`), and the flush does the rest: ``total += scale * (sum(raw * x) +
+(offset - zero) / gain * sum(x))``, with gains applied to the finished sums. An infinite or NaN
+element of x then gives NaN where the sum of products may have been infinite.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import MatrixStep, emit_step
 from ladder.lower.cuda.scales import bytes4, pair16
 from schedules.layouts import TILE, lane_of, packed_group
@@ -105,6 +109,42 @@ class Groups:
         return self.row(run * length + index, granule)
 
 
+SUM_TILES = 4
+"""Tiles after which sums of raw numbers must meet their sum of x: both cancel in part."""
+
+ONES = {"float16": 0x3C003C00, "bfloat16": 0x3F803F80, "int8": 0x01010101}
+"""An operand register of ones."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What decoded registers leave to the accumulator: ``value = gain * raw + offset - zero``.
+
+    Parameters
+    ----------
+    gains, offsets
+        Of rows g and g+8.
+    zero
+        Kind of the zero points that are still to be subtracted.
+    """
+
+    gains: tuple[float, float] = (1.0, 1.0)
+    offsets: tuple[float, float] = (0.0, 0.0)
+    zero: str = "none"
+
+    @property
+    def sums_tokens(self) -> bool:
+        """Whether sums of x are needed."""
+        return any(self.offsets) or self.zero != "none"
+
+
+def left_by(decoder: Any, gemm: Gemm) -> Leftover:
+    """Return what a `ladder.lower.cuda.decode.Decoder` leaves to the accumulator."""
+    return Leftover(decoder.gains, decoder.offsets, "none" if decoder.subtracts_zeros else gemm.zero)
+
+
+NOTHING_LEFT = Leftover()
+
 Reader = Callable[[str, int, int, Expr], Expr]
 """``read(name, granule, part, row)``: element of ``"scales"`` or ``"zeros"`` for fragment row 0..15."""
 
@@ -193,7 +233,18 @@ class GroupRegisters:
         """Return the float32 scale of an accumulator's row, if scales go onto accumulators."""
         if not self.groups.on_accumulator:
             return None
-        return T.Cast("float32", self.scales[granule * self.rows + row_slot])
+        return b.bind(T.Cast("float32", self.scales[granule * self.rows + row_slot]))
+
+    def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
+        """Return ``(offset - zero) / gain`` of an accumulator's row, float32."""
+        gain = left.gains[row_slot]
+        value: Expr = T.float32(left.offsets[row_slot] / gain)
+        if left.zero == "none":
+            return value
+        for part in range(self.parts):
+            stored = self.zeros[self._zero_at(granule, part, row_slot)]
+            value = value - T.Cast("float32", stored) * T.float32(1 / gain)
+        return b.bind(value)
 
 
 def array_dtype(array: Any) -> str | None:
@@ -210,27 +261,56 @@ class Accumulators:
         The problem's scales and the instructions.
     weight
         Operand type of decoded weights.
-    fragments
-        Number of 16 x 8 fragments.
+    row_blocks, token_blocks
+        16-row and 8-token blocks; fragments are ``[row_blocks][token_blocks]``.
+    left
+        What decoded registers leave to the sums.
     """
 
-    def __init__(self, groups: Groups, step: MatrixStep, weight: str, fragments: int) -> None:
-        self.groups, self.step, self.weight, self.fragments = groups, step, weight, fragments
+    def __init__(
+        self,
+        groups: Groups,
+        step: MatrixStep,
+        weight: str,
+        row_blocks: int,
+        token_blocks: int,
+        left: Leftover = NOTHING_LEFT,
+    ) -> None:
+        self.groups, self.step, self.weight, self.left = groups, step, weight, left
+        self.row_blocks, self.token_blocks = row_blocks, token_blocks
+        self.token_factor: Callable[[int, int], Expr] | None = None
+        """``token_factor(token_block, index)``: the scale of an accumulator's token in the tile's group."""
+        self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
-        self.partial = b.local(fragments * self.width, step.carrier)
-        self.total: Any = b.local(fragments * self.width, "float32") if self.flushes else None
-        for i in range(fragments * self.width):
-            b.store(self.partial, self._zero(), i)
-            if self.total is not None:
-                b.store(self.total, T.float32(0), i)
+        self.partial = self._cleared(self.fragments, step.carrier)
+        self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
+        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if left.sums_tokens else None
 
-    def _zero(self) -> Expr:
-        return T.uint32(0) if self.step.carrier == "uint32" else T.float32(0)
+    def _cleared(self, fragments: int, dtype: str) -> Any:
+        """Allocate fragments of zeros."""
+        buffer = b.local(fragments * self.width, dtype)
+        for i in range(fragments * self.width):
+            b.store(buffer, T.float32(0) if dtype == "float32" else T.uint32(0), i)
+        return buffer
 
     @property
     def flushes(self) -> bool:
         """Whether partial sums move to totals."""
-        return self.groups.on_accumulator or self.step.promote > 0 or self.groups.token_tiles > 0
+        flushed_anyway = self.groups.on_accumulator or self.step.promote > 0
+        return flushed_anyway or self.left.sums_tokens or self.groups.token_tiles > 0
+
+    @property
+    def flushes_granules(self) -> bool:
+        """Whether every granule of a tile has a flush of its own."""
+        return self.groups.on_accumulator or self.left.zero != "none"
+
+    @property
+    def periods(self) -> set[int]:
+        """Tiles after each multiple of which partial sums must be flushed; 0 for the last tile only."""
+        periods = {self.groups.tiles} if self.flushes_granules else set()
+        periods |= {self.step.promote // TILE} if self.step.promote else set()
+        periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
+        return periods | ({SUM_TILES} if self.left.sums_tokens else set())
 
     def flush_due(self, tile: Expr, tiles: Expr) -> Expr:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.
@@ -238,9 +318,7 @@ class Accumulators:
         A Python bool where that is known when the kernel is emitted: groups end there, or the
         instruction's own sum has become too long. The last tile always flushes.
         """
-        periods = {self.groups.tiles} if self.groups.on_accumulator else set()
-        periods |= {self.step.promote // TILE} if self.step.promote else set()
-        periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
+        periods = self.periods
         if not self.flushes or 1 in periods:
             return self.flushes
         due = tile == tiles - 1
@@ -251,27 +329,44 @@ class Accumulators:
     @property
     def dtype(self) -> str:
         """Type of finished sums: int32 or float32."""
-        return "int32" if self.step.carrier == "uint32" and not self.flushes else "float32"
+        whole = self.step.carrier == "uint32" and self.left.gains == (1.0, 1.0)
+        return "int32" if whole and not self.flushes else "float32"
 
     def multiply(self, fragment: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit one step into a fragment."""
         emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands)
 
-    def flush(
-        self,
-        fragment: int,
-        factor: Callable[[int], Expr | None],
-        token_factor: Callable[[int], Expr] | None = None,
-    ) -> None:
-        """Emit ``total += partial * factor(row slot) * token_factor(index)`` and clear the partial sums."""
-        for i in range(self.width):
-            at = fragment * self.width + i
-            value = self._as_float(self.partial[at])
-            scale = factor(self.step.lanes.row_slot(i))
-            value = value if scale is None else value * scale
-            value = value if token_factor is None else value * token_factor(i)
-            b.store(self.total, self.total[at] + value, at)
-            b.store(self.partial, self._zero(), at)
+    def add_tokens(self, token_block: int, a: list[Expr], operands: list[Expr]) -> None:
+        """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
+        if self.token_sums is not None:
+            ones = [None if x is None else T.uint32(ONES[self.weight]) for x in a]
+            emit_step(self.step, self.weight, self.token_sums, token_block * self.width, ones, operands)
+
+    def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
+        """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
+        for block, registers in enumerate(group_registers):
+            for i in range(self.width):
+                at = (block * self.token_blocks + token_block) * self.width + i
+                self._flush_one(at, token_block * self.width + i, granule, registers)
+        if self.token_sums is not None:
+            for i in range(self.width):
+                b.store(self.token_sums, self._zero(), token_block * self.width + i)
+
+    def _flush_one(self, at: int, tokens_at: int, granule: int, registers: GroupRegisters) -> None:
+        slot = self.step.lanes.row_slot(at % self.width)
+        scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
+        factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
+        scale = _product(scale, factor)
+        total = self.total[at] + (value if scale is None else value * scale)
+        if self.token_sums is not None:
+            shift = registers.shift(self.left, granule, slot)
+            shift = shift if scale is None else b.bind(shift * scale)
+            total = total + self._as_float(self.token_sums[tokens_at]) * shift
+        b.store(self.total, total, at)
+        b.store(self.partial, self._zero(), at)
+
+    def _zero(self) -> Expr:
+        return T.uint32(0) if self.step.carrier == "uint32" else T.float32(0)
 
     def _as_float(self, value: Expr) -> Expr:
         return T.Cast("float32", T.Cast("int32", value)) if self.step.carrier == "uint32" else value
@@ -279,9 +374,11 @@ class Accumulators:
     def result(self, fragment: int, index: int) -> Expr:
         """Return one finished sum, of type `dtype`."""
         at = fragment * self.width + index
-        if self.total is not None:
-            return self.total[at]
-        return T.Cast("int32", self.partial[at]) if self.dtype == "int32" else self.partial[at]
+        if self.dtype == "int32":
+            return T.Cast("int32", self.partial[at])
+        value = self._as_float(self.partial[at]) if self.total is None else self.total[at]
+        gain = self.left.gains[self.step.lanes.row_slot(index) % 2]
+        return value if gain == 1.0 else value * T.float32(gain)
 
     def join_lanes(self) -> None:
         """Emit the sums over lanes that hold partial sums of the same elements (Volta)."""
@@ -292,6 +389,13 @@ class Accumulators:
                 b.store(sums, sums[i] + other, i)
 
 
+def _product(first: Expr | None, second: Expr | None) -> Expr | None:
+    """Multiply factors of which either may be absent."""
+    if first is None or second is None:
+        return second if first is None else first
+    return b.bind(first * second)
+
+
 class TileMultiplier:
     """Emits one packed tile's decode and multiplication, span by span.
 
@@ -300,20 +404,18 @@ class TileMultiplier:
     decoder
         Turns packed words into operand registers.
     accumulators
-        The fragments, ``[row_blocks][token_blocks]``.
-    row_blocks, token_blocks
-        16-row and 8-token blocks of this thread's warp.
+        The fragments.
+    table
+        The decoder's table in shared memory, if it has one.
     """
 
-    def __init__(self, decoder: Any, accumulators: Accumulators, row_blocks: int, token_blocks: int) -> None:
-        self.decoder, self.accumulators = decoder, accumulators
+    def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
+        self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
-        self.row_blocks, self.token_blocks = row_blocks, token_blocks
+        self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
-        self.operands = b.local(row_blocks * self.span, "uint32")
+        self.operands = b.local(self.row_blocks * self.span, "uint32")
         self.tokens = b.local(4, "uint32")
-        self.token_factor: Callable[[int, int], Expr] | None = None
-        """``token_factor(token_block, index)``: the scale of an accumulator's token in the tile's group."""
 
     def emit(
         self,
@@ -340,8 +442,8 @@ class TileMultiplier:
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
                 load_tokens(token_block, span, self.tokens)
-                for block in range(self.row_blocks):
-                    self._multiply(group_registers, block, token_block, span, flush)
+                for granule in self._granules(span):
+                    self._multiply(group_registers, token_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
         """Return the granules that a span touches."""
@@ -350,6 +452,7 @@ class TileMultiplier:
 
     def _decode(self, words: list[Any], group_registers: list[GroupRegisters], block: int, span: int) -> None:
         count = min(self.span, self.groups.registers)
+        zeros = self.decoder.subtracts_zeros
         for granule in self._granules(span):
             first = max(granule * self.groups.registers, span * self.span)
             self.decoder.registers(
@@ -359,41 +462,32 @@ class TileMultiplier:
                 self.operands,
                 block * self.span + first - span * self.span,
                 group_registers[block].operand_scales(granule),
-                group_registers[block].operand_zeros(granule),
+                group_registers[block].operand_zeros(granule) if zeros else None,
+                self.table,
             )
 
     def _multiply(
-        self, group_registers: list[GroupRegisters], block: int, token_block: int, span: int, flush: bool
+        self, group_registers: list[GroupRegisters], token_block: int, span: int, granule: int, flush: bool
     ) -> None:
-        """Emit a span's steps into one fragment, and the flushes of granules that end in it."""
-        fragment = block * self.token_blocks + token_block
-        for granule in self._granules(span):
-            low = granule * self.groups.registers - span * self.span
-            for step in range(2):
-                a = [
-                    self.operands[block * self.span + r] if low <= r < low + self.groups.registers else None
-                    for r in range(4 * step, 4 * step + 4)
-                ]
-                if any(x is not None for x in a):
-                    self.accumulators.multiply(
-                        fragment, a, [self.tokens[2 * step], self.tokens[2 * step + 1]]
-                    )
-            ends = low + self.groups.registers <= self.span
-            inner = self.groups.per_tile > 1 and self.accumulators.groups.on_accumulator
-            if self.accumulators.flushes and ends and (flush or inner):
-                self._flush(group_registers, block, fragment, granule)
-
-    def _flush(self, group_registers: list[GroupRegisters], block: int, fragment: int, granule: int) -> None:
-        scale, token_block = self.token_factor, fragment % self.token_blocks
-        self.accumulators.flush(
-            fragment,
-            lambda row: group_registers[block].factor(granule, row),
-            None if scale is None else lambda index: scale(token_block, index),
-        )
+        """Emit a granule's steps within a span, and its flush if it ends there."""
+        low = granule * self.groups.registers - span * self.span
+        for step in range(2):
+            inside = [low <= r < low + self.groups.registers for r in range(4 * step, 4 * step + 4)]
+            if not any(inside):
+                continue
+            tokens = [self.tokens[2 * step], self.tokens[2 * step + 1]]
+            for block in range(self.row_blocks):
+                first = block * self.span + 4 * step
+                a = [self.operands[first + r] if inside[r] else None for r in range(4)]
+                self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
+                if block == 0:
+                    self.accumulators.add_tokens(token_block, a, tokens)
+        ends = low + self.groups.registers <= self.span
+        inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
+        if self.accumulators.flushes and ends and (flush or inner):
+            self.accumulators.flush(token_block, granule, group_registers)
 
     def flush_all(self, group_registers: list[GroupRegisters]) -> None:
         """Emit the flush of every fragment with the tile's last granule."""
-        for block in range(self.row_blocks):
-            for token_block in range(self.token_blocks):
-                fragment = block * self.token_blocks + token_block
-                self._flush(group_registers, block, fragment, self.groups.per_tile - 1)
+        for token_block in range(self.token_blocks):
+            self.accumulators.flush(token_block, self.groups.per_tile - 1, group_registers)

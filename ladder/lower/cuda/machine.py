@@ -29,6 +29,39 @@ XNOR_AND = 0x82
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
+PIPE_CLOCKS = {
+    "lop3": ("alu", 2.0),
+    "shift right": ("alu", 2.0),
+    "shift left": ("fma", 2.0),
+    "permute": ("alu", 2.0),
+    "subtract": ("alu", 2.0),
+    "float_sub": ("fma", 1.0),
+    "float_mul": ("fma", 1.0),
+    "float_fma": ("fma", 1.0),
+    "narrow": ("alu", 2.0),
+    "halves": ("alu", 2.0),
+    "look_up": ("shared", 4.0),
+    "reference": ("alu", 2.0 * REFERENCE_COST),
+}
+"""Pipe of each instruction, and the clocks that a warp's instruction keeps it busy.
+
+Of one of the four parts of a multiprocessor, from sm_80 on: 16 lanes per clock for logic, and for
+integer multiplies (which ptxas shifts left with), 32 for packed 16-bit floats; shared memory
+serves 32 lanes of all four parts (CUDA C++ Programming Guide, "Throughput of Native Arithmetic
+Instructions"; the same was measured on an H200).
+"""
+
+TABLE_ROW = 128
+"""Bytes between entries of a table in shared memory: each lane of a warp has its own bank."""
+
+TABLE_ENTRIES = 256
+
+ISSUE_WEIGHT = 0.5
+"""How much an instruction counts beside the busiest pipe: decoding shares the issue slots."""
+
+SHARED_WEIGHT = 0.25
+"""How much a clock of shared memory counts: activations pass through it too."""
+
 
 @dataclass(frozen=True, eq=False)
 class Word:
@@ -103,21 +136,69 @@ class Machine(ABC):
         """Round two float32 words to two float16 lanes."""
         return self._once("halves", (low, high))
 
+    def table_lane(self) -> Word:
+        """Return ``4 * lane``: where this lane's column of a table begins."""
+        return self._once("table_lane")
+
+    def look_up(self, entries: tuple[int, ...], offset: Word) -> Word:
+        """Return the word of a table in shared memory at ``TABLE_ROW * entry + 4 * lane`` bytes."""
+        return self._once("look_up", (offset,), entries)
+
     def reference(self, ttype: TType, code: Word, core: str) -> Word:
         """Decode one code (alone in its word) by the type's own expression to bits of ``core``."""
         return self._once("reference", (code,), ttype, core)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """What a decode costs a warp.
+
+    Parameters
+    ----------
+    instructions
+        Instructions to issue.
+    alu, fma, shared
+        Clocks for which the pipes of logic, of multiplication and of shared memory are busy.
+    """
+
+    instructions: int = 0
+    alu: float = 0.0
+    fma: float = 0.0
+    shared: float = 0.0
+
+    @property
+    def busiest(self) -> float:
+        """Clocks that the decode takes at least, one instruction being issued per clock."""
+        return max(self.alu, self.fma, self.shared, float(self.instructions))
+
+    @property
+    def weight(self) -> float:
+        """What recipes are ranked by."""
+        return self.busiest + ISSUE_WEIGHT * self.instructions + SHARED_WEIGHT * self.shared
+
+
 class CountingMachine(Machine):
-    """Counts instructions; constants are free."""
+    """Counts instructions and the clocks of each pipe; constants are free."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.instructions = 0
+        self.clocks = {"alu": 0.0, "fma": 0.0, "shared": 0.0}
+
+    @property
+    def cost(self) -> Cost:
+        """What was counted so far."""
+        return Cost(self.instructions, **self.clocks)
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
         """Count one instruction."""
-        self.count += {"constant": 0, "reference": REFERENCE_COST}.get(operation, 1)
+        if operation in ("constant", "table_lane"):
+            return
+        if operation == "shift":
+            operation = "shift left" if immediates[0] > 0 else "shift right"
+        pipe, clocks = PIPE_CLOCKS[operation]
+        self.instructions += REFERENCE_COST if operation == "reference" else 1
+        self.clocks[pipe] += clocks
 
 
 def repeat(bits: int, lane: int) -> int:

@@ -257,7 +257,7 @@ class Mma:
             with b.when(turns > turn):
                 self._copy_stage(turn, turn)
             self.copier.commit()
-        multiplier = TileMultiplier(self.decoder, self.sums, self.geo.row_blocks, self.geo.token_blocks)
+        multiplier = TileMultiplier(self.decoder, self.sums)
         with b.loop(turns) as turn:
             self.copier.wait(stages - 2)
             b.block_sync()
@@ -296,8 +296,9 @@ class Mma:
     def _allocate(self) -> None:
         """Allocate shared stages and registers; results reuse the stages' memory."""
         geo, plan = self.geo, self.schedule
-        fragments = geo.row_blocks * geo.token_blocks
-        self.sums = Accumulators(self.groups, self.step, self.decoder.operand, fragments)
+        self.sums = Accumulators(
+            self.groups, self.step, self.decoder.operand, geo.row_blocks, geo.token_blocks
+        )
         pool = b.shared_pool()
         self.tokens = pool.alloc((plan.stages, geo.tokens.words(plan.tile_m)), "uint32", align=128)
         words = (plan.stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)
@@ -399,14 +400,14 @@ class Mma:
 
             tile = b.bind(turn * self.geo.stage_tiles + step)
             due = self.sums.flush_due(tile, self.args.k_tiles)
-            multiplier.token_factor = self._token_factors(first_token, tile)
+            self.sums.token_factor = self._token_factors(first_token, tile)
             multiplier.emit(self.tile_words, self.group_registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(self.group_registers)
 
     def _token_factors(self, first_token: Expr, tile: Expr) -> Any:
-        """Return what `TileMultiplier.token_factor` says of a K tile, or None where rows have one scale.
+        """Return what `Accumulators.token_factor` says of a K tile, or None where rows have one scale.
 
         Rows beyond the tokens take the last one's scales; they are not stored.
         """

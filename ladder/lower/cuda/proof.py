@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.cuda.fields import fields
-from ladder.lower.cuda.machine import Machine, Word
-from ladder.lower.cuda.recipes import Conversion, Recipe
+from ladder.lower.cuda.machine import TABLE_ROW, Machine, Word
+from ladder.lower.cuda.recipes import PLAIN, Conversion, Meaning, Recipe
+from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
 from tile_types.errors import VerificationError
 
@@ -133,6 +133,15 @@ class NumpyMachine(Machine):
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
         return self._join([round_to("float16", single) for single in singles])
 
+    def _do_table_lane(self) -> Words:
+        return np.array([4 * 5], np.uint32)  # as lane 5 sees it
+
+    def _do_look_up(self, offset: Words, entries: tuple[int, ...]) -> Words:
+        entry, column = np.divmod(offset, np.uint32(TABLE_ROW))
+        if np.any(column != self._do_table_lane()):
+            raise VerificationError("a table is read outside the lane's own column")
+        return np.array(entries, np.uint32)[entry]
+
     def _do_reference(self, code: Words, ttype: TType, core: str) -> Words:
         value = np.asarray(ttype.evaluate(code, NumpyOps()))
         if core == "int8":
@@ -140,19 +149,23 @@ class NumpyMachine(Machine):
         return round_to(core, value.astype(np.float64))
 
 
-def place(codes: npt.NDArray[np.uint32], bits: int, lane: int) -> list[Words]:
+def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lanes") -> list[Words]:
     """Return a thread's words for ``codes[batch, register, element]``, as the layout says."""
     words = [np.zeros(len(codes), np.uint32) for _ in range(bits)]
-    for register in range(codes.shape[1]):
-        for field in fields(bits, lane, register):
-            for element in range(codes.shape[2]):
-                part = (codes[:, register, element] >> field.shift) & ((1 << field.width) - 1)
-                words[field.word] |= part << np.uint32(lane * element + field.position)
+    for register, parts in enumerate(pieces(bits, lane, order)):
+        held = np.zeros(len(codes), np.uint32)
+        for element in range(codes.shape[2]):
+            held |= codes[:, register, element] << np.uint32(lane * element)
+        for word, mask, left in parts:
+            kept = held & np.uint32(mask)
+            words[word] |= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
     return words
 
 
-def prove(recipe: Recipe, conversion: Conversion) -> None:
+def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> None:
     """Check a recipe for every valid code (and integer zero point) in every place.
+
+    ``meaning`` must turn what the registers hold into the values without an error in float32.
 
     Raises
     ------
@@ -168,10 +181,12 @@ def prove(recipe: Recipe, conversion: Conversion) -> None:
     if not ttype.exact:
         rounded = core_values(ttype, conversion.operand)
         values = rounded[codes]
-    for rotation in ROTATIONS:
+    # Where pairs of codes are decoded together, every pair must be seen.
+    for rotation in range(len(codes)) if conversion.order == "pairs" else ROTATIONS:
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
-        _check(recipe, conversion, codes[chosen], values[chosen] - zero[:, None, None], zero)
+        expected = values[chosen] - zero[:, None, None]
+        _check(recipe, conversion, meaning, codes[chosen], expected, zero)
 
 
 def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
@@ -181,16 +196,18 @@ def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
 def _check(
     recipe: Recipe,
     conversion: Conversion,
+    meaning: Meaning,
     codes: npt.NDArray[np.uint32],
     expected: Reals,
     zero: npt.NDArray[np.int64],
 ) -> None:
     m = NumpyMachine()
-    words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane)]
+    words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane, conversion.order)]
     operand = _zero_operand(m, conversion, zero) if conversion.zero == "integer" else None
     for register in range(codes.shape[1]):
         out = np.broadcast_to(recipe.register(m, words, register, operand).content, zero.shape)
-        for element, got in enumerate(lanes(conversion.operand, out)):
+        for element, raw in enumerate(lanes(conversion.operand, out)):
+            got = _value(raw, meaning, register % 2)
             wrong = np.flatnonzero(got != expected[:, register, element])
             if len(wrong):
                 at = wrong[0]
@@ -199,6 +216,13 @@ def _check(
                     f" {conversion.ttype.name} to {got[at]} instead of {expected[at, register, element]}"
                     f" ({conversion.operand}, zero point {zero[at]}, register {register}, lane {element})"
                 )
+
+
+def _value(raw: Reals, meaning: Meaning, half: int) -> Reals:
+    """Return ``gain * raw + offset`` in float32."""
+    gain, offset = np.float32(meaning.gains[half]), np.float32(meaning.offsets[half])
+    with np.errstate(all="ignore"):
+        return (raw.astype(np.float32) * gain + offset).astype(np.float64)
 
 
 def _zero_operand(m: NumpyMachine, conversion: Conversion, zero: npt.NDArray[np.int64]) -> Word:

@@ -62,11 +62,17 @@ class Conversion:
         Operand type of the tensor core.
     zero
         ``"integer"`` if integer zero points are subtracted inside the recipe, else ``"none"``.
+    raw
+        Whether registers may hold raw numbers, which `Meaning` turns into values.
+    order
+        Order of the bits in packed words (`schedules.layouts.ORDERS`).
     """
 
     ttype: TType
     operand: str
     zero: str = "none"
+    raw: bool = False
+    order: str = "lanes"
 
     @property
     def lane(self) -> int:
@@ -77,6 +83,21 @@ class Conversion:
     def bits(self) -> int:
         """Bits of one code."""
         return self.ttype.elem_bits
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """``value = gain * raw + offset``, for rows g and g+8 (even and odd registers) each.
+
+    Both are exact in float32, and so is the value.
+    """
+
+    gains: tuple[float, float] = (1.0, 1.0)
+    offsets: tuple[float, float] = (0.0, 0.0)
+
+
+PLAIN = Meaning()
+"""Registers hold the values themselves."""
 
 
 class Recipe(Protocol):
@@ -101,10 +122,11 @@ class Lanes16:
 
     bits: int
     inner: LaneRecipe
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Convert the register's two codes."""
-        return self.inner.convert(m, words, fields(self.bits, 16, index), zero)
+        return self.inner.convert(m, words, fields(self.bits, 16, index, self.order), zero)
 
 
 @dataclass(frozen=True)
@@ -114,10 +136,11 @@ class Narrowed:
     bits: int
     inner: LaneRecipe
     operand: str
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Convert the register's four codes."""
-        where = fields(self.bits, 8, index)
+        where = fields(self.bits, 8, index, self.order)
         offset = None if zero is None else self._half(m, zero)
         even, odd = (self.inner.convert(m, words, odd_bytes(where, i), offset) for i in (0, 1))
         if self.operand == "fp8_e5m2":  # float16's upper byte is e5m2
@@ -148,10 +171,11 @@ class Reference:
     ttype: TType
     core: str
     lane: int
+    order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Decode the register's codes to 8-bit lanes."""
-        value = self._lanes(m, words, fields(self.ttype.elem_bits, self.lane, index))
+        value = self._lanes(m, words, fields(self.ttype.elem_bits, self.lane, index, self.order))
         return value if zero is None else subtract_bytes(m, value, zero)
 
     def convert(self, m: Machine, words: Sequence[Word], where: Sequence[Field], zero: Word | None) -> Word:
@@ -180,11 +204,11 @@ def propose_reference(conversion: Conversion) -> Iterator[Recipe]:
     """Propose the reference expression, which fits every type that the operand can hold."""
     ttype, operand = conversion.ttype, conversion.operand
     if operand in FLOAT_CORES:
-        yield Lanes16(conversion.bits, Reference(ttype, operand, 16))
+        yield Lanes16(conversion.bits, Reference(ttype, operand, 16), conversion.order)
     elif operand == "int8":
-        yield Reference(ttype, operand, 8)
+        yield Reference(ttype, operand, 8, conversion.order)
     else:
-        yield Narrowed(conversion.bits, Reference(ttype, "float16", 16), operand)
+        yield Narrowed(conversion.bits, Reference(ttype, "float16", 16), operand, conversion.order)
 
 
 def lane_recipes(conversion: Conversion, inner: Iterator[tuple[str, LaneRecipe]]) -> Iterator[Recipe]:
@@ -194,6 +218,6 @@ def lane_recipes(conversion: Conversion, inner: Iterator[tuple[str, LaneRecipe]]
         if made_for != core or conversion.operand == "int8":
             continue
         if conversion.operand in FLOAT_CORES:
-            yield Lanes16(conversion.bits, recipe)
+            yield Lanes16(conversion.bits, recipe, conversion.order)
         else:
-            yield Narrowed(conversion.bits, recipe, conversion.operand)
+            yield Narrowed(conversion.bits, recipe, conversion.operand, conversion.order)

@@ -27,6 +27,10 @@ SPAN_STEPS = 2
 
 SPAN_CHUNKS = SPAN_STEPS * STEP_BYTES // CHUNK_BYTES
 
+HALVES = (0, 1)
+HALF_BYTES = SPAN_CHUNKS * CHUNK_BYTES
+"""Halves of a row of eight chunks: one span each."""
+
 LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
@@ -113,7 +117,8 @@ class RunLoader:
     """Emits the loads of `SpanLoader` for runs of K whose start changes while the rest is known.
 
     Where runs start at multiples of eight chunks, the swizzle permutes chunks that are known
-    when the kernel is emitted, so that a load's address is one addition to the run's.
+    when the kernel is emitted: a lane then keeps the addresses of its two halves of such a row,
+    which differ in one bit, and everything else is an immediate offset.
 
     Parameters
     ----------
@@ -121,29 +126,53 @@ class RunLoader:
         As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
     token_blocks
         Blocks of eight tokens.
+    shared
+        The uint32 buffer that holds the tile.
     aligned
         Whether runs start at multiples of eight chunks.
     """
 
     def __init__(
-        self, lanes: LaneMap, lane: Index, tile: TokenTile, token_blocks: int, last: Index, *, aligned: bool
+        self,
+        lanes: LaneMap,
+        lane: Index,
+        tile: TokenTile,
+        token_blocks: int,
+        last: Index,
+        shared: Any,
+        *,
+        aligned: bool,
     ) -> None:
         self.general = SpanLoader(lanes, lane, tile, b.keep(last))
-        self.aligned = aligned and not lanes.partial_lanes
+        self.shared, self.start = shared, b.Variable("int32", 0)
         token, piece = matrix_source(lane)
-        self.words = [
-            [b.keep(tile.word(T.min(block * 8 + token, last), half + piece)) for half in (0, SPAN_CHUNKS)]
-            for block in range(token_blocks if self.aligned else 0)
-        ]
+        rows = (T.min(block * 8 + token, last) for block in range(token_blocks if aligned else 0))
+        self.rows = [b.keep(tile.word(row, piece)) for row in rows]
+        self.addresses = [[b.Variable("uint32", T.uint32(0)) for _ in HALVES] for _ in self.rows]
 
-    def load(self, shared: Any, start: Index, block: int, chunk: int, out: Any) -> None:
-        """Emit the loads of a token block and of chunks ``chunk..+4`` after the run's first, ``start``."""
-        if not self.aligned:
-            self.general.load(shared, [], block * 8, start + chunk, out)
+    def begin(self, start: Index) -> None:
+        """Emit what it takes to go to the run that starts at chunk ``start``."""
+        self.start.set(start)
+        for row, halves in zip(self.rows, self.addresses, strict=True):
+            word = self.shared.ptr_to([self.start.value * CHUNK_WORDS + row])
+            halves[0].set(T.cuda.cvta_generic_to_shared(word))
+            halves[1].set(halves[0].value ^ T.uint32(HALF_BYTES))
+
+    def advance(self, chunks: int) -> None:
+        """Emit the step to a run ``chunks`` further on."""
+        self.start.set(self.start.value + chunks)
+        for halves in self.addresses:
+            for half in halves:
+                half.set(half.value + T.uint32(chunks * CHUNK_BYTES))
+
+    def load(self, block: int, chunk: int, out: Any) -> None:
+        """Emit the loads of a token block and of chunks ``chunk..+4`` of the run."""
+        if not self.addresses:
+            self.general.load(self.shared, [], block * 8, self.start.value + chunk, out)
             return
         whole, part = divmod(chunk, 8)
-        at = start * CHUNK_WORDS + self.words[block][part // SPAN_CHUNKS] + whole * 8 * CHUNK_WORDS
-        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), shared.ptr_to([at]))
+        address = self.addresses[block][part // SPAN_CHUNKS].value + T.uint32(whole * 8 * CHUNK_BYTES)
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address)
 
 
 class Copier:

@@ -9,6 +9,7 @@ warpgroup level matrix instructions").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.script import tirx as T
@@ -18,18 +19,20 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
-from ladder.lower.cuda.decode import Decoder, load_order, make_decoder
+from ladder.lower.cuda.decode import load_order
+from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import PTX_FP8
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
-from ladder.lower.cuda.wgmma_geometry import MATH_REGISTERS, PRODUCER_REGISTERS, Geometry
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
+from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
 Expr = Any
-
-TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 INSTRUCTIONS = {
     "float16": "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16",
@@ -40,6 +43,17 @@ INSTRUCTIONS = {
 }
 
 SWIZZLE_128 = 3
+
+DESCRIPTOR_HIGH = 1 << 30 | 64
+"""Upper half of X's matrix descriptor: 128-byte swizzle, 1024 bytes between groups of eight tokens."""
+
+REMOTE_ARRIVE = """
+__device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
+  unsigned address = (unsigned)__cvta_generic_to_shared(barrier), remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(remote) : "memory");
+}
+"""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -65,9 +79,11 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     ScheduleError
         If the device has no wgmma or the schedule does not fit.
     """
+    from ladder.lower.cuda.wgmma8 import kernel_class
+
     check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
     with b.function(name) as result:
-        Kernel(gemm, device, schedule).emit()
+        kernel_class(Geometry(gemm, schedule))(gemm, device, schedule).emit()
     return result.func
 
 
@@ -77,20 +93,32 @@ class Kernel:
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
         self.gemm, self.device, self.schedule = gemm, device, schedule
         self.geo = Geometry(gemm, schedule)
-        self.decoder: Decoder = make_decoder(gemm, device)
+        limit = device.shared_per_block
+        check(
+            self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
+        )
+        self.decoder = self._choose_decoder()
         self.args: Arguments = declare_arguments(gemm)
+        self.overlap = Overlap(device)
+
+    def _choose_decoder(self) -> ScaledDecoder:
+        """Return how weights become operands."""
+        return scaled_decoder(self.gemm, self.device)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
-        b.device(min_blocks=1)
+        self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
+        b.device(min_blocks=self.geo.resident_blocks(self.device))
         self._grid()
+        self.overlap.release()
         self._shared_memory()
         self._barriers()
+        self.overlap.wait()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
-        if self.schedule.split_k > 1:
-            # No block may leave while others still read its partial sums.
+        if self.geo.blocks > 1:
+            # No block may leave while others still read its sums, copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
 
     def _tensor_map(self) -> None:
@@ -104,25 +132,26 @@ class Kernel:
             T.call_packed(
                 "runtime.cuTensorMapEncodeTiled",
                 *(self.x_map, dtype, 2, x.data, extent_k, extent_m, extent_k * element),
-                *(geo.slab, self.schedule.tile_m, 1, 1, 0, SWIZZLE_128, 2, 0),
+                *(geo.slab, self.schedule.tile_m // self.schedule.cluster, 1, 1, 0, SWIZZLE_128, 2, 0),
             )
         )
 
     def _grid(self) -> None:
-        """Place blocks: one per tile and K slice, or one per multiprocessor."""
-        plan, args = self.schedule, self.args
-        n_blocks = (args.n_tiles + self.geo.row_tiles - 1) // self.geo.row_tiles
-        m_blocks = (args.m + plan.tile_m - 1) // plan.tile_m
-        if plan.persistent:
-            (self.block,) = b.block_index([self.device.units])
-        else:
-            (self.block,) = b.block_index([n_blocks * m_blocks * plan.split_k])
-        self.rank: Expr = b.cluster_rank([plan.split_k])[0] if plan.split_k > 1 else 0
+        """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
+        plan, args, blocks = self.schedule, self.args, self.geo.blocks
+        rows = self.geo.row_tiles * plan.cluster
+        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, (args.m + plan.tile_m - 1) // plan.tile_m
+        self.walkers = self.device.units // blocks
+        (block,) = b.block_index([(self.walkers if plan.persistent else n_blocks * m_blocks) * blocks])
+        rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
+        self.first = b.bind(block // blocks) if blocks > 1 else block
+        self.slice = b.bind(rank // plan.cluster) if plan.cluster > 1 else rank
+        self.member = b.bind(rank % plan.cluster) if plan.cluster > 1 else 0
         self.thread = b.thread_index(self.geo.threads)
         self.n_blocks, self.m_blocks = b.bind(n_blocks), b.bind(m_blocks)
         body_tiles = self.geo.body * self.geo.tiles_per_slab
         self.turns = b.bind((args.k_tiles + body_tiles * plan.split_k - 1) // (body_tiles * plan.split_k))
-        self.first_tile = b.bind(self.rank * self.turns * body_tiles) if plan.split_k > 1 else 0
+        self.first_tile = b.bind(self.slice * self.turns * body_tiles) if plan.split_k > 1 else 0
 
     def _shared_memory(self) -> None:
         geo, stages = self.geo, self.schedule.stages
@@ -131,7 +160,9 @@ class Kernel:
         self.words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=128)
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
-        self.staging = pool.alloc((geo.warpgroups, geo.chunk * geo.pitch), "float32", align=128)
+        self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
+        words = self.decoder.decoder.table_words
+        self.table = pool.alloc((words,), "uint32", align=128) if words else None
         self.full = pool.alloc((stages,), "uint64", align=8)
         self.empty = pool.alloc((stages,), "uint64", align=8)
         pool.commit()
@@ -147,26 +178,33 @@ class Kernel:
         def initialise() -> None:
             for stage in range(self.schedule.stages):
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.full.ptr_to([stage]), T.uint32(1)))
-                # One arrival per math warp frees a stage.
-                warps = T.uint32(self.schedule.warps)
+                # One arrival per math warp that reads what this block copies frees a stage.
+                warps = T.uint32(self.schedule.warps * self.schedule.cluster)
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.empty.ptr_to([stage]), warps))
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
         with b.when(self.thread == 0):
             initialise()
-        b.block_sync()
+        if self.table is not None:
+            self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
+        if self.overlap.possible:
+            with b.when(self.thread == 32):
+                prefetch(self, self._tile_origin(self.first)[0])
+        if self.schedule.cluster > 1:
+            b.emit(T.cuda.cluster_sync())
+        else:
+            b.block_sync()
 
     # ---- tiles ----------------------------------------------------------------------
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
-        plan = self.schedule
-        if not plan.persistent:
-            body(*self._tile_origin(self.block // plan.split_k if plan.split_k > 1 else self.block))
+        if not self.schedule.persistent:
+            body(*self._tile_origin(self.first))
             return
-        tile = b.Variable("int32", self.block)
+        tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
             body(*self._tile_origin(tile.value))
-            tile.set(tile.value + self.device.units)
+            tile.set(tile.value + self.walkers)
 
     def _tile_origin(self, tile: Expr) -> tuple[Expr, Expr]:
         """Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2."""
@@ -174,164 +212,137 @@ class Kernel:
         column = b.bind(tile // width)
         inside = b.bind(tile % width)
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
-        row_tile = (column * self.schedule.raster + inside % columns) * self.geo.row_tiles
-        return b.bind(row_tile), b.bind(inside // columns * self.schedule.tile_m)
+        row_block = column * self.schedule.raster + inside % columns
+        row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
+        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
         """One thread keeps the ring full."""
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
-        with b.when(self.thread == self.schedule.warps * 32):
-            ring = Ring(self.schedule.stages)
-
-            def produce(row_tile: Expr, token: Expr) -> None:
-                stages_per_tile = self.turns * (self.geo.body // self.geo.slabs)
-                with b.loop(stages_per_tile) as step:
-                    self._fill_stage(
-                        ring, row_tile, token, b.bind(self.first_tile + step * self.geo.stage_tiles)
-                    )
-                    ring.advance()
-
-            self._for_each_tile(produce)
+        # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
+        with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
+            self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.schedule.split_k > 1:
             # Every thread of the cluster takes part in the barrier before the sums are read.
             b.emit(T.cuda.cluster_sync())
-
-    def _fill_stage(self, ring: Ring, row_tile: Expr, token: Expr, k_tile: Expr) -> None:
-        """Wait until the stage is free, then start every copy into it."""
-        geo, stage = self.geo, ring.stage.value
-        b.emit(T.cuda.mbarrier_wait(self.empty.ptr_to([stage]), ring.phase.value ^ 1))
-        barrier = self.full.ptr_to([stage])
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(geo.stage_bytes)))
-        for slab in range(geo.slabs):
-            target = self.x_tile.ptr_to([stage, slab * self.schedule.tile_m * 128])
-            column = k_tile * TILE + slab * geo.slab
-            b.ptx(TENSOR_COPY, target, T.address_of(self.x_map), column, token, barrier)
-        for index in range(geo.row_tiles):
-            # Tiles beyond the matrix repeat the last one: their rows are never stored.
-            row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
-            self._fill_words(stage, barrier, index, row, k_tile)
-            self._fill_rows(stage, barrier, index, row, k_tile)
-
-    def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy the packed tiles of one row tile; tiles beyond K repeat the last (X is zero there)."""
-        geo, words = self.geo, self.args.words
-        base = index * geo.stage_tiles * geo.tile_words
-        size = T.uint32(geo.tile_words * 4)
-
-        def whole() -> None:
-            total = T.uint32(geo.stage_tiles * geo.tile_words * 4)
-            b.ptx(BULK_COPY, self.words.ptr_to([stage, base]), words.ptr_to([row, k_tile, 0]), total, barrier)
-
-        def clamped() -> None:
-            for step in range(geo.stage_tiles):
-                tile = T.min(k_tile + step, self.args.k_tiles - 1)
-                target = self.words.ptr_to([stage, base + step * geo.tile_words])
-                b.ptx(BULK_COPY, target, words.ptr_to([row, tile, 0]), size, barrier)
-
-        b.either(k_tile + geo.stage_tiles <= self.args.k_tiles, whole, clamped)
-
-    def _fill_rows(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
-        """Copy 64 scales and zero points per scale row."""
-        geo, tile_n = self.geo, self.schedule.tile_n
-        for step in range(geo.scale_rows if self.scales is not None or self.zeros is not None else 0):
-            group = self._group_row(k_tile * TILE + step * geo.scale_step)
-            if self.scales is not None:
-                target = self.scales.ptr_to([stage, step * tile_n + index * TILE])
-                source = self.args.scales.ptr_to([group, row * TILE])
-                b.ptx(BULK_COPY, target, source, T.uint32(TILE * geo.scale_bytes), barrier)
-            for part in range(geo.zero_parts if self.zeros is not None else 0):
-                line = (step * geo.zero_parts + part) * tile_n
-                target = self.zeros.ptr_to([stage, line + index * TILE])
-                source = self.args.zeros.ptr_to(self._zero_index(group, part, row * TILE))
-                b.ptx(BULK_COPY, target, source, T.uint32(TILE * geo.zero_bytes), barrier)
-
-    def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
-        return [group, part, n] if self.geo.zero_parts == 2 else [group, n]
-
-    def _group_row(self, k: Expr) -> Expr:
-        """Return the scale row of element ``k``; rows beyond K repeat the last."""
-        if self.geo.group == 0:
-            return 0
-        return b.bind(T.min(k // self.geo.group, self.args.groups - 1))
 
     # ---- math -----------------------------------------------------------------------
     def _math(self) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""
         geo = self.geo
         if geo.reallocates:
-            b.ptx("setmaxnreg.inc.sync.aligned.u32", MATH_REGISTERS)
+            b.ptx("setmaxnreg.inc.sync.aligned.u32", math_registers(self.schedule.warps))
         self.group_index = b.bind(self.thread // 128)
-        self.member = b.bind(self.thread % 128)
-        self.warp, self.lane = b.bind(self.member // 32), b.bind(self.member % 32)
+        self.group_thread = b.bind(self.thread % 128)
+        self.warp, self.lane = b.bind(self.group_thread // 32), b.bind(self.group_thread % 32)
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
-        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
-        self.total: Any = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        self.tile_words = b.local(geo.bits, "uint32")
-        self.pending: Any = b.local(2 * geo.m64, "float32") if geo.promotes else None
-        self.x_descriptor = b.local(1, "uint64")
+        self._allocate()
+        descriptor = b.local(1, "uint64")
         b.emit(
             T.cuda.wgmma.encode_matrix_descriptor(
-                self.x_descriptor.ptr_to([0]), self.x_tile.ptr_to([0, 0]), 1, 64, SWIZZLE_128
+                descriptor.ptr_to([0]), self.x_tile.ptr_to([0, 0]), 1, 64, SWIZZLE_128
             )
         )
+        self.x_descriptor = b.Variable("uint32", T.Cast("uint32", descriptor[0]))
         self.ring = Ring(self.schedule.stages)
-        self.previous = b.Variable("int32", 0)
+        self.previous, self.finished = b.Variable("int32", 0), b.Variable("int32", 0)
         self._for_each_tile(self._tile)
 
-    def _tile(self, row_tile: Expr, token: Expr) -> None:
+    def _allocate(self) -> None:
+        """Declare a math thread's registers."""
         geo = self.geo
-        for index in range(geo.m64 * geo.accumulators if geo.promotes else 0):
-            b.store(self.total, T.float32(0), index)
+        self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
+        self.total: Any = None
+        self._allocate_operands()
+
+    def _allocate_operands(self) -> None:
+        """Declare two sets of operand registers and what is fetched for one slab ahead."""
+        geo = self.geo
+        self.operands = b.local(2 * geo.m64 * 16, "uint32")
+        self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
+        count = 2 * geo.held_rows
+        scaled = geo.lane == 16 and self.scales is not None
+        factors = count * self.decoder.factors
+        self.held_scales = [b.local(factors, "uint32") for _ in range(geo.m64 if scaled else 0)]
+        self.held_zeros = [
+            b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)
+        ]
+
+    def _tile(self, row_tile: Expr, token: Expr) -> None:
+        """Sum one output tile over K and write it."""
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
         with b.loop(self.turns) as turn:
-            for slab in range(geo.body):
+            for slab in range(self.geo.body):
                 self._slab(turn, slab)
-            if geo.promotes:
-                # ptxas serialises sums that are in flight across a loop's back edge and also
-                # read by ordinary instructions, so each turn finishes what it started.
-                self._finish_products()
-                self._release()
-        if not geo.promotes:
-            self._wait_products(0)
-            self._release()
-        wgmma_epilogue.finish_tile(self, row_tile, token)
+        self._wait_products(0)
+        self._release()
+        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
+
+    def _first_slab(self) -> None:
+        """Fetch a tile's first slab."""
+        self._await_stage()
+        self._fetch(0)
+
+    def _await_stage(self) -> None:
+        """Wait until the ring's current stage is full."""
+        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
 
     def _slab(self, turn: Expr, slab: int) -> None:
-        """Decode one slab and start its products; the previous slab's finish meanwhile."""
+        """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
         geo = self.geo
-        within, bank = slab % geo.slabs, slab % 2
-        if within == 0:
-            b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
+        within = slab % geo.slabs
         for m in range(geo.m64):
-            self._decode(m, within, bank)
-        if geo.promotes:
-            self._promoting_products(slab, within, bank)
-        else:
-            # The first product of a tile overwrites what the registers held before.
-            self._products(within, bank, range(4), turn > 0 if slab == 0 else True)
+            self._decode(m, within, slab % 2)
+        self._start_products(turn, slab)
+        last = within == geo.slabs - 1
+        if last:
+            self.finished.set(self.ring.stage.value)
+            self.ring.advance()
+        self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if within == geo.slabs - 1:
-            self.previous.set(self.ring.stage.value)
-            self.ring.advance()
+        if last:
+            self.previous.set(self.finished.value)
+
+    def _fetch_next(self, turn: Expr, slab: int) -> None:
+        """Fetch the slab after ``slab``, unless the tile ends there."""
+        following = slab + 1
+        if following < self.geo.body:
+            if following % self.geo.slabs == 0:
+                self._await_stage()
+            self._fetch(following % self.geo.slabs)
+            return
+        with b.when(turn + 1 < self.turns):
+            self._await_stage()
+            self._fetch(0)
+
+    def _start_products(self, turn: Expr, slab: int) -> None:
+        """Start a slab's products; the first one of a tile overwrites what the registers held before."""
+        self._products(slab % self.geo.slabs, slab % 2, range(4), turn > 0 if slab == 0 else True)
 
     def _release_previous(self, turn: Expr, slab: int) -> None:
         """Free the stage that ended with the previous slab: its products are done."""
         if slab > 0:
             self._release()
-        elif not self.geo.promotes:
+        else:
             with b.when(turn > 0):
                 self._release()
 
     def _release(self) -> None:
-        """Tell the producer that this warp no longer reads the previous stage."""
-        with b.when(self.lane == 0):
-            empty = self.empty.ptr_to([self.previous.value])
-            b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+        """Tell every producer that writes to this block that this warp left the previous stage."""
+        empty, cluster = self.empty.ptr_to([self.previous.value]), self.schedule.cluster
+        if cluster == 1:
+            with b.when(self.lane == 0):
+                b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+            return
+        with b.when(self.lane < cluster):
+            rank = self.slice * cluster + self.lane
+            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", empty, rank))
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
@@ -339,55 +350,81 @@ class Kernel:
             pin_registers(self.partial, self.geo.m64 * self.geo.accumulators)
 
     # ---- decoding -------------------------------------------------------------------
+    def _fetch(self, within: int) -> None:
+        """Load packed words, scales and zero points of one slab of the current stage."""
+        geo = self.geo
+        for m in range(geo.m64):
+            for tile in range(geo.tiles_per_slab):
+                self._load_words(self.tile_words[m], tile * geo.bits, m, within * geo.tiles_per_slab + tile)
+            self._fetch_rows(m, within)
+
+    def _fetch_rows(self, m: int, within: int) -> None:
+        """Load the scales and zero points of a slab, unless those of the slab before still hold."""
+        geo = self.geo
+        if within * geo.slab % geo.scale_step == 0:
+            for row in range(geo.held_rows):
+                self._load_rows(m, within * geo.slab // geo.scale_step + row, row)
+
     def _decode(self, m: int, within: int, bank: int) -> None:
-        """Turn the packed words of one slab into sixteen operand registers."""
+        """Turn the fetched words of one slab into sixteen operand registers."""
+        for tile in range(self.geo.tiles_per_slab):
+            first, words = tile * self.geo.bits, self.tile_words[m]
+            self._decode_tile([words[first + i] for i in range(self.geo.bits)], m, tile, bank)
+
+    def _decode_tile(self, words: Sequence[Expr], m: int, tile: int, bank: int) -> None:
+        """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
-        for tile in range(geo.tiles_per_slab):
-            self._load_words(m, within * geo.tiles_per_slab + tile)
-            step = min(geo.scale_step, TILE)
-            count = registers * step // TILE
-            for part in range(TILE // step):
-                offset = within * geo.slab + tile * TILE + part * step
-                scales, zeros = self._operand_rows(m, offset // geo.scale_step)
-                target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-                self.decoder.registers(
-                    self.tile_words, part * count, count, self.operands, target, scales, zeros
-                )
+        table = None if self.table is None else SharedTable(self.table, self.lane * 4)
+        step = min(geo.scale_step, TILE)
+        count = registers * step // TILE
+        for part in range(TILE // step):
+            scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
+            target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
+            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m
 
-    def _load_words(self, m: int, k_tile: int) -> None:
+    def _load_words(self, target: Any, first: int, m: int, k_tile: int) -> None:
+        """Load this thread's words of a packed tile of the stage into ``target[first:]``."""
         geo, stage = self.geo, self.ring.stage.value
         base = (self._row_tile(m) * geo.stage_tiles + k_tile) * geo.tile_words
-        first = 0
         for offset, width in load_order(geo.bits):
-            source = base + offset + self.member * width
+            source = base + offset + self.group_thread * width
             if width == 1:
-                b.store(self.tile_words, self.words[stage, source], first)
+                b.store(target, self.words[stage, source], first)
             else:
                 with b.vector(width) as v:
-                    b.store(self.tile_words, self.words[stage, source + v], first + v)
+                    b.store(target, self.words[stage, source + v], first + v)
             first += width
 
-    def _operand_rows(self, m: int, step: int) -> tuple[Any, Any]:
-        """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
+    def _load_rows(self, m: int, step: int, row: int) -> None:
+        """Load the scale and zero operands of rows g and g+8."""
         geo = self.geo
+        duplicate = pair16 if geo.lane == 16 else bytes4
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
+        for h in (0, 1):
+            if self.held_scales:
+                scale = duplicate(self._staged(self.scales, step, low + h * 8))
+                first = (2 * row + h) * self.decoder.factors
+                for index, factor in enumerate(self.decoder.prepare(scale, h)):
+                    b.store(self.held_scales[m], factor, first + index)
+            for part in range(geo.zero_parts):
+                value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
+                b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)
+
+    def _held(self, m: int, row: int) -> tuple[Any, Any]:
+        """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
+        parts = self.geo.zero_parts
         scales = zeros = None
-        if geo.lane == 16 and self.scales is not None:
-            scales = tuple(pair16(self._staged(self.scales, step, low + h * 8)) for h in (0, 1))
-        if self.zeros is not None:
-            duplicate = pair16 if geo.lane == 16 else bytes4
-            parts = [
-                tuple(
-                    duplicate(self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8))
-                    for h in (0, 1)
-                )
-                for part in range(geo.zero_parts)
-            ]
-            zeros = parts[0] if geo.zero_parts == 1 else tuple(zip(*parts, strict=True))
+        if self.held_scales:
+            count = self.decoder.factors
+            kept = [self.held_scales[m][2 * row * count + index] for index in range(2 * count)]
+            scales = (kept[:count], kept[count:])
+        if parts:
+            held = [self.held_zeros[m][2 * row * parts + index] for index in range(2 * parts)]
+            zeros = tuple(held) if parts == 1 else (tuple(held[:2]), tuple(held[2:]))
         return scales, zeros
 
     def _staged(self, buffer: Any, row: int, n: Expr) -> Expr:
@@ -409,8 +446,7 @@ class Kernel:
             n=plan.tile_m, w=PTX_FP8.get(self.decoder.operand, "")
         )
         sums = [self.partial[m * geo.accumulators + i] for i in range(geo.accumulators)]
-        start = self.ring.stage.value * geo.x_bytes + (within * plan.tile_m * 128 + step * 32)
-        descriptor = self.x_descriptor[0] + T.Cast("uint64", start >> 4)
+        descriptor = self._descriptor(self.ring.stage.value, within, step)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
         modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(
             self.gemm.activation, (1, 1)
@@ -418,53 +454,17 @@ class Kernel:
         adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
         b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
 
-    def _promoting_products(self, slab: int, within: int, bank: int) -> None:
-        """Start products group by group, moving finished partial sums to the totals."""
-        geo = self.geo
-        step_k = geo.promotion_step
-        for part in range(geo.slab // step_k):
-            if slab + part > 0:
-                self._finish_products()
-            row = (within * geo.slab + part * step_k) // geo.scale_step
-            if step_k >= 32:
-                steps = range(part * step_k // 32, (part + 1) * step_k // 32)
-                self._products(within, bank, steps, accumulate=False)
-            else:
-                self._half_step(within, bank, part)
-            self._remember_scales(row)
-
-    def _finish_products(self) -> None:
-        """Wait for the group in flight and add it to the totals."""
-        self._wait_products(0)
-        for m in range(self.geo.m64):
-            for index in range(self.geo.accumulators):
-                position = m * self.geo.accumulators + index
-                scale = self.pending[2 * m + index // 2 % 2]
-                b.store(self.total, self.total[position] + self.partial_sum(position) * scale, position)
+    def _descriptor(self, stage: Expr, within: int, step: int, token: int = 0) -> Expr:
+        """Return the matrix descriptor of X at a step of a slab, from token ``token`` on."""
+        start = T.Cast("uint32", stage) * T.uint32(self.geo.x_bytes >> 4)
+        inside = (within * self.schedule.tile_m + token) * 128 + step * 32
+        low = self.x_descriptor.value + start + T.uint32(inside >> 4)
+        return T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
 
     def partial_sum(self, position: int) -> Expr:
         """Return a register of the running sum as float32."""
         value = self.partial[position]
         return T.Cast("float32", T.reinterpret(value, dtype="int32")) if self.integer else value
-
-    def _half_step(self, within: int, bank: int, part: int) -> None:
-        """Multiply 16 of a step's 32 elements: the registers of the other half are zero."""
-        step, half = part // 2, part % 2
-        b.emit(T.ptx.wgmma.fence.sync.aligned())
-        for m in range(self.geo.m64):
-            base = (bank * self.geo.m64 + m) * 16 + step * 4
-            registers = [self.operands[base + i] if i // 2 == half else T.uint32(0) for i in range(4)]
-            self._wgmma(m, registers, within, step, accumulate=False)
-        b.emit(T.ptx.wgmma.commit_group.sync.aligned())
-
-    def _remember_scales(self, row: int) -> None:
-        """Keep the scales of the group in flight until its sums are promoted."""
-        for m in range(self.geo.m64):
-            low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-            for h in (0, 1):
-                scaled = self.scales is not None
-                value = self._staged(self.scales, row, low + h * 8) if scaled else T.float32(1)
-                b.store(self.pending, value, 2 * m + h)
 
 
 class Ring:
@@ -483,7 +483,7 @@ class Ring:
             self.phase.set(self.phase.value ^ 1)
 
 
-def pin_registers(buffer: Any, count: int) -> None:
+def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
     """Keep reads of wgmma results behind the wait: the compiler sees each register rewritten here."""
     integer = str(buffer.dtype) == "uint32"
     kind, constraint = ("unsigned", "r") if integer else ("float", "f")
@@ -492,4 +492,4 @@ def pin_registers(buffer: Any, count: int) -> None:
         f"__device__ __forceinline__ void {name}({kind}* p) {{\n#pragma unroll\n"
         f'  for (int i = 0; i < {count}; ++i) asm volatile("" : "+{constraint}"(p[i]) :: "memory");\n}}\n'
     )
-    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0])))
+    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([first])))

@@ -13,7 +13,15 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import (
+    STAGED_TOKENS,
+    launch_registers,
+    math_register_estimate,
+    math_registers,
+    table_bytes,
+)
 from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
 from tile_types import get_type
 
 Index = Any
@@ -22,11 +30,15 @@ Index = Any
 ROW_BYTES = 128
 """Bytes of one row of the 128-byte swizzle (PTX ISA, "Shared memory matrix layout")."""
 
-SHARED_LIMIT = 227 * 1024
-"""Shared memory that one block may use on sm_90 (CUDA programming guide, compute capabilities)."""
+WARP_ROWS = 16
+"""Rows of a wgmma tile whose sums one warp holds."""
 
-PRODUCER_REGISTERS, MATH_REGISTERS = 40, 232
-"""Registers per thread after reallocation: 128 x 40 + 256 x 232 fit the 64 Ki of a multiprocessor."""
+
+SHARED_RESERVED = 1024
+"""Bytes of shared memory that the system takes per block (CUDA programming guide, compute capability 9.0)."""
+
+ESTIMATE_ERROR = 16
+"""Registers by which ptxas may exceed the estimate: closer to the limit, registers are handed over."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,8 @@ class Geometry:
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
         check(
-            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
-        )
-        check(
-            self.gemm.activation != "int8" or plan.tile_m <= 128,
-            "TVM 0.27 knows no integer wgmma of 256 tokens; use tile_m=128",
+            plan.tile_m in (8, 16, 32, 64, 128, 160, 192, 256),
+            f"no token tile of {plan.tile_m} (8 to 256)",
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -64,18 +73,15 @@ class Geometry:
             self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
         )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
+        check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(
             ((TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64) or plan.split_k == 1,
             "split_k needs at most 64 tokens per tile",
         )
         check(
-            self.shared_bytes <= SHARED_LIMIT,
-            f"{self.shared_bytes} bytes of shared memory exceed {SHARED_LIMIT}",
-        )
-        check(
-            self.register_estimate <= self.register_limit,
-            f"about {self.register_estimate} registers per thread",
+            self.register_estimate <= math_registers(plan.warps),
+            f"about {self.register_estimate} registers per thread, limit {math_registers(plan.warps)}",
         )
 
     # ---- operands -------------------------------------------------------------------
@@ -101,8 +107,8 @@ class Geometry:
 
     @property
     def body(self) -> int:
-        """Slabs per turn of the math loop."""
-        return max(2, self.slabs)
+        """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
+        return max(4 if self.lane == 8 and self.promotion_step == self.slab else 2, self.slabs)
 
     @property
     def tiles_per_slab(self) -> int:
@@ -141,6 +147,11 @@ class Geometry:
         return self.schedule.warps * 32 + (128 if self.reallocates else 32)
 
     @property
+    def blocks(self) -> int:
+        """Blocks of a cluster: those that sum slices of K, times those that share tokens."""
+        return self.schedule.split_k * self.schedule.cluster
+
+    @property
     def accumulators(self) -> int:
         """Accumulator registers per thread and row tile."""
         return self.schedule.tile_m // 2
@@ -160,9 +171,12 @@ class Geometry:
     @property
     def scale_step(self) -> int:
         """Elements of K for which scale and zero point stay the same, within a stage."""
-        if self.group == 0 or self.group % self.schedule.tile_k == 0:
-            return self.schedule.tile_k
-        return math.gcd(self.group, self.slab)
+        return math.gcd(self.group, self.schedule.tile_k)
+
+    @property
+    def held_rows(self) -> int:
+        """Rows of scales (or zero points) that a thread holds for one slab."""
+        return max(1, self.slab // self.scale_step)
 
     @property
     def scale_rows(self) -> int:
@@ -218,39 +232,54 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Tokens that the epilogue stages through shared memory at a time."""
-        return self.schedule.tile_m if self.schedule.split_k > 1 else min(self.schedule.tile_m, 32)
+        if self.schedule.split_k > 1:
+            return self.schedule.tile_m
+        return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
-        """Floats per staged token of a warpgroup; +4 keeps transposing stores free of bank conflicts."""
-        return TILE * self.m64 + 4
+        """Staged elements per token: of a warp, or of a warpgroup where a cluster sums slices of K.
+
+        +4 floats keep transposing stores free of bank conflicts; 16-bit rows are swizzled instead.
+        """
+        if self.schedule.split_k > 1:
+            return TILE * self.m64 + 4
+        return WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes through which the epilogue transposes sums."""
+        if self.schedule.split_k > 1:
+            return self.warpgroups * self.chunk * self.pitch * 4
+        element = 4 if self.gemm.output == "float32" else 2
+        return self.schedule.warps * self.chunk * self.pitch * element
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
-        staging = self.warpgroups * self.chunk * self.pitch * 4
-        return self.schedule.stages * (self.stage_bytes + 16) + staging + 3 * 1024
+        ring = self.schedule.stages * (self.stage_bytes + 16)
+        return ring + self.staging_bytes + table_bytes(self.gemm) + 3 * 1024
 
+    # ---- registers ------------------------------------------------------------------
     @property
     def register_estimate(self) -> int:
         """Registers a math thread needs: sums, two operand sets, packed words, addresses."""
-        sums = self.m64 * self.accumulators * (2 if self.promotes else 1)
-        return sums + 2 * 16 * self.m64 + self.bits + 32
+        return math_register_estimate(self.gemm, self.schedule)
 
     @property
     def reallocates(self) -> bool:
-        """Whether the producer hands registers to two math warpgroups (setmaxnreg)."""
-        return self.warpgroups == 2 and self.register_estimate > 168
+        """Whether the producer hands registers to the math warpgroups (setmaxnreg)."""
+        spare = launch_registers(self.schedule.warps + 4) - self.register_estimate
+        return self.schedule.warps > 4 and spare < ESTIMATE_ERROR
 
-    @property
-    def register_limit(self) -> int:
-        """Registers per math thread when one block fills a multiprocessor.
-
-        Each of the four schedulers has 16 Ki registers for its share of the warps.
-        """
-        return {1: 255, 2: MATH_REGISTERS}.get(
-            self.warpgroups, 65536 // (128 * (self.warpgroups + 1)) // 8 * 8
-        )
+    def resident_blocks(self, device: TileDevice) -> int:
+        """Return the blocks that share a multiprocessor; ptxas is asked to leave them registers."""
+        if self.schedule.persistent or self.reallocates:
+            return 1
+        blocks = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
+        enough = self.register_estimate + ESTIMATE_ERROR
+        warps = self.threads // 32
+        return next((n for n in range(blocks, 1, -1) if launch_registers(n * warps) >= enough), 1)
 
 
 def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
@@ -261,3 +290,12 @@ def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
 def accumulator_token(lane: Index, index: int) -> Index:
     """Return the token (column of D) of accumulator ``index``."""
     return index // 4 * 8 + lane % 4 * 2 + index % 2
+
+
+def swizzled_run(token: Index, half: Index) -> Index:
+    """Return where a warp stages eight 16-bit outputs, in units of 16 bytes.
+
+    A token has two such runs. Swapping them for every other four tokens lets a phase of
+    stmatrix, which writes one run of eight tokens, reach all banks.
+    """
+    return token * 2 + (half ^ (token // 4 % 2))

@@ -1,0 +1,284 @@
+"""What is measured and what must hold: shapes, M, contenders and bars, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from benchmarks.peers.engine import Work
+
+Shape = tuple[int, int]
+
+SHAPES: tuple[Shape, ...] = (
+    (28672, 8192),
+    (8192, 28672),
+    (8192, 8192),
+    (4096, 4096),
+    (14336, 4096),
+    (4096, 14336),
+    (6144, 4096),
+)
+"""(N, K) of projections of 8B and 70B language models."""
+
+SWEEP_SHAPES: tuple[Shape, ...] = ((8192, 8192), (14336, 4096))
+SWEEP = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+
+MB = 10**6
+LARGE = 50 * MB
+"""Packed bytes from which an int4 weight counts as large: 28672 × 8192 and its transpose."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine and what it multiplies; ``label`` names the column of a table."""
+
+    engine: str
+    work: Work
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, by default the engine's name."""
+        return self.label or self.engine
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One requirement.
+
+    Parameters
+    ----------
+    measure
+        A key of `benchmarks.peers.bars.MEASURES`, which says how to compute the value.
+    limit
+        What the value must reach, or must not exceed where smaller is better.
+    tokens, shapes
+        Where it applies; empty: everywhere that the case measures.
+    least_bytes
+        Applies only to weights of at least so many packed bytes.
+    subject
+        Label of the contender that is judged.
+    against
+        Labels that it is compared with; empty: every other contender that is not Ladder.
+    """
+
+    measure: str
+    limit: float
+    tokens: tuple[int, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    least_bytes: int = 0
+    subject: str = "ladder"
+    against: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the requirements, or a chart: contenders at every shape and M.
+
+    Parameters
+    ----------
+    name
+        For the command line.
+    title
+        For the report.
+    contenders
+        What is timed in turns; the first is the subject.
+    shapes, tokens
+        Where.
+    bars
+        What must hold.
+    chart
+        Whether it feeds a chart of its own.
+    method
+        A key of `benchmarks.peers.run.METHODS`: how a point is measured.
+    """
+
+    name: str
+    title: str
+    contenders: tuple[Contender, ...]
+    tokens: tuple[int, ...]
+    shapes: tuple[Shape, ...] = SHAPES
+    bars: tuple[Bar, ...] = ()
+    chart: bool = False
+    method: str = "times"
+
+
+CUBLAS = Contender("cublas", Work("float16"))
+CUBLAS_BF16 = Contender("cublas", Work("bfloat16", "bfloat16"))
+INT4 = Work("int4", "float16", 128)
+TINYGEMM = Contender("tinygemm", Work("int4", "bfloat16", 128))
+
+
+def everyone(work: Work, *names: str) -> tuple[Contender, ...]:
+    """Return Ladder and some engines on the same product."""
+    return tuple(Contender(name, work) for name in ("ladder", *names))
+
+
+def narrow(bits: int, limit: float) -> Case:
+    """Return the case of a type below four bits at M = 1."""
+    return Case(
+        f"int{bits}",
+        f"int{bits} g128 × fp16, decode",
+        (*everyone(Work(f"int{bits}", "float16", 128), "humming", "gemlite"), CUBLAS),
+        (1,),
+        bars=(Bar("ratio", limit, (1,), least_bytes=25 * MB, against=("humming",)),),
+    )
+
+
+def four_bit_float(weight: str, group_size: int, activation: str) -> Case:
+    """Return the case of a four-bit float or codebook type beside int4."""
+    work = Work(weight, activation, group_size)
+    dense = CUBLAS if activation == "float16" else CUBLAS_BF16
+    int4 = Contender("ladder", replace(INT4, activation=activation), "ladder int4")
+    title = f"{weight}{f' g{group_size}' if group_size else ''} × {activation}"
+    peers = everyone(work, "humming", "gemlite", "bitsandbytes")
+    return Case(
+        f"{weight}-{activation}",
+        title,
+        (*peers, int4, dense),
+        (1, 16, 64),
+        bars=(Bar("relative", 1.10, against=("ladder int4",)), Bar("ratio", 1.5)),
+    )
+
+
+def eight_bit_activations(activation: str) -> Case:
+    """Return the case of int4 by 8-bit activations, quantized within and before the call."""
+    before = Work("int4", activation, 128, output="float16")
+    within = replace(before, dynamic=True)
+    given = " (given codes)"
+    return Case(
+        f"int4-{activation}",
+        f"int4 g128 × {activation}, prefill",
+        (
+            *everyone(within, "humming"),
+            Contender("ladder", before, f"ladder{given}"),
+            Contender("humming", before, f"humming{given}"),
+            CUBLAS,
+        ),
+        (4096,),
+        bars=(
+            Bar("ratio", 1.25, against=("humming",)),
+            Bar("ratio", 1.25, subject=f"ladder{given}", against=(f"humming{given}",)),
+        ),
+    )
+
+
+INT4_CASE = Case(
+    "int4",
+    "int4 g128 × fp16",
+    (*everyone(INT4, "humming", "gemlite"), TINYGEMM, CUBLAS),
+    (1, 16, 64, 256, 4096),
+    bars=(
+        Bar("bandwidth", 0.88, (1,), least_bytes=LARGE),
+        Bar("ratio", 1.25, (1,), least_bytes=LARGE),
+        Bar("time", 10.5, (1,), ((8192, 8192),)),
+        Bar("time", 5.2, (1,), ((4096, 4096),)),
+        Bar("ratio", 1.35, (16,), least_bytes=LARGE),
+        Bar("ratio", 1.2, (16,)),
+        Bar("ratio", 1.4, (64,), least_bytes=LARGE),
+        Bar("ratio", 1.2, (64,)),
+        Bar("ratio", 1.1, (256,), against=("humming", "cublas")),
+        Bar("ratio", 1.02, (4096,), against=("cublas",)),
+    ),
+)
+
+CUBLASLT = ("scaled_mm", "scaled_mm by tensor")
+
+FP8 = Case(
+    "fp8",
+    "fp8 × fp8, scaled by row",
+    everyone(Work("fp8_e4m3", "fp8_e4m3"), "scaled_mm", "scaled_mm by tensor", "humming"),
+    (1, 16, 64, 256, 4096),
+    bars=(
+        Bar("ratio", 1.1, (1, 16), against=CUBLASLT),
+        Bar("ratio", 1.0, (64, 256, 4096), against=CUBLASLT),
+    ),
+)
+
+INT8 = Case(
+    "int8",
+    "int8 × int8",
+    everyone(Work("int8", "int8"), "int_mm", "humming"),
+    (4096,),
+    bars=(Bar("ratio", 1.3, against=("int_mm",)),),
+)
+
+BITNET = Case(
+    "bitnet",
+    "int2 × int8 (BitNet), decode",
+    everyone(Work("int2", "int8"), "humming"),
+    (1,),
+    bars=(Bar("bandwidth", 0.8, least_bytes=25 * MB),),
+)
+
+SWEEP_CASE = Case(
+    "sweep",
+    "int4 g128 × fp16 at every M",
+    (*everyone(INT4, "humming"), CUBLAS),
+    SWEEP,
+    SWEEP_SHAPES,
+    bars=(Bar("neighbours", 0.95), Bar("dequantise", 1.0, against=("cublas",))),
+    chart=True,
+)
+
+HOST = Case(
+    "host",
+    "host cost of one call",
+    (Contender("ladder", INT4),),
+    (1,),
+    ((4096, 4096),),
+    bars=(Bar("direct", 7.0), Bar("operator", 14.0)),
+    chart=True,
+    method="host",
+)
+
+BITS = Case(
+    "bits",
+    "time against bits per weight",
+    (
+        *(Contender("ladder", Work(f"int{b}", "float16", 128), f"{b} bits") for b in range(1, 9)),
+        Contender("ladder", Work("float16"), "16 bits"),
+        CUBLAS,
+    ),
+    (1, 4096),
+    ((28672, 8192),),
+    chart=True,
+)
+
+STEPS = ("fused, fewest buffers", "+ deep pipeline")
+
+BREAKDOWN = Case(
+    "breakdown",
+    "what each optimisation brings",
+    (
+        Contender("ladder", INT4),
+        *(Contender("ladder", Work("int4", "float16", 128, step=step), step) for step in STEPS),
+        CUBLAS,
+    ),
+    (1, 16, 64, 256, 4096),
+    ((8192, 8192),),
+    chart=True,
+)
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in (
+        INT4_CASE,
+        narrow(2, 1.9),
+        narrow(1, 2.5),
+        *(four_bit_float("nf4", 64, activation) for activation in ("float16", "bfloat16")),
+        *(four_bit_float("mxfp4", 0, activation) for activation in ("float16", "bfloat16")),
+        FP8,
+        INT8,
+        *(eight_bit_activations(activation) for activation in ("int8", "fp8_e4m3")),
+        BITNET,
+        SWEEP_CASE,
+        HOST,
+        BITS,
+        BREAKDOWN,
+    )
+}
+"""Every case by name."""
+
+QUICK_SHAPES: tuple[Shape, ...] = ((4096, 4096), (8192, 8192))
+QUICK_TOKENS = (1, 16)

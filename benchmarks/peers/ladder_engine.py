@@ -1,0 +1,139 @@
+"""Ladder through its public operator, `ladder.Matmul`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import fields, replace
+from typing import Any
+
+from benchmarks.peers.engine import Engine, Operand, Work
+from ladder.api.matmul import Matmul
+from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
+from ladder.runtime.operator import with_token_scale
+from ladder.runtime.tokens import EIGHT_BIT
+from schedules.legal import RULES, is_legal
+from schedules.schedule import GpuSchedule, Plan
+from targets import get_device
+from tile_types.errors import ScheduleError
+
+TARGET = "cuda/sm_90a"
+OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16"}
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "fused, fewest buffers": {"stages": 0, "split_k": 1, "persistent": False},
+    "+ deep pipeline": {"split_k": 1, "persistent": False},
+}
+"""Fields of the chosen schedule that a step holds back; the schedule itself has all.
+
+``stages`` 0 stands for the fewest buffers that the pipeline allows.
+"""
+
+
+class LadderOperand(Operand):
+    """A packed weight and its operator."""
+
+    def __init__(self, operator: Matmul, packed: Any, held: Any, dynamic: bool) -> None:
+        self.operator, self.packed, self.held, self.dynamic = operator, packed, held, dynamic
+        self.nbytes = packed.nbytes
+
+    def dense(self) -> Any:
+        return self.held.dequantize("float64")
+
+    def clone(self) -> Operand:
+        arrays = {name: array.clone() for name, array in self.packed.arrays.items()}
+        twin = type(self.packed)(self.packed.gemm, self.packed.family, arrays)
+        return LadderOperand(self.operator, twin, self.held, self.dynamic)
+
+    @property
+    def eight_bit(self) -> bool:
+        """Whether the multiply sees 8-bit activations."""
+        return self.operator.gemm.activation in EIGHT_BIT
+
+    def given(self, x: Any) -> tuple[Any, ...]:
+        if self.dynamic or not self.eight_bit:
+            return (x,)
+        return with_token_scale(x, self.operator.gemm)
+
+    def seen(self, *given: Any) -> Any:
+        if not self.eight_bit:
+            return given[0].double()
+        codes, scale = with_token_scale(given[0], self.operator.gemm) if self.dynamic else given
+        return codes.double() * scale.double().unsqueeze(-1)
+
+    def __call__(self, *given: Any) -> Any:
+        scale = given[1] if len(given) > 1 else None
+        return self.operator(given[0], self.packed, token_scale=scale)
+
+
+class Ladder(Engine):
+    """The compiler that this repository holds, with the schedules that it chooses by itself."""
+
+    distribution = "ladder-compiler"
+    module = "ladder"
+
+    def version(self) -> str:
+        from ladder.installation import ladder_version
+
+        return ladder_version()
+
+    def prepare(self, work: Work, weight: Any, tokens: tuple[int, ...]) -> Operand:
+        held = work.quantized(weight)
+        operator = Matmul.from_request(request(work, weight.shape[0], weight.shape[1], tokens))
+        return LadderOperand(operator, operator.pack(held), held, work.dynamic)
+
+
+def kernels(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> dict[str, Request]:
+    """Return one request per kernel that a product needs, by what decides the kernel."""
+    whole = request(work, n, k, tokens)
+    assert whole.plan is not None
+    return {
+        f"{whole.gemm.shape_free()} {schedule}": Request(whole.gemm, TARGET, Plan(((ANY_M, schedule),)))
+        for _, schedule in whole.plan.entries
+    }
+
+
+def build(text: str) -> None:
+    """Build the kernels of a `Request.text` into the disk cache; needs no GPU."""
+    obtain(Request.parse(text))
+
+
+def request(work: Work, n: int, k: int, tokens: tuple[int, ...]) -> Request:
+    """Return what the runtime compiles: the plan for the device, only for the M that are measured."""
+    operator = Matmul(
+        n,
+        k,
+        work.weight,
+        work.activation,
+        output=work.output or OUTPUTS.get(work.activation),
+        group_size=work.group_size or None,
+        target=TARGET,
+    )
+    plan = plan_for(operator.request)
+    served = {plan.index(m) for m in tokens}
+    used = [entry for position, entry in enumerate(plan.entries) if position in served]
+    if work.step:
+        used = [(limit, held_back(operator.gemm, schedule, work.step)) for limit, schedule in used]
+    return Request(operator.gemm, TARGET, Plan(tuple(used)))
+
+
+def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
+    """Return a schedule without the optimisations that come after ``step``.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule cannot do without them.
+    """
+    known = {field.name for field in fields(schedule)}
+    changes = {name: value for name, value in STEPS[step].items() if name in known}
+    rule, device = RULES[schedule.pipeline], get_device(TARGET)
+    if changes.get("stages") == 0:
+        changes["stages"] = min(rule.stages)
+    # Slices of K that warps of one block sum take their warps with them.
+    for warps in (schedule.warps, *rule.warps):
+        with contextlib.suppress(ScheduleError):
+            plain: GpuSchedule = replace(schedule, **changes, warps=warps)
+            if is_legal(gemm, device, plain):
+                return plain
+    raise ScheduleError(f"{schedule} cannot do without {', '.join(changes)}")

@@ -1,0 +1,254 @@
+"""The sm_90a pipeline for 8-bit cores: integer sums as they are, others promoted to float32.
+
+Group scales apply to accumulators, and fp8 tensor cores keep few bits of long sums: so
+every interval of K is summed apart and added, scaled, to totals that stay in registers
+(`wgmma8_plan` says which products run when).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.cuda import wgmma_epilogue
+from ladder.lower.cuda.decode import make_decoder
+from ladder.lower.cuda.instructions import PTX_FP8
+from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
+from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
+from ladder.lower.cuda.wgmma_decode import ScaledDecoder
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from schedules.layouts import TILE
+
+Expr = Any
+
+TAKE_TURNS = False
+"""Whether two warpgroups alternate at starting products that will be promoted."""
+
+
+def kernel_class(geo: Geometry) -> type[Kernel]:
+    """Return what emits a problem's kernel."""
+    return ByteKernel if geo.lane == 8 else Kernel
+
+
+class ByteKernel(Kernel):
+    """A kernel whose operands have eight bits."""
+
+    def _choose_decoder(self) -> ScaledDecoder:
+        """Leave gains to the sums; offsets and zero points would need the sums of X as well."""
+        raw = make_decoder(self.gemm, self.device, "accumulator")
+        zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
+        if zeros_left or any(raw.offsets):
+            raw = make_decoder(self.gemm, self.device)
+        return ScaledDecoder(raw, fused=False)
+
+    def _allocate(self) -> None:
+        geo = self.geo
+        self.plan = Loop(geo)
+        self.units = self.plan.units()
+        kind = "uint32" if self.integer else "float32"
+        self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
+        self._allocate_operands()
+        # Scales of the units in flight: rows g and g+8 of each bank.
+        self.pending = b.local(2 * self.plan.banks, "float32")
+        # The stage that products read; the ring's own is being decoded.
+        self.multiplied = b.Variable("int32", 0)
+        if self._alternates:
+            with b.when(self.group_index == 1):
+                self._yield_core()
+
+    def _tile(self, row_tile: Expr, token: Expr) -> None:
+        for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
+            b.store(self.total, T.float32(0), index)
+        rows = wgmma_epilogue.row_values(self, row_tile)
+        self._first_slab()
+        self._decode_share(0, range(self._items))
+        with b.loop(self.turns) as turn:
+            self._turn(turn)
+        for bank in () if self.geo.promotes else self.banks:
+            pin_registers(bank, self.plan.bank_registers)
+        self.ring.advance()
+        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
+
+    @property
+    def _alternates(self) -> bool:
+        """Whether two warpgroups take turns at starting products: one promotes while the other's run."""
+        return TAKE_TURNS and self.geo.warpgroups == 2 and self.geo.promotes
+
+    def _yield_core(self) -> None:
+        """Let the other warpgroup start its products."""
+        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.group_index), T.uint32(256)))
+
+    def _turn(self, turn: Expr) -> None:
+        """Start all units of a turn, each before the one ahead of it is promoted."""
+        shares = self._shares()
+        running: Unit | None = None
+        for index, unit in enumerate(self.units):
+            share = shares[index % len(shares)]
+            if index % len(shares) == 0:
+                self._enter_slab(unit.slab)
+            self._start(turn, unit)
+            if running:
+                self._wait_products(1)
+                self._release_after(running)
+            # The loads' latency hides behind the promotion.
+            self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
+            self._remember_scales(unit)
+            if running:
+                self._promote(running)
+            self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
+            running = unit
+            # ptxas serialises sums that are in flight across a loop's back edge and also
+            # read by ordinary instructions, so each turn finishes what it started.
+            if (unit.done and self.plan.banks == 1) or index == len(self.units) - 1:
+                self._finish(unit)
+                running = None
+
+    def _finish(self, unit: Unit) -> None:
+        """Wait for all products and promote those of the last unit."""
+        self._wait_products(0)
+        self.previous.set(self.multiplied.value)
+        self._release_after(unit)
+        self._promote(unit)
+
+    def _wait_products(self, pending: int) -> None:
+        b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
+
+    def _enter_slab(self, slab: int) -> None:
+        """Note from which stage the products of a slab read."""
+        if slab % self.geo.slabs == 0:
+            self.previous.set(self.multiplied.value)
+            self.multiplied.set(self.ring.stage.value)
+
+    # ---- decoding ahead -------------------------------------------------------------
+    @property
+    def _items(self) -> int:
+        """Packed tiles of a slab and warpgroup."""
+        return self.geo.m64 * self.geo.tiles_per_slab
+
+    def _shares(self) -> list[range]:
+        """Return which packed tiles of the next slab each unit of a slab decodes."""
+        units, items = len(self.units) // self.geo.body, self._items
+        bounds = [-(-items * unit // units) for unit in range(units + 1)]
+        return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
+
+    def _ahead(self, turn: Expr, slab: int, body: Callable[[], None]) -> None:
+        """Run ``body`` for the slab after ``slab``, if there is one."""
+        if slab + 1 < self.geo.body:
+            body()
+        else:
+            with b.when(turn + 1 < self.turns):
+                body()
+
+    def _fetch_share(self, slab: int, share: range) -> None:
+        if share.start == 0 and slab % self.geo.slabs == 0:
+            self.ring.advance()
+            self._await_stage()
+        within = slab % self.geo.slabs
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            place = within * self.geo.tiles_per_slab + tile
+            self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
+            if tile == 0:
+                self._fetch_rows(m, within)
+
+    def _decode_share(self, slab: int, share: range) -> None:
+        for item in share:
+            m, tile = divmod(item, self.geo.tiles_per_slab)
+            words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
+            self._decode_tile(words, m, tile, slab % 2)
+            # Here, while products run, and not when the next ones need them.
+            count = 16 // self.geo.tiles_per_slab
+            first = (slab % 2 * self.geo.m64 + m) * 16 + tile * count
+            pin_registers(self.operands, count, first)
+
+    # ---- products -------------------------------------------------------------------
+    def _start(self, turn: Expr, unit: Unit) -> None:
+        """Start a unit's products as one group."""
+        bank = self.banks[unit.bank]
+        sums = [bank[i] for i in range(self.plan.bank_registers)]
+        within = unit.slab % self.geo.slabs
+        if self._alternates:
+            b.named_sync(self.group_index + 1, 256)
+        b.emit(T.ptx.wgmma.fence.sync.aligned())
+        for step in range(unit.start // STEP, -(-unit.end // STEP)):
+            first = unit.fresh and step == unit.start // STEP
+            adds = not first if self.geo.promotes or not first else turn > 0
+            registers = self._registers(unit, step)
+            self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
+        b.emit(T.ptx.wgmma.commit_group.sync.aligned())
+        if self._alternates:
+            self._yield_core()
+
+    def _multiply(
+        self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,
+        accumulate: Expr,
+    ) -> None:  # fmt: skip
+        """Start one product with the tokens from ``token`` on of step ``step`` of a slab."""
+        spelling = INSTRUCTIONS[self.gemm.activation].format(
+            n=2 * len(sums), w=PTX_FP8.get(self.decoder.operand, "")
+        )
+        descriptor = self._descriptor(stage, within, step, token)
+        modifiers = () if self.integer else (1, 1)
+        adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
+        b.ptx(spelling, *sums, *registers, descriptor, adds, *modifiers)
+
+    def _registers(self, unit: Unit, step: int) -> list[Expr]:
+        """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
+        base = (unit.slab % 2 * self.geo.m64 + unit.m) * 16 + step * 4
+        registers = [self.operands[base + i] for i in range(4)]
+        if unit.extent >= STEP:
+            return registers
+        half = unit.start % STEP // unit.extent
+        return [register if i // 2 == half else T.uint32(0) for i, register in enumerate(registers)]
+
+    # ---- promotion ------------------------------------------------------------------
+    def _remember_scales(self, unit: Unit) -> None:
+        """Load the factors of a unit's sums, which outlive its stage."""
+        if self.scales is None or not unit.done:
+            return
+        for half in (0, 1):
+            gain = T.float32(self.decoder.decoder.gains[half])
+            b.store(self.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
+
+    def _scale(self, unit: Unit, half: int) -> Expr:
+        """Return the scale of row g or g+8 that holds at the end of a unit."""
+        row = (unit.slab % self.geo.slabs * self.geo.slab + unit.start) // self.geo.scale_step
+        low = self._row_tile(unit.m) * TILE + self.warp * 16 + self.lane // 4
+        return self.scales[self.multiplied.value, row * self.schedule.tile_n + low + half * 8]
+
+    def _release_after(self, unit: Unit) -> None:
+        """Free the previous stage if it ends with a finished unit."""
+        following = self.units[(self.units.index(unit) + 1) % len(self.units)]
+        if following.slab != unit.slab and following.slab % self.geo.slabs == 0:
+            self._release()
+
+    def _promote(self, unit: Unit) -> None:
+        """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
+        if not unit.done:
+            return
+        pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        first = unit.m * self.geo.accumulators + unit.tokens // 2
+        for index in range(self.plan.bank_registers):
+            value = self._as_float(self.banks[unit.bank][index])
+            half = index // 2 % 2
+            if self.scales is not None:
+                value = value * self.pending[2 * unit.bank + half]
+            elif self.decoder.decoder.gains[half] != 1.0:
+                value = value * T.float32(self.decoder.decoder.gains[half])
+            b.store(self.total, self.total[first + index] + value, first + index)
+        # The compiler would put the additions off, and keep copies of the sums meanwhile.
+        pin_registers(self.total, self.plan.bank_registers, first)
+
+    def _as_float(self, register: Expr) -> Expr:
+        """Return a sum as float32."""
+        return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.integer else register
+
+    def partial_sum(self, position: int) -> Expr:
+        """Return a register of an unpromoted sum as float32."""
+        bank, index = divmod(position, self.plan.bank_registers)
+        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])

@@ -1,0 +1,143 @@
+"""What a turn of the 8-bit loop does, in plain integers: which products run when, and where.
+
+A warpgroup's products are cut into *units*, by K and by tokens. Where they must, sums of K
+move from *partial* accumulators to float32 totals at the end of every interval: because a
+group's scale applies to its sum alone, or because fp8 tensor cores keep few bits of long
+sums. Units then write two sets of partial accumulators in turn: while the tensor core works
+on one unit, the warps promote the one before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from ladder.lower.cuda.wgmma_geometry import Geometry
+from schedules.legal import PARTIAL_TOKENS
+
+STEP = 32
+"""Elements of K that one wgmma of 8-bit operands multiplies."""
+
+FP8_INTERVAL = 512
+"""Elements of K after which fp8 partial sums move to float32 registers."""
+
+INTEGER_TOKENS = 224
+"""Tokens of one integer product at most: TVM 0.27 knows none of 256."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Products that one commit group starts.
+
+    Parameters
+    ----------
+    slab
+        Slab within the turn.
+    start, extent
+        Elements of K within the slab.
+    m
+        Row tile of the warpgroup.
+    tokens
+        First token.
+    bank
+        Set of partial accumulators.
+    fresh
+        Whether the first product overwrites the accumulators (without promotion: in the first turn).
+    done
+        Whether an interval ends here, so that the sums are promoted.
+    """
+
+    slab: int
+    start: int
+    extent: int
+    m: int
+    tokens: int
+    bank: int
+    fresh: bool
+    done: bool
+
+    @property
+    def end(self) -> int:
+        """Elements of K after the unit's last, within its slab."""
+        return self.start + self.extent
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How a problem and a schedule cut the loop.
+
+    Parameters
+    ----------
+    geo
+        Sizes of the pipeline.
+    """
+
+    geo: Geometry
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens of one unit."""
+        tile = self.geo.schedule.tile_m
+        return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
+
+    @property
+    def integer(self) -> bool:
+        """Whether sums are integers."""
+        return self.geo.gemm.activation == "int8"
+
+    @property
+    def positions(self) -> int:
+        """Units that cover the warpgroup's tile once."""
+        return self.geo.m64 * self.geo.schedule.tile_m // self.unit_tokens
+
+    @property
+    def bank_registers(self) -> int:
+        """Accumulators per thread of one set of sums."""
+        return self.unit_tokens // 2
+
+    @property
+    def banks(self) -> int:
+        """Sets of sums that products write."""
+        if not self.geo.promotes:
+            return self.positions
+        return 1 if self.unit_tokens > PARTIAL_TOKENS else 2
+
+    @property
+    def turn(self) -> int:
+        """Elements of K in one turn of the loop."""
+        return self.geo.body * self.geo.slab
+
+    @property
+    def interval(self) -> int:
+        """Elements of K from one promotion to the next; divides a turn, or a slab into units."""
+        interval = gcd(self.geo.group, self.turn)
+        if not self.geo.promotes:
+            return self.turn
+        if not self.integer:
+            interval = min(interval, FP8_INTERVAL)
+        return interval if self.positions <= self.banks else min(interval, self.geo.slab)
+
+    def units(self) -> list[Unit]:
+        """Return the units of one turn in the order in which they start."""
+        geo = self.geo
+        extent = min(self.interval, geo.slab)
+        found = []
+        for slab in range(geo.body):
+            for start in range(0, geo.slab, extent):
+                first = slab * geo.slab + start
+                number = first // self.interval
+                for position in range(self.positions):
+                    m, part = divmod(position, self.positions // geo.m64)
+                    found.append(
+                        Unit(
+                            slab=slab,
+                            start=start,
+                            extent=extent,
+                            m=m,
+                            tokens=part * self.unit_tokens,
+                            bank=(number if self.positions == 1 else position) % self.banks,
+                            fresh=first % self.interval == 0,
+                            done=geo.promotes and (first + extent) % self.interval == 0,
+                        )
+                    )
+        return found

@@ -1,0 +1,123 @@
+"""Measure in a process of its own: a kernel that hangs or breaks the GPU's context costs only itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.farm import Campaign, Trial
+from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Timed, measure
+
+PATIENCE_SECONDS = 20.0
+"""Silence after which a trial counts as hanging; making weights takes a few seconds."""
+
+START_SECONDS = 120.0
+"""The same before the first trial of a campaign."""
+
+MOST_CULPRITS = 8
+"""Trials of one campaign that may take the process down before the campaign is given up."""
+
+DONE = "done"
+
+Work = Callable[[Campaign, Collection[tuple[Gemm, int]]], Iterator[Event]]
+
+
+class Gauge:
+    """A process that measures campaigns, one after the other; use it in a ``with`` block.
+
+    Parameters
+    ----------
+    work
+        What it does with a campaign; a function of a module.
+    patience
+        Seconds of silence after which a trial counts as hanging.
+    """
+
+    def __init__(self, work: Work = measure, patience: float = PATIENCE_SECONDS) -> None:
+        self._work, self._patience = work, patience
+        self._process: Any = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Gauge:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def measure(self, campaign: Campaign, report: Callable[[str], None]) -> Iterator[Timed]:
+        """Yield the times of a campaign's trials; those that fail are reported and left out."""
+        done: set[tuple[Gemm, int]] = set()
+        left = campaign
+        for _ in range(MOST_CULPRITS):
+            culprit: Trial | None = None
+            for event in self._run(left, done):
+                if isinstance(event, Timed):
+                    yield event
+                elif isinstance(event, Begin):
+                    culprit = event.trial
+                elif isinstance(event, PointDone):
+                    done.add((event.gemm, event.m))
+                elif isinstance(event, Dropped):
+                    left = _without(left, event.trial)
+                    report(f"{event.trial.schedule} {event.reason}")
+                else:
+                    return
+            self._stop()
+            if culprit is None:
+                break
+            report(f"{culprit.schedule} hangs or breaks the GPU's context")
+            left = _without(left, culprit)
+        report(f"{campaign}: given up")
+
+    def _run(self, campaign: Campaign, done: set[tuple[Gemm, int]]) -> Iterator[Event | str]:
+        """Yield what the process says; end without `DONE` if it falls silent."""
+        connection = self._connected()
+        connection.send((campaign, done))
+        patience = START_SECONDS
+        while connection.poll(patience):
+            try:
+                event = connection.recv()
+            except EOFError:
+                return
+            yield event
+            if event == DONE:
+                return
+            patience = self._patience
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            # Spawned: a process that has initialised CUDA must not be forked.
+            context = multiprocessing.get_context("spawn")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
+            self._process.start()
+            theirs.close()
+        return self._connection
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        self._process = self._connection = None
+
+
+def _without(campaign: Campaign, trial: Trial) -> Campaign:
+    return replace(campaign, trials=[other for other in campaign.trials if other != trial])
+
+
+def serve(connection: Connection, work: Work) -> None:
+    """Measure whatever campaign arrives, until the other side hangs up."""
+    while True:
+        try:
+            campaign, done = connection.recv()
+        except EOFError:
+            return
+        for event in work(campaign, done):
+            connection.send(event)
+        connection.send(DONE)
