@@ -88,7 +88,7 @@ RULES: Mapping[str, Rule] = {
 
 
 SERVES: Mapping[str, frozenset[str]] = {
-    "gemv": frozenset({"experts"}),
+    "gemv": frozenset({"experts", "token_group"}),
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts"}),
     "cpu": frozenset(),

@@ -293,6 +293,26 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _mma(placement="accumulator", tile_k=128),
         (19,),
     ),
+    "gemv fp8 tokens scaled by group": (
+        "sm_89",
+        _gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            k=1100,
+            group_size=128,
+            scale=True,
+            token_scale=True,
+            token_group=128,
+        ),
+        _gemv(placement="accumulator", stages=4, warps=8, split_k=2),
+        (5,),
+    ),
+    "gemv int8 tokens scaled by group, one scale per row of weights": (
+        "sm_80",
+        _gemm(activation="int8", k=900, token_scale=True, token_group=192),
+        _gemv(placement="accumulator", stages=3, warps=4, split_k=1),
+        (3,),
+    ),
     "mma int8 tokens scaled by longer groups than weights": (
         "sm_80",
         _gemm(activation="int8", k=450, group_size=32, scale=True, token_scale=True, token_group=192),

@@ -253,7 +253,7 @@ class Geometry:
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE)
+        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles)
 
     @property
     def pitch(self) -> int:
@@ -520,6 +520,8 @@ class Gemv:
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         with b.when(self._inside(index) if guarded else True):
+            tile = self.run_at.value * geo.run + index
+            self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)
             multiplier.emit(self.ring[slot], group, load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------

@@ -18,8 +18,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.cuda.arguments import Arguments
 from ladder.lower.cuda.emission import SharedTable
-from ladder.lower.cuda.instructions import MatrixStep, emit_step
+from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
 from ladder.lower.cuda.scales import bytes4, pair16
 from schedules.layouts import TILE, lane_of, packed_group
 from tile_types import get_type
@@ -279,7 +280,6 @@ class Accumulators:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
         self.row_blocks, self.token_blocks = row_blocks, token_blocks
         self.token_factor: Callable[[int, int], Expr] | None = None
-        """``token_factor(token_block, index)``: the scale of an accumulator's token in the tile's group."""
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
         self.partial = self._cleared(self.fragments, step.carrier)
@@ -311,6 +311,22 @@ class Accumulators:
         periods |= {self.step.promote // TILE} if self.step.promote else set()
         periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
         return periods | ({SUM_TILES} if self.left.sums_tokens else set())
+
+    def scale_tokens(self, args: Arguments, lane: Expr, first: Expr, tile: Expr) -> None:
+        """Have flushes after K tile ``tile`` scale tokens by group, where they are at all.
+
+        ``first`` is the first token of the fragments. Rows beyond the tokens take the last one's
+        scales; they are not stored.
+        """
+        if not self.groups.token_tiles:
+            return
+        group = b.keep(T.truncdiv(tile, self.groups.token_tiles))
+
+        def factor(token_block: int, index: int) -> Expr:
+            row = first + token_block * STEP_TOKENS + self.step.lanes.token(lane, index)
+            return args.token_scale[T.min(row, args.m - 1), group]
+
+        self.token_factor = factor
 
     def flush_due(self, tile: Expr, tiles: Expr) -> Expr:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.

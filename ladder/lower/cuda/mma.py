@@ -400,27 +400,12 @@ class Mma:
 
             tile = b.bind(turn * self.geo.stage_tiles + step)
             due = self.sums.flush_due(tile, self.args.k_tiles)
-            self.sums.token_factor = self._token_factors(first_token, tile)
+            real = T.min(tile, self.args.k_tiles - 1)
+            self.sums.scale_tokens(self.args, self.lane, self.first_token + first_token, real)
             multiplier.emit(self.tile_words, self.group_registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(self.group_registers)
-
-    def _token_factors(self, first_token: Expr, tile: Expr) -> Any:
-        """Return what `Accumulators.token_factor` says of a K tile, or None where rows have one scale.
-
-        Rows beyond the tokens take the last one's scales; they are not stored.
-        """
-        if not self.groups.token_tiles:
-            return None
-        group = b.keep(T.truncdiv(T.min(tile, self.args.k_tiles - 1), self.groups.token_tiles))
-
-        def factor(token_block: int, index: int) -> Expr:
-            token = self.step.lanes.token(self.lane, index)
-            row = self.first_token + first_token + token_block * STEP_TOKENS + token
-            return self.args.token_scale[T.min(row, self.args.m - 1), group]
-
-        return factor
 
     def _load_row_block(self, stage: Expr, step: int, block: int) -> None:
         """Load the thread's words, scales and zero points of one packed tile."""
