@@ -90,7 +90,7 @@ RULES: Mapping[str, Rule] = {
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "mma": frozenset({"experts", "token_group"}),
-    "wgmma": frozenset({"experts"}),
+    "wgmma": frozenset(),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -362,8 +362,6 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
-    if gemm.experts and (schedule.persistent or schedule.split_k > 1):
-        yield "experts take blocks of one tile each, which neither persist nor split K"
     if schedule.split_k > 1 and schedule.tile_m > SPLIT_TOKENS:
         yield f"split_k needs at most {SPLIT_TOKENS} tokens per tile"
     if schedule.cluster * 8 > schedule.tile_m:

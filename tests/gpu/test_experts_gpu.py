@@ -21,8 +21,6 @@ COUNTS = [[3, 0, 17, 1, 64, 2], [0, 0, 0, 0, 0, 70], [1, 1, 1, 1, 1, 1], [0, 0, 
 SCHEDULES = {
     "gemv": GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
     "mma": GpuSchedule("mma", 32, stages=3, warps=4),
-    "wgmma": GpuSchedule("wgmma", 16, 128, 64, stages=4, warps=8),
-    "wgmma cluster": GpuSchedule("wgmma", 64, 64, 128, stages=4, warps=4, cluster=2),
 }
 
 
@@ -47,9 +45,6 @@ def offsets_of(counts):
 
 @pytest.mark.parametrize("pipeline", [*SCHEDULES, "chosen"])
 def test_tokens_of_experts(matrices, pipeline: str) -> None:
-    name = pipeline.split()[0]
-    if name == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs wgmma")
     plan = None if pipeline == "chosen" else Plan(((1 << 16, SCHEDULES[pipeline]),))
     op = ladder.GroupedMatmul(E, N, K, "int4", group_size=64, bias=True, plan=plan)
     packed, bias = op.pack(matrices), torch.randn(E, N, device="cuda").half()
@@ -59,10 +54,8 @@ def test_tokens_of_experts(matrices, pipeline: str) -> None:
         assert relative_error(y, reference(x, matrices, counts, bias)) <= 5e-4
 
 
-@pytest.mark.parametrize("pipeline", ["gemv", "mma", "wgmma"])
+@pytest.mark.parametrize("pipeline", SCHEDULES)
 def test_counted_slots(matrices, pipeline: str) -> None:
-    if pipeline == "wgmma" and torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs wgmma")
     plan = Plan(((1 << 16, SCHEDULES[pipeline]),))
     op = ladder.GroupedMatmul(E, N, K, "int4", group_size=64, masked=True, plan=plan)
     packed = op.pack(matrices)

@@ -21,7 +21,6 @@ from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import load_order
 from ladder.lower.cuda.emission import SharedTable
-from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
@@ -99,10 +98,6 @@ class Kernel:
             self.geo.shared_bytes <= limit, f"{self.geo.shared_bytes} bytes of shared memory exceed {limit}"
         )
         self.decoder = self._choose_decoder()
-        check(
-            not gemm.experts or (schedule.split_k == 1 and not schedule.persistent),
-            "experts take blocks of one tile each: use split_k=1, persistent=False",
-        )
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
 
@@ -121,8 +116,7 @@ class Kernel:
         self._shared_memory()
         self._barriers()
         self.overlap.wait()
-        with b.when(self._find_tokens()):
-            b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
+        b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
         if self.geo.blocks > 1:
             # No block may leave while others still read its sums, copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
@@ -146,7 +140,7 @@ class Kernel:
         """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
         plan, args, blocks = self.schedule, self.args, self.geo.blocks
         rows = self.geo.row_tiles * plan.cluster
-        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_token_blocks(args, plan.tile_m)
+        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, (args.m + plan.tile_m - 1) // plan.tile_m
         self.walkers = self.device.units // blocks
         (block,) = b.block_index([(self.walkers if plan.persistent else n_blocks * m_blocks) * blocks])
         rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
@@ -193,9 +187,9 @@ class Kernel:
             initialise()
         if self.table is not None:
             self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
-        if self.overlap.possible and not self.gemm.experts:
+        if self.overlap.possible:
             with b.when(self.thread == 32):
-                prefetch(self, self._tile_place(self.first)[0])
+                prefetch(self, self._tile_origin(self.first)[0])
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
@@ -212,32 +206,15 @@ class Kernel:
             body(*self._tile_origin(tile.value))
             tile.set(tile.value + self.walkers)
 
-    def _find_tokens(self) -> Expr:
-        """Find the expert and tokens of this block, for both roles; return whether there are any."""
-        if not self.gemm.experts:
-            return True
-        _, block = self._tile_place(self.first)
-        tokens = find_tokens(self.args, block, self.schedule.tile_m, self.thread % 32, self.overlap)
-        self.args, self.first_token = tokens.args, tokens.first
-        return tokens.exists
-
     def _tile_origin(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Return the first row tile and the first token of an output tile."""
-        row_tile, block = self._tile_place(tile)
-        return row_tile, self.first_token if self.gemm.experts else b.keep(block * self.schedule.tile_m)
-
-    def _tile_place(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Return the first row tile and the token tile of an output tile.
-
-        They walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
-        """
+        """Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2."""
         width = self.schedule.raster * self.m_blocks
         column = b.bind(tile // width)
         inside = b.bind(tile % width)
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.keep(row_tile), b.bind(inside // columns)
+        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
