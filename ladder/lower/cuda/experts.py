@@ -86,7 +86,7 @@ def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: 
         The kernel's early launch: ranges are read after its wait, as the kernel before may write them.
     """
     if args.experts is None:
-        return TokenBlock(args, b.keep(block * tile_m), True)
+        return TokenBlock(args, b.bind(block * tile_m), True)
     overlap.wait()
     expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lane)
     weights: dict[str, Any] = {
@@ -108,7 +108,7 @@ def _in_slots(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> tuple[Ex
     per_slot = b.keep(T.truncdiv(slot + tile_m - 1, tile_m))
     expert = b.keep(T.truncdiv(block, per_slot))
     first = b.keep(expert * slot + T.truncmod(block, per_slot) * tile_m)
-    stop = b.keep(expert * slot + T.min(args.ranges[expert], slot))
+    stop = b.keep(expert * slot + T.min(_read(args, expert), slot))
     return expert, first, stop, first < stop
 
 
@@ -155,8 +155,15 @@ def _in_ranges(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> tuple[E
 
 def _range(args: Arguments, expert: Expr) -> tuple[Expr, Expr]:
     """Return first token and end of an expert's tokens, within x whatever the offsets say."""
-    start, stop = args.ranges[expert], args.ranges[expert + 1]
+    start, stop = _read(args, expert), _read(args, expert + 1)
     return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))
+
+
+def _read(args: Arguments, index: Expr) -> Expr:
+    """Return one of the ranges. A plain read could move ahead of the wait for the kernel before."""
+    register = b.local(1, "uint32")
+    b.ptx("ld.global.u32", register[0], args.ranges.ptr_to([index]))
+    return T.Cast("int32", register[0])
 
 
 def _exchange(value: Expr, distance: int) -> Expr:

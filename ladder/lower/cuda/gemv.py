@@ -349,7 +349,7 @@ class Gemv:
         self.first_row = b.bind(block * geo.rows)
         tokens = find_tokens(args, token_block, self.schedule.tile_m, self.lane, self.overlap)
         self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
-        self.token_count = b.keep(T.min(self.args.m - self.first_token, self.schedule.tile_m))
+        self.token_count = b.bind(T.min(self.args.m - self.first_token, self.schedule.tile_m))
         self.column = b.keep(strip * self.schedule.warp_rows)
         # The run being consumed, counted over all slices, and by vector width where its words start.
         self.tile_words = 128 * self.groups.bits

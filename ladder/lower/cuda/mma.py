@@ -286,7 +286,7 @@ class Mma:
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
         tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane, self.overlap)
-        self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
+        self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         self.row_warp = b.bind(warp % TILE_WARPS)
         self.quartet = b.bind(warp // TILE_WARPS % geo.row_quartets)
         self.token_warp = b.bind(warp // TILE_WARPS // geo.row_quartets)
