@@ -72,7 +72,7 @@ RULES: Mapping[str, Rule] = {
         (64,),
         (2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
@@ -94,6 +94,19 @@ RULES: Mapping[str, Rule] = {
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
+
+SERVES: Mapping[str, frozenset[str]] = {
+    "gemv": frozenset({"experts", "token_group"}),
+    "mma": frozenset({"experts", "token_group"}),
+    "wgmma": frozenset(),
+    "cpu": frozenset(),
+}
+"""What each pipeline can of `Gemm.extras`."""
+
+
+def serves(gemm: Gemm, pipeline: str) -> bool:
+    """Whether a pipeline can do all that the problem asks."""
+    return SERVES[pipeline].issuperset(gemm.extras)
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,8 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
     Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
     """
-    return schedule.placement == "accumulator" and (gemm.scale or gemm.activation.startswith("fp8"))
+    flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
+    return schedule.placement == "accumulator" and flushed
 
 
 def block_rows(schedule: GpuSchedule) -> int:
@@ -261,8 +275,7 @@ def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
     fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
     factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    loaded = (gemm.scale if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    return 2 * weight_bits(gemm) * (1 if wide else 2) + 2 * rows * (factors + loaded)
+    return weight_bits(gemm) * (1 if wide else 2) + 2 * rows * factors
 
 
 def launch_registers(warps: int) -> int:
@@ -335,6 +348,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if not serves(gemm, schedule.pipeline):
+        yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if allowed and value not in allowed:
@@ -376,8 +391,6 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.cluster * schedule.split_k > 8:
         yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if schedule.stages * row_bytes < 3 * SWIZZLE_ROW and not promotes(gemm, schedule):
-        yield "rows that are fetched a slab ahead need three stages of one row of A"
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 

@@ -21,11 +21,6 @@ LARGEST_POWER = {"float16": 2.0**15, "bfloat16": 2.0**120}
 """Powers of two that scales are multiplied by at once."""
 
 
-def bits_of(value: Expr, width: int) -> Expr:
-    """Return the bits of a value of ``width`` bits, 8 or 16, zero-extended to a uint32 register."""
-    return T.Cast("uint32", T.reinterpret(value, dtype=f"uint{width}"))
-
-
 def pair16(value: Expr) -> Expr:
     """Return the bits of a float16 or bfloat16 value in both halves of a uint32 register."""
     bits = T.Cast("uint32", T.reinterpret(value, dtype="uint16"))

@@ -10,7 +10,6 @@ warpgroup level matrix instructions").
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 from tvm.script import tirx as T
@@ -24,7 +23,7 @@ from ladder.lower.cuda.decode import load_order
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.scales import bits_of
+from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
@@ -257,7 +256,7 @@ class Kernel:
         )
         self.x_descriptor = b.Variable("uint32", T.Cast("uint32", descriptor[0]))
         self.ring = Ring(self.schedule.stages)
-        self.previous = b.Variable("int32", 0)
+        self.previous, self.finished = b.Variable("int32", 0), b.Variable("int32", 0)
         self._for_each_tile(self._tile)
 
     def _allocate(self) -> None:
@@ -265,24 +264,20 @@ class Kernel:
         geo = self.geo
         self.partial = b.local(geo.m64 * geo.accumulators, "uint32" if self.integer else "float32")
         self.total: Any = None
-        # The stage that products read; the ring's own may be one ahead.
-        self.multiplied = b.Variable("int32", 0)
         self._allocate_operands()
 
     def _allocate_operands(self) -> None:
-        """Declare two sets of operand registers and of what is fetched a slab ahead."""
+        """Declare two sets of operand registers and what is fetched for one slab ahead."""
         geo = self.geo
         self.operands = b.local(2 * geo.m64 * 16, "uint32")
-        self.tile_words = [b.local(2 * geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
+        self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
         count = 2 * geo.held_rows
         scaled = geo.lane == 16 and self.scales is not None
         factors = count * self.decoder.factors
         self.held_scales = [b.local(factors, "uint32") for _ in range(geo.m64 if scaled else 0)]
-        zeros = count * geo.zero_parts
-        self.held_zeros = [b.local(zeros, "uint32") for _ in range(geo.m64 if zeros else 0)]
-        # As loaded, until the slab that they belong to is decoded.
-        self.next_scales = [b.local(count, "uint32") for _ in self.held_scales]
-        self.next_zeros = [b.local(zeros, "uint32") for _ in self.held_zeros]
+        self.held_zeros = [
+            b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)
+        ]
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         """Sum one output tile over K and write it."""
@@ -298,7 +293,6 @@ class Kernel:
 
     def _first_slab(self) -> None:
         """Fetch a tile's first slab."""
-        self.multiplied.set(self.ring.stage.value)
         self._await_stage()
         self._fetch(0)
 
@@ -307,20 +301,25 @@ class Kernel:
         b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), self.ring.phase.value))
 
     def _slab(self, turn: Expr, slab: int) -> None:
-        """Fetch the next slab, decode this one and start its products; the previous slab's finish."""
-        within = slab % self.geo.slabs
-        for m in range(self.geo.m64):
-            self._prepare_rows(m, slab)
-        self._fetch_next(turn, slab)
-        for m in range(self.geo.m64):
-            self._decode(m, slab % 2)
+        """Decode one slab, start its products and fetch the next; the previous slab's products finish."""
+        geo = self.geo
+        within = slab % geo.slabs
+        for m in range(geo.m64):
+            self._decode(m, within, slab % 2)
         self._start_products(turn, slab)
+        last = within == geo.slabs - 1
+        if last:
+            self.finished.set(self.ring.stage.value)
+        if geo.slabs > 1:
+            self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if within == self.geo.slabs - 1:
-            self.previous.set(self.multiplied.value)
-            self.multiplied.set(self.ring.stage.value)
+        if geo.slabs == 1:
+            # A ring of two stages can only be filled again once the previous one is free.
+            self._fetch_next(turn, slab)
+        if last:
+            self.previous.set(self.finished.value)
 
     def _fetch_next(self, turn: Expr, slab: int) -> None:
         """Fetch the slab after ``slab``."""
@@ -370,18 +369,26 @@ class Kernel:
 
     # ---- decoding -------------------------------------------------------------------
     def _fetch(self, slab: int) -> None:
-        """Load packed words, scales and zero points of a turn's slab, which the ring's stage holds."""
+        """Load packed words, scales and zero points of a turn's slab, which the current stage holds."""
         geo = self.geo
+        within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
-                first = (slab % 2 * geo.tiles_per_slab + tile) * geo.bits
-                self._load_words(self.tile_words[m], first, m, slab % geo.slabs * geo.tiles_per_slab + tile)
-            self._load_rows(m, slab)
+                self._load_words(self.tile_words[m], tile * geo.bits, m, within * geo.tiles_per_slab + tile)
+            self._fetch_rows(m, slab)
 
-    def _decode(self, m: int, bank: int) -> None:
+    def _fetch_rows(self, m: int, slab: int) -> None:
+        """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
+        geo = self.geo
+        if slab * geo.slab % geo.held_step == 0:
+            first = slab % geo.slabs * geo.slab // geo.scale_step
+            for row in range(geo.held_rows):
+                self._load_rows(m, first + row, row)
+
+    def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the fetched words of one slab into sixteen operand registers."""
         for tile in range(self.geo.tiles_per_slab):
-            first, words = (bank * self.geo.tiles_per_slab + tile) * self.geo.bits, self.tile_words[m]
+            first, words = tile * self.geo.bits, self.tile_words[m]
             self._decode_tile([words[first + i] for i in range(self.geo.bits)], m, tile, bank)
 
     def _decode_tile(self, words: Sequence[Expr], m: int, tile: int, bank: int) -> None:
@@ -412,40 +419,20 @@ class Kernel:
                     b.store(target, self.words[stage, source + v], first + v)
             first += width
 
-    def _fetch_rows(self, m: int, slab: int) -> None:
-        """Load and prepare the scales and zero points of a turn's slab at once."""
-        self._load_rows(m, slab)
-        self._prepare_rows(m, slab)
-
-    def _new_rows(self, slab: int) -> range:
-        """Return the rows of scales and zero points that change with a turn's slab."""
-        return range(self.geo.held_rows if slab * self.geo.slab % self.geo.held_step == 0 else 0)
-
-    def _load_rows(self, m: int, slab: int) -> None:
-        """Load the scales and zero points of rows g and g+8, unless those of the slab before still hold."""
+    def _load_rows(self, m: int, step: int, row: int) -> None:
+        """Load the scale and zero operands of rows g and g+8."""
         geo = self.geo
+        duplicate = pair16 if geo.lane == 16 else bytes4
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
-        first = slab % geo.slabs * geo.slab // geo.scale_step
-        for row, h in product(self._new_rows(slab), (0, 1)):
+        for h in (0, 1):
             if self.held_scales:
-                scale = bits_of(self._staged(self.scales, first + row, low + h * 8), 16)
-                b.store(self.next_scales[m], scale, 2 * row + h)
+                scale = duplicate(self._staged(self.scales, step, low + h * 8))
+                first = (2 * row + h) * self.decoder.factors
+                for index, factor in enumerate(self.decoder.prepare(scale, h)):
+                    b.store(self.held_scales[m], factor, first + index)
             for part in range(geo.zero_parts):
-                zero = self._staged(self.zeros, (first + row) * geo.zero_parts + part, low + h * 8)
-                b.store(self.next_zeros[m], bits_of(zero, geo.lane), (2 * row + h) * geo.zero_parts + part)
-
-    def _prepare_rows(self, m: int, slab: int) -> None:
-        """Turn what `_load_rows` loaded into the operands that decoders take."""
-        geo = self.geo
-        repeat = T.uint32(0x00010001 if geo.lane == 16 else 0x01010101)
-        for row, h in product(self._new_rows(slab), (0, 1)):
-            if self.held_scales:
-                factors = self.decoder.prepare(self.next_scales[m][2 * row + h] * repeat, h)
-                for index, factor in enumerate(factors):
-                    b.store(self.held_scales[m], factor, (2 * row + h) * self.decoder.factors + index)
-            for part in range(geo.zero_parts):
-                place = (2 * row + h) * geo.zero_parts + part
-                b.store(self.held_zeros[m], self.next_zeros[m][place] * repeat, place)
+                value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
+                b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)
 
     def _held(self, m: int, row: int) -> tuple[Any, Any]:
         """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
@@ -479,7 +466,7 @@ class Kernel:
             n=plan.tile_m, w=PTX_FP8.get(self.decoder.operand, "")
         )
         sums = [self.partial[m * geo.accumulators + i] for i in range(geo.accumulators)]
-        descriptor = self._descriptor(self.multiplied.value, within, step)
+        descriptor = self._descriptor(self.ring.stage.value, within, step)
         # Floating types take signs of both operands; 16-bit types also a transposition of X.
         modifiers = {"int8": (), "float16": (1, 1, 0), "bfloat16": (1, 1, 0)}.get(
             self.gemm.activation, (1, 1)

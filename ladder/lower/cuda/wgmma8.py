@@ -58,8 +58,6 @@ class ByteKernel(Kernel):
             b.store(self.total, T.float32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile)
         self._first_slab()
-        for m in range(self.geo.m64):
-            self._prepare_rows(m, 0)
         self._decode_share(0, range(self._items))
         with b.loop(self.turns) as turn:
             self._turn(turn)

@@ -71,10 +71,6 @@ class Geometry:
         check(
             self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
         )
-        check(
-            plan.stages * self.slabs >= 3 or self.promotes,
-            f"{plan.stages} stages of one slab leave none to fetch ahead; use 3 or more",
-        )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
