@@ -168,7 +168,7 @@ def measure(case: Case, name: str, folder: str, codes: dict[str, int]) -> dict[s
     import torch
     import tvm_ffi
 
-    from benchmarks.gpu_gemm import graph_time_us
+    from benchmarks.harness import graph_time_us
     from targets import get_device
 
     device = get_device("cuda/sm_90a")

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_gemm import Case, environment, problem
+from benchmarks.gpu_gemm import Case, problem
+from benchmarks.harness import environment
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
 from ladder.runtime.gauge import Gauge

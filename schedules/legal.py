@@ -72,7 +72,7 @@ RULES: Mapping[str, Rule] = {
         (64,),
         (2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
@@ -94,6 +94,19 @@ RULES: Mapping[str, Rule] = {
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
+
+SERVES: Mapping[str, frozenset[str]] = {
+    "gemv": frozenset({"experts", "token_group"}),
+    "mma": frozenset({"experts", "token_group"}),
+    "wgmma": frozenset(),
+    "cpu": frozenset(),
+}
+"""What each pipeline can of `Gemm.extras`."""
+
+
+def serves(gemm: Gemm, pipeline: str) -> bool:
+    """Whether a pipeline can do all that the problem asks."""
+    return SERVES[pipeline].issuperset(gemm.extras)
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,8 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
     Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
     """
-    return schedule.placement == "accumulator" and (gemm.scale or gemm.activation.startswith("fp8"))
+    flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
+    return schedule.placement == "accumulator" and flushed
 
 
 def block_rows(schedule: GpuSchedule) -> int:
@@ -334,6 +348,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if not serves(gemm, schedule.pipeline):
+        yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if allowed and value not in allowed:
