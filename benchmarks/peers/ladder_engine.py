@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from benchmarks.peers.engine import Engine, Operand, Work
@@ -127,14 +128,13 @@ def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
     """
     changes = dict(STEPS[step])
     rule, device = RULES[schedule.pipeline], get_device(TARGET)
-    if changes.get("stages") == 0:
-        changes["stages"] = min(rule.stages)
+    depths = sorted(rule.stages)[:2] if changes.pop("stages", None) == 0 else [schedule.stages]
     # In gemv, slices of K are warps, which go with them.
     slices = schedule.split_k // changes.get("split_k", schedule.split_k)
     fewer = schedule.warps // (slices if schedule.pipeline == "gemv" else 1)
-    for warps in (fewer, *rule.warps):
+    for stages, warps in product(depths, (fewer, *rule.warps)):
         with contextlib.suppress(ScheduleError):
-            plain: GpuSchedule = replace(schedule, **changes, warps=warps)
+            plain: GpuSchedule = replace(schedule, **changes, stages=stages, warps=warps)
             if is_legal(gemm, device, plain):
                 return plain
     raise ScheduleError(f"{schedule} cannot do without {', '.join(changes)}")
