@@ -12,9 +12,10 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from pathlib import Path
+from random import Random
 from statistics import median
 
 from ladder.ir.gemm import Gemm
@@ -22,6 +23,7 @@ from schedules import cost_model
 from schedules.cost_model import predict
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, parse_schedule
+from schedules.tuning import Measurement
 from targets import get_device
 
 PIPELINES = ("gemv", "wgmma")
@@ -29,13 +31,14 @@ PIPELINES = ("gemv", "wgmma")
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "gemv": tuple(name for name in vars(cost_model) if name.startswith("GEMV_")),
     "wgmma": (
-        "STAGE_CYCLES",
         "SLAB_CYCLES",
-        "EXPOSED_SHARE",
         "FILL_SECONDS",
         "PROMOTION_CYCLES",
+        "PROMOTION_SLOTS",
+        "OVERLAP",
+        "MULTICAST_LOSS",
+        "TIGHT_LOSS",
         "TENSOR_SHARE",
-        "HALF_RATE_TOKENS",
         "BLOCK_SECONDS",
         "OUTPUT_SECONDS",
         "CLUSTER_SECONDS",
@@ -45,7 +48,10 @@ CONSTANTS: Mapping[str, tuple[str, ...]] = {
 }
 """Constants to fit, by the pipeline whose runs decide them."""
 
-STEPS = (0.7, 0.85, 0.95, 1.05, 1.18, 1.4)
+STEPS = (0.5, 0.7, 0.85, 0.95, 1.05, 1.18, 1.4, 2.0)
+NEAR = 0.03
+"""Logarithm of predicted times within which runs share the first place."""
+
 SPREAD = 0.25
 """Runs this much slower than the fastest count a third in the error of times."""
 
@@ -72,11 +78,35 @@ def read(paths: Iterable[str], target: str) -> list[Contest]:
     points: dict[tuple[Gemm, int], dict[GpuSchedule, float]] = {}
     for path in paths:
         for part in json.loads(Path(path).read_text())["classes"]:
-            for n, k, m, text, us in part["rows"]:
-                gemm, schedule = problem(part["class"], n, k), parse_schedule(text)
+            schedules = [parse_schedule(text) for text in part["schedules"]]
+            for n, k, m, place, us in part["rows"]:
+                gemm, schedule = problem(part["class"], n, k), schedules[place]
                 if isinstance(schedule, GpuSchedule) and is_legal(gemm, device, schedule):
                     points.setdefault((gemm, m), {})[schedule] = us * 1e-6
     return [Contest(gemm, m, tuple(runs.items())) for (gemm, m), runs in points.items() if len(runs) > 1]
+
+
+def thin(contests: Sequence[Contest], fastest: int, others: int) -> list[Contest]:
+    """Keep of each contest the fastest runs and a random choice of others."""
+    kept = []
+    for contest in contests:
+        ordered = sorted(contest.runs, key=lambda run: run[1])
+        rest = ordered[fastest:]
+        Random(contest.m).shuffle(rest)
+        kept.append(replace(contest, runs=(*ordered[:fastest], *rest[:others])))
+    return kept
+
+
+def write(path: str, source: str, contests: Sequence[Contest]) -> None:
+    """Write contests as `read` takes them; ``source`` says where they were measured."""
+    from benchmarks.gpu_tune import dump
+
+    rows = [
+        (c.gemm, Measurement(c.gemm.n, c.gemm.k, c.m, schedule, seconds))
+        for c in contests
+        for schedule, seconds in c.runs
+    ]
+    dump(path, json.loads(Path(source).read_text()).get("environment", {}), rows)
 
 
 def problem(fields: Mapping[str, object], n: int, k: int) -> Gemm:
@@ -95,6 +125,9 @@ class Quality:
     ----------
     regrets
         Measured time of the first choice over the fastest, per contest.
+    soft
+        Mean log of measured time over the fastest, by how near to the first choice the model sees each
+        run: unlike a regret, it changes with every constant.
     errors
         Absolute logarithm of predicted over measured time, of runs near the fastest.
     weights
@@ -102,14 +135,15 @@ class Quality:
     """
 
     regrets: tuple[float, ...]
+    soft: tuple[float, ...]
     errors: tuple[float, ...]
     weights: tuple[float, ...]
 
     @property
     def loss(self) -> float:
-        """Return what `fit` makes small: mean log regret plus mean error."""
+        """Return what `fit` makes small: soft regret plus mean error."""
         error = sum(e * w for e, w in zip(self.errors, self.weights, strict=True)) / sum(self.weights)
-        return sum(map(log, self.regrets)) / len(self.regrets) + error
+        return 2 * sum(self.soft) / len(self.soft) + error
 
     def __str__(self) -> str:
         return (
@@ -120,16 +154,19 @@ class Quality:
 
 def judge(contests: Sequence[Contest], target: str) -> Quality:
     """Compare the model with all contests."""
-    device, regrets, errors, weights = get_device(target), [], [], []
+    device, regrets, soft, errors, weights = get_device(target), [], [], [], []
     for contest in contests:
         predicted = [predict(contest.gemm, device, s, contest.m).seconds for s, _ in contest.runs]
         fastest = contest.fastest
         first = min(range(len(predicted)), key=predicted.__getitem__)
         regrets.append(contest.runs[first][1] / fastest)
+        near = [exp(-log(guess / predicted[first]) / NEAR) for guess in predicted]
+        lost = [log(seconds / fastest) for _, seconds in contest.runs]
+        soft.append(sum(w * loss for w, loss in zip(near, lost, strict=True)) / sum(near))
         for guess, (_, seconds) in zip(predicted, contest.runs, strict=True):
             errors.append(abs(log(guess / seconds)))
             weights.append(exp(-(seconds / fastest - 1) / SPREAD) / len(predicted))
-    return Quality(tuple(regrets), tuple(errors), tuple(weights))
+    return Quality(tuple(regrets), tuple(soft), tuple(errors), tuple(weights))
 
 
 def of_pipeline(contests: Sequence[Contest], pipeline: str) -> list[Contest]:
@@ -163,9 +200,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--target", default="cuda/sm_90a")
+    parser.add_argument("--sample", default="", help="only write a small part of the measurements here")
     parser.add_argument("--rounds", type=int, default=6)
     arguments = parser.parse_args()
     contests = read(arguments.files, arguments.target)
+    if arguments.sample:
+        write(arguments.sample, arguments.files[0], thin(contests, 6, 6))
+        return 0
     print(f"{len(contests)} contests, {sum(len(c.runs) for c in contests)} runs")
     for pipeline in PIPELINES:
         some, names = of_pipeline(contests, pipeline), CONSTANTS[pipeline]

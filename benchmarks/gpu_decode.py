@@ -31,8 +31,8 @@ TILES = 4
 TURNS = 1024
 """Tiles that each warp decodes."""
 
-THREADS = 256
-RESIDENT = 4
+THREADS = 512
+RESIDENT = 2
 """Blocks per multiprocessor."""
 
 KINDS = (
@@ -53,7 +53,7 @@ class Case:
     weight: str
     activation: str
     placement: str
-    table: bool
+    table: int
 
     @property
     def gemm(self) -> Gemm:
@@ -68,7 +68,7 @@ class Case:
 
 
 def cases(weights: Sequence[str]) -> Iterator[Case]:
-    """Yield every decoder of the library, once with and once without a table where that matters."""
+    """Yield every decoder of the library, with all sizes of tables."""
     from targets import get_device
 
     device = get_device("cuda/sm_90a")
@@ -77,10 +77,8 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
         for activation, placement in KINDS:
             if (weights and name not in weights) or not representable(name, activation):
                 continue
-            case = Case(name, activation, placement, table=True)
-            yield case
-            if case.decoder(device).table_words:
-                yield Case(name, activation, placement, table=False)
+            found = [Case(name, activation, placement, table) for table in (0, 1 << 15, 1 << 16)]
+            yield from {case.decoder(device).table_words: case for case in found}.values()
 
 
 def emit(case: Case, device: Any, name: str) -> Any:
@@ -170,7 +168,7 @@ def measure(case: Case, name: str, folder: str, codes: dict[str, int]) -> dict[s
     import torch
     import tvm_ffi
 
-    from benchmarks.gpu_gemm import graph_time_us
+    from benchmarks.harness import graph_time_us
     from targets import get_device
 
     device = get_device("cuda/sm_90a")
@@ -195,13 +193,42 @@ def measure(case: Case, name: str, folder: str, codes: dict[str, int]) -> dict[s
     }
 
 
+LOAD_CLOCKS = 28
+"""Clocks in which memory delivers one bit of each code of 16 x 64 to a quarter multiprocessor.
+
+128 bytes at 4.25 TB/s over 132 multiprocessors of 1.75 GHz.
+"""
+
+
+def print_costs(work: Iterator[Case]) -> None:
+    """Print what each decoder is expected to cost a warp per 16 x 64 codes, beside the time to load them.
+
+    Multiplications by scales (16 instructions on operands) are not counted.
+    """
+    from targets import get_device
+
+    device = get_device("cuda/sm_90a")
+    print(
+        "type           x         scales on    strategy         instructions  alu  fma shared   load clocks"
+    )
+    for case in work:
+        choice, load = case.decoder(device).choice, get_type(case.weight).elem_bits * LOAD_CLOCKS
+        name = f"{case.weight:14} {case.activation:9} {case.placement:12} {choice.strategy:16}"
+        cost = choice.cost
+        print(f"{name} {cost.instructions:12} {cost.alu:4.0f} {cost.fma:4.0f} {cost.shared:6.0f} {load:13}")
+
+
 def main() -> int:
     """Compile, time, and write the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--weights", nargs="*", default=[], help="types; all by default")
     parser.add_argument("--output", type=Path, default=Path("decode.json"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--costs", action="store_true", help="only print what is expected; needs no GPU")
     arguments = parser.parse_args()
+    if arguments.costs:
+        print_costs(cases(arguments.weights))
+        return 0
     work = {f"decode_{i}": case for i, case in enumerate(cases(arguments.weights))}
     with tempfile.TemporaryDirectory() as folder:
         with ProcessPoolExecutor(arguments.jobs) as pool:

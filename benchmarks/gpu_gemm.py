@@ -35,8 +35,6 @@ from ladder.ir.gemm import Gemm
 from tile_types import get_type, type_names
 from tile_types.errors import ConversionError
 
-__all__ = ["BOUNDS", "Case", "activations", "environment", "graph_time_us", "problem", "quantized"]
-
 OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
 SHAPES = ((4096, 4096), (1511, 2003))
 """(N, K); the second divides nothing: both are prime."""

@@ -11,17 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_gemm import Case, environment, problem
+from benchmarks.gpu_gemm import Case, problem
+from benchmarks.harness import environment
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
-from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, tune
+from ladder.runtime.measure import Timed
+from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, finals, measure_all, tune
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows, class_of, write_database
 from targets import get_device
@@ -76,27 +79,28 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def rows_of(measured: Iterable[tuple[Gemm, Measurement]]) -> list[dict[str, Any]]:
-    """Return measurements as rows of a report, by class."""
+    """Return measurements by class: schedules once, rows ``[N, K, M, schedule, microseconds]``."""
     classes: dict[str, dict[str, Any]] = {}
     for gemm, row in measured:
         fields = class_of(gemm)
-        found = classes.setdefault(json.dumps(fields), {"class": fields, "rows": []})
-        us = float(f"{row.seconds * 1e6:.4g}")
-        found["rows"].append([row.n, row.k, row.m, str(row.schedule), us])
-    return list(classes.values())
+        found = classes.setdefault(json.dumps(fields), {"class": fields, "schedules": {}, "rows": []})
+        place = found["schedules"].setdefault(str(row.schedule), len(found["schedules"]))
+        found["rows"].append([row.n, row.k, row.m, place, float(f"{row.seconds * 1e6:.4g}")])
+    return [{**found, "schedules": list(found["schedules"])} for found in classes.values()]
 
 
-def dump(path: str, measured: Iterable[tuple[Gemm, Measurement]]) -> None:
-    """Write measurements, one per line."""
-    text = json.dumps({"environment": environment(), "classes": rows_of(measured)})
-    Path(path).write_text(text.replace("], [", "],\n["))
+def dump(path: str, where: dict[str, Any], measured: Iterable[tuple[Gemm, Measurement]]) -> None:
+    """Write measurements, one per line, and where they were made; `benchmarks.fit_cost_model` reads them."""
+    text = json.dumps({"environment": where, "classes": rows_of(measured)})
+    Path(path).write_text(text.replace("], [", "],\n[").replace('", "GpuSchedule', '",\n"GpuSchedule') + "\n")
 
 
-def show(name: str, measured: Measured) -> None:
+def show(measured: Measured) -> None:
     """Print the winner of every point."""
-    for rows in measured.values():
+    for gemm, rows in measured.items():
         for row in best_rows(rows):
-            print(f"{name} N={row.n} K={row.k} M={row.m}: {row.seconds * 1e6:.2f} us  {row.schedule}")
+            at = f"{gemm.weight} x {gemm.activation} N={row.n} K={row.k} M={row.m}"
+            print(f"{at}: {row.seconds * 1e6:.2f} us  {row.schedule}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -111,6 +115,9 @@ def parse_arguments() -> argparse.Namespace:
         "--random", action="store_true", help="random candidates, all tried: to fit the model"
     )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after this")
+    parser.add_argument(
+        "--stop", type=int, default=0, help="seconds after which to stop and keep what there is"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--output", default="", help="JSON with every finalist")
     parser.add_argument("--everything", default="", help="JSON with the quick times of all that was tried")
@@ -120,47 +127,46 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(
-    found: dict[str, tuple[Campaign, Measured]],
-    everyone: Iterable[tuple[Gemm, Measurement]],
-    arguments: argparse.Namespace,
-) -> None:
-    """Write what has been measured so far."""
-    merged = {gemm: rows for _, measured in found.values() for gemm, rows in measured.items()}
-    if arguments.output:
-        dump(arguments.output, [(gemm, row) for gemm, rows in merged.items() for row in rows])
-    if arguments.everything:
-        dump(arguments.everything, everyone)
+def write(timed: Sequence[Timed], arguments: argparse.Namespace) -> None:
+    """Write what has been measured, first what ships: points of older runs stay in that file."""
+    measured = finals(timed)
     if arguments.ship:
-        write_database(Path(arguments.ship), get_device(arguments.target), merged)
+        write_database(Path(arguments.ship), get_device(arguments.target), measured)
+    if arguments.output:
+        dump(arguments.output, environment(), [(g, row) for g, rows in measured.items() for row in rows])
+    if arguments.everything:
+        dump(arguments.everything, environment(), [(e.gemm, e.row) for e in timed if not e.final])
+
+
+def perform(run: Run, arguments: argparse.Namespace) -> None:
+    """Compile, measure or both, as the arguments say."""
+    cases = [parse_case(text) for text in arguments.cases.split(",")] if arguments.cases else MATRIX
+    shapes = [shape_of(text) for text in arguments.shapes.split(",")] if arguments.shapes else SHAPES
+    work = campaigns(cases, shapes, arguments)
+    if arguments.compile_only:
+        compile_campaigns(work, run)
+        print(f"{save(work, Path(arguments.compile_only))} kernels")
+    elif arguments.measure:
+        for campaign in load(Path(arguments.measure)):
+            measure_all(campaign, run)
+    else:
+        tune(work, run)
 
 
 def main() -> int:
-    """Run the command."""
+    """Run the command; what has been measured is written however it ends."""
     arguments = parse_arguments()
-    cases = [parse_case(text) for text in arguments.cases.split(",")] if arguments.cases else MATRIX
-    shapes = [shape_of(text) for text in arguments.shapes.split(",")] if arguments.shapes else SHAPES
     effort = Effort(arguments.kernels, arguments.refined, arguments.seconds)
-    found: dict[str, tuple[Campaign, Measured]] = {}
-    everyone: list[tuple[Gemm, Measurement]] = []
-    rounds: Iterator[tuple[Campaign, Measured]]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(0))
+    signal.alarm(arguments.stop)
     with Gauge() as gauge, Farm(arguments.jobs) as farm:
-        run = Run(farm, gauge, effort, lambda line: print(line, flush=True), everyone=everyone)
-        work = campaigns(cases, shapes, arguments)
-        if arguments.compile_only:
-            compile_campaigns(work, run)
-            print(f"{save(work, Path(arguments.compile_only))} kernels")
-            return 0
-        if arguments.measure:
-            loaded = load(Path(arguments.measure))
-            rounds = iter([(c, measure_all(c, gauge, run.note, everyone)) for c in loaded])
-        else:
-            rounds = tune(work, run)
-        for campaign, measured in rounds:
-            found[str(campaign)] = campaign, measured
-            write(found, everyone, arguments)
-    for name, (_, measured) in found.items():
-        show(name, measured)
+        run = Run(farm, gauge, effort, lambda line: print(line, flush=True))
+        try:
+            perform(run, arguments)
+        finally:
+            write(run.timed, arguments)
+    show(finals(run.timed))
     return 0
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ladder.installation import ladder_version, tvm_version
@@ -155,10 +156,11 @@ def environment() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return how this process was started."""
+    """Return how this process was started, without the folders of this machine."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     name = sys.argv[0] if spec is None else f"-m {spec.name.removesuffix('.__main__')}"
-    return " ".join(["python", name, *sys.argv[1:]])
+    arguments = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return " ".join(["python", name, *arguments])
 
 
 def compact(report: Mapping[str, Any]) -> str:

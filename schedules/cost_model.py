@@ -1,13 +1,22 @@
 """Predicted time of one GEMM under one schedule, and what bounds it.
 
-A block is a serial chain of K steps (wait for a stage, load, decode, multiply); the blocks of
-one multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Constants
-named ``*_CYCLES``, ``*_SECONDS`` and ``*_SHARE`` of the ``wgmma`` and ``gemv`` parts were fitted
-to 2,963 runs on an H200 (int4 g128 with float16 and int8 activations, 4096², 8192², 28672x8192,
-M = 1 … 4096; 2026-11-21, `benchmarks.gpu_tune`; a sample lies in ``tests/unit/measured_gpu.json``).
-They describe the generated kernels, so refit them when an emitter changes. The ``mma`` part keeps
-a roofline that was not fitted. The model ranks candidates where no device is present; profiling
-decides where one is.
+A block streams stages of K: they are loaded, decoded and multiplied; the blocks of one
+multiprocessor share its issue slots and tensor cores; all share DRAM and L2. What is assumed:
+
+* a call is one of many in a CUDA graph whose weights come from DRAM, and starts early behind the
+  one before it (programmatic dependent launch): start-up costs are those that this leaves;
+* DRAM and L2 deliver the share of their bandwidth that `targets` states as sustained; the clock is
+  the one that `targets` states, although long runs of large products lower it;
+* DRAM, L2 and the busiest multiprocessor overlap, up to a norm (`OVERLAP`);
+* a stage's buffer is asked for again when it has been used (`Work.together`).
+
+The constants of the ``wgmma`` and ``gemv`` parts were fitted by `benchmarks.fit_cost_model` to 1,399
+runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit activations, fp8, int8 and int4
+with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096): the first choice of 73 contests takes 1.03 times
+the fastest measured (median, 1.27 at worst), and times are 12 % off (median). A sample lies in
+``tests/unit/measured_gpu.json``. They describe the generated kernels: refit them when an emitter
+changes. The ``mma`` part keeps a roofline that was not fitted. The model ranks candidates where
+nothing was measured; `schedules.estimate` corrects it by what was.
 """
 
 from __future__ import annotations
@@ -23,8 +32,10 @@ from schedules.layouts import LANES, packed_group, padded, planes
 from schedules.legal import (
     SWIZZLE_ROW,
     block_rows,
+    math_registers,
     operand_bytes,
     promotes,
+    registers_per_thread,
     resources,
     scale_bytes,
     weight_bits,
@@ -34,59 +45,88 @@ from targets import Core, TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
 
-LAUNCH_SECONDS = 2.0e-6
+LAUNCH_SECONDS = 4.05e-07
 """A kernel in a CUDA graph, start to start, with nothing to do."""
 
-OVERLAP = 4
+OVERLAP = 4.2
 """Exponent that joins the time on multiprocessors with DRAM and L2: near the longest of the three."""
 
-STAGE_CYCLES = 680
-"""wgmma: dependent latency of entering a stage: barrier, shared loads, first decode, release."""
-
-SLAB_CYCLES = 122
+SLAB_CYCLES = 148
 """wgmma: issue slots per scheduler for 128 bytes of K of 64 rows, decoding aside."""
 
-EXPOSED_SHARE = 0.3
-"""wgmma: part of the issue slots of a slab that a block's own chain waits for."""
-
-FILL_SECONDS = 1.0e-6
+FILL_SECONDS = 1.72e-06
 """wgmma: from asking for a stage to its last byte, were the memory idle."""
+
+PROMOTION_SLOTS = 1.21
+"""wgmma: issue slots per token of a row tile when partial sums move to the running ones."""
+
+TIGHT_LOSS = 0.149
+"""wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
+
+TIGHT_REGISTERS = 8
+
+MULTICAST_LOSS = 0.19
+"""wgmma: share of time that blocks of a cluster wait for each other while they share tiles of A."""
 
 PROMOTION_CYCLES = 100
 """wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
 
-TENSOR_SHARE = 0.9
+TENSOR_SHARE = 0.987
 """wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
 
 HALF_RATE_TOKENS = 32
 """Below this many tokens a wgmma takes as long as with this many."""
 
-BLOCK_SECONDS = 0.4e-6
+BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
 
-OUTPUT_SECONDS = 1.5e-6 / 4096
+OUTPUT_SECONDS = 1.85e-12
 """wgmma: filling and draining a block, per output of its tile; a persistent kernel overlaps it."""
 
-CLUSTER_SECONDS = 1.6e-6
+CLUSTER_SECONDS = 5.2e-06
 """wgmma, split K: launching a cluster and its two barriers."""
 
-EXCHANGE_SECONDS = 1.7e-6 / 4096
+EXCHANGE_SECONDS = 2.95e-10
 """wgmma, split K: reading one partial sum of another block through distributed shared memory."""
 
 CLUSTER_LOSS = 0.04
 """Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
 
-GEMV_TILE_CYCLES = 528
-"""gemv: dependent latency of one packed tile: x fragments, decode, four products in a chain."""
+GEMV_START_SECONDS = 1.68e-06
+"""gemv: a launch that overlaps the end of the one before it, with nothing to do."""
 
-GEMV_FETCH_CYCLES = 1000
-"""gemv: latency of a tile's words, hidden in proportion to the tiles in flight."""
+GEMV_TILE_CYCLES = 281
+"""gemv: dependent latency of one packed tile of a warp: x fragments, decode, products in a chain."""
 
-GEMV_ISSUE_CYCLES = 57
-"""gemv: issue slots per warp and tile, decoding aside."""
+GEMV_ISSUE_CYCLES = 3.44
+"""gemv: issue slots per fragment of 16 x 64 weights, decoding aside."""
 
-GEMV_SPREAD = 1.6
-"""gemv: slow-down of DRAM when one slice streams alone; slices side by side read longer runs."""
+GEMV_DECODE_CYCLES = 0.988
+"""gemv: issue slots per vector operation of a decode."""
+
+GEMV_SUM_CYCLES = 4.91
+"""gemv, scales on the accumulator: issue slots per sum of a thread and group."""
+
+GEMV_BLOCK_CYCLES = 1.27e03
+"""gemv: starting a block, and adding up its slices."""
+
+GEMV_RAMP_CYCLES = 397
+"""gemv: latency of a block per stage and strip: its first loads, and the guarded turn at its end."""
+
+GEMV_TOKEN_CYCLES = 0.0108
+"""gemv: latency of a block per byte of x that it passes through its buffers."""
+
+GEMV_COPY_CYCLES = 0.0273
+"""gemv: the same, in time that it takes from its neighbours."""
+
+GEMV_POWER = 1.17
+"""gemv: how chain and issue slots add up, see `Work`."""
+
+GEMV_OVERLAP = 4.69
+"""gemv: the same as `OVERLAP`."""
+
+GEMV_UNIT_SHARE = 1.1
+"""gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
 
 MMA_STEP_SECONDS = 90e-9
 """mma: serial cost of one K step of 64 that no other work of the block hides."""
@@ -259,7 +299,7 @@ def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
     split = schedule.split_k if schedule.pipeline == "wgmma" else 1
     needs = resources(gemm, device, schedule)
-    units = usable_units(device, split)
+    units = usable_units(device, split * schedule.cluster)
     blocks = along_m * along_n * split
     rounds = -(-blocks // units)
     resident = max(1, needs.blocks_per_unit)
@@ -277,18 +317,17 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     grid = _grid(gemm, device, schedule, m)
     if schedule.pipeline == "mma":
         return _predict_mma(gemm, device, schedule, m, grid)
-    spread = 1.0
     if schedule.pipeline == "gemv":
-        work = _gemv_work(gemm, device, schedule)
-        spread = 1 + GEMV_SPREAD / schedule.split_k
+        work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
+        overlap = GEMV_OVERLAP
     else:
-        work = _wgmma_work(gemm, device, schedule)
-    units = _unit_seconds(schedule, grid, work)
-    dram = spread * _dram_seconds(gemm, device, schedule, m, grid)
-    l2 = _l2_seconds(gemm, device, m, grid)
-    seconds = LAUNCH_SECONDS + (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
+        work, launch, overlap = _wgmma_work(gemm, device, schedule), LAUNCH_SECONDS, OVERLAP
+    units = _unit_seconds(schedule, grid, work) * _loss(gemm, schedule)
+    dram = _dram_seconds(gemm, device, schedule, m, grid)
+    l2 = _l2_seconds(gemm, device, schedule, m, grid)
+    seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
     parts = {
-        "launch": LAUNCH_SECONDS,
+        "launch": launch,
         "dram": dram,
         "l2": l2,
         "latency": -(-grid.rounds // grid.resident) * work.chain,
@@ -297,6 +336,18 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     }
     bound = max(parts, key=parts.__getitem__)
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
+    """Return by what the work of a multiprocessor is stretched."""
+    if schedule.pipeline != "wgmma":
+        return 1.0
+    return (1 + MULTICAST_LOSS * (schedule.cluster > 1)) * (1 + TIGHT_LOSS * is_tight(gemm, schedule))
+
+
+def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether a wgmma schedule needs nearly all registers: none such was ever among the fastest."""
+    return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
 
 
 def _unit_seconds(schedule: GpuSchedule, grid: Grid, work: Work) -> float:
@@ -315,14 +366,14 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     count = -(-padded(gemm.k) // turn) * max(2, slabs)
     row_tiles = schedule.tile_n // 16 // schedule.warps
     issue = row_tiles * (SLAB_CYCLES + slab / 2 * decode_ops(gemm, schedule.placement))
-    stall = STAGE_CYCLES / slabs
+    stall = 0.0
     if promotes(gemm, schedule):
         promotions = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
-        issue += row_tiles * promotions * 2 * schedule.tile_m
-        stall += (promotions - 1) * PROMOTION_CYCLES
+        issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
+        stall = (promotions - 1) * PROMOTION_CYCLES
     tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * TENSOR_SHARE)
-    chain = count * (stall + EXPOSED_SHARE * issue) / device.clock
+    chain = count * stall / device.clock
     if not schedule.persistent:
         chain += BLOCK_SECONDS + _edge_seconds(schedule)
     warpgroups = schedule.warps // 4
@@ -345,13 +396,20 @@ def _edge_seconds(schedule: GpuSchedule) -> float:
     return outputs * OUTPUT_SECONDS + CLUSTER_SECONDS + others * EXCHANGE_SECONDS
 
 
-def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
-    """Return the work of one block: every warp decodes 16 rows of its slice's packed tiles."""
+def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
+    """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
-    chain = tiles * (GEMV_TILE_CYCLES + GEMV_FETCH_CYCLES / schedule.stages)
-    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8 + 32 * decode_ops(gemm, schedule.placement)
-    warps = schedule.warps / 4  # per scheduler
-    return Work(chain / device.clock, tiles * warps * issue / device.clock, 0.0, 1.0)
+    strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
+    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
+    issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
+    if promotes(gemm, schedule):
+        groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
+        issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
+    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm)
+    ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
+    chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied
+    slots = tiles * strips * schedule.warps / 4 * issue + GEMV_COPY_CYCLES * copied  # per scheduler
+    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
 
 def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> Cost:
@@ -359,7 +417,7 @@ def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, 
     compute, decode = _compute_seconds(gemm, device, schedule, core, grid)
     overlapped = {
         "dram": _dram_seconds(gemm, device, schedule, m, grid),
-        "l2": _l2_seconds(gemm, device, m, grid),
+        "l2": _l2_seconds(gemm, device, schedule, m, grid),
         # Without warp specialisation half of the decoding waits for the tensor core.
         "core": compute + 0.5 * decode,
         "decode": decode,
@@ -387,17 +445,19 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
         share += columns / grid.along_m * m * gemm.k * operand_bytes(gemm)
         waves = grid.along_m * grid.along_n / (rows * columns)
         moved = max(once, int(waves * share))
-    if schedule.pipeline == "gemv":  # its chain has a fetch latency
-        return moved / bandwidth
+    if schedule.pipeline == "gemv":  # its chain has a fetch latency; the busiest multiprocessor decides
+        share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
+        return moved / bandwidth * max(1.0, share)
     busy = min(grid.blocks, device.units * grid.resident)
     in_flight = busy * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)
 
 
-def _l2_seconds(gemm: Gemm, device: TileDevice, m: int, grid: Grid) -> float:
-    """Time for every block to read its tiles through L2."""
+def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
+    """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    moved = grid.along_m * weight_bytes(gemm) + grid.along_n * m * gemm.k * operand_bytes(gemm)
+    activations = grid.along_n / schedule.cluster * m * gemm.k * operand_bytes(gemm)
+    moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from math import gcd
 
@@ -30,20 +30,20 @@ PRODUCER_REGISTERS = 40
 QUAD_PAIR_COPIES = 3
 """Further sets of sums on Volta, whose four quad-pairs each sum a quarter of K (PTX ISA, mma.m8n8k4)."""
 
-TOKEN_BUFFERS = 4
+TOKEN_BUFFERS = 3
 """Buffers in which gemv passes A through shared memory."""
 
-TOKEN_BYTES = 120 * 1024
-"""All of gemv's buffers of A together, at most: one block of 1024 threads leaves no room for another."""
+RESIDENT_THREADS = 1024
+"""Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
 
-BYTE_TOKENS = (160, 192)
-"""Tokens per tile that only 8-bit cores use."""
+TOKEN_BYTES = 216 * 1024
+"""All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
+
+LEAST_SLABS = 3
+"""Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
 
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
-
-SPLIT_TOKENS = 64
-"""Tokens per tile up to which a cluster sums slices of K."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ class Rule:
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
     cluster: tuple[int, ...] = (1,)
+    warp_rows: tuple[int, ...] = (16,)
+    placement: tuple[str, ...] = ()
+    """Placements to choose from; none: the one of `placement_for`."""
 
 
 RULES: Mapping[str, Rule] = {
@@ -67,15 +70,17 @@ RULES: Mapping[str, Rule] = {
         (8, 16),
         (64,),
         (64,),
-        (1, 2, 3, 4, 6, 8),
+        (2, 3, 4, 6, 8),
         tuple(range(1, 33)),
-        (1, 2, 4, 8, 16),
+        (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        warp_rows=(16, 32),
+        placement=("operand", "accumulator"),
     ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
-        (8, 16, 32, 64, 128, 160, 192, 256),
+        (8, 16, 32, 64, 128, 256),
         (64, 128, 192, 256),
         (64, 128, 256),
         (2, 3, 4, 5, 6, 7, 8),
@@ -86,6 +91,9 @@ RULES: Mapping[str, Rule] = {
     ),
 }
 
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a rule states what is allowed."""
 
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
@@ -194,43 +202,55 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
-        return max(min(TOKEN_BYTES, TOKEN_BYTES * schedule.warps // 16), sums)
+        return max(table_bytes(gemm) + least_token_bytes(gemm, schedule), sums)
     pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
     return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
 
 
+def least_token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the least bytes of gemv's buffers of A: one tile of K per slice, or two of 8-bit cores."""
+    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k
+    return tokens * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
+
+
 def table_bytes(gemm: Gemm) -> int:
-    """Return the bytes of wgmma's decode table, in which 16-bit cores look up four-bit codebooks."""
+    """Return the bytes of a decode table, in which 16-bit cores look up four-bit codebooks."""
     looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
     return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return what a wgmma epilogue transposes sums through: by warpgroup if a cluster sums, else by warp."""
-    warpgroups = schedule.warps // 4
-    if schedule.split_k > 1:
-        return warpgroups * schedule.tile_m * (schedule.tile_n // warpgroups + 4) * 4
+    """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     row = 80 if gemm.output == "float32" else 32
-    return schedule.warps * gcd(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
+    units = -(-schedule.tile_n // 16 // schedule.split_k)
+    return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
 
 
 def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of one computing thread: sums, operands, packed words, addresses."""
     bits = weight_bits(gemm)
     if schedule.pipeline == "gemv":
-        scales = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-        group = packed_group(gemm.group_size, gemm.k)
-        in_flight = bits + scales * max(1, 64 // group) // (2 if group >= 128 else 1)
-        sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
-        return 36 + schedule.warp_rows // 16 * (sums + schedule.stages * in_flight)
+        return _gemv_registers(gemm, schedule)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
         halves = promotes(gemm, schedule) and gemm.scale and packed_group(gemm.group_size, gemm.k) == 16
         return sums + 16 + 4 * max(1, schedule.tile_m // 16) + bits + 40 + halves * schedule.tile_k
     return math_register_estimate(gemm, schedule)
+
+
+def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers below which ptxas spills, roughly; neighbouring tiles share scales."""
+    group = packed_group(gemm.group_size, gemm.k)
+    values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
+    shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
+    fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
+    sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
+    operands = schedule.warp_rows // 2 + schedule.tile_m // 2
+    return 24 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -284,6 +304,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
     by_shared = device.shared_per_unit // (shared + 1024)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
+    if schedule.pipeline == "gemv":
+        blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
 
 
@@ -328,13 +350,13 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield f"the device lacks {rule.feature!r}"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
-    for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent", "cluster"):
+    for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
-        if value not in allowed:
+        if allowed and value not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 192:
+    if promotes(gemm, schedule) and schedule.tile_m > 128:
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
@@ -343,9 +365,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k * schedule.tile_k * operand_bytes(gemm)
-    if tokens > TOKEN_BYTES:
-        yield f"buffers of A of {tokens} bytes, limit {TOKEN_BYTES}"
+    shared = table_bytes(gemm) + least_token_bytes(gemm, schedule)
+    if shared > TOKEN_BYTES:
+        yield f"buffers of A and tables of {shared} bytes, limit {TOKEN_BYTES}"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -354,16 +376,14 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if schedule.tile_m in BYTE_TOKENS and lane_of(gemm.activation) != 8:
-        yield f"tile_m={schedule.tile_m} is for 8-bit cores, whose sums leave no room for 256"
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
     if schedule.tile_n % (16 * schedule.warps):
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
+    if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
+        yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
-    if schedule.split_k > 1 and schedule.tile_m > SPLIT_TOKENS:
-        yield f"split_k needs at most {SPLIT_TOKENS} tokens per tile"
     if schedule.cluster * 8 > schedule.tile_m:
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.persistent and schedule.cluster > 2:

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import Cost, predict
+from schedules.cost_model import Cost, is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
@@ -46,6 +46,9 @@ TYPICAL_LARGE_M = 8192
 
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
+
+FOREIGN = 1.5
+"""How much slower a schedule counts at an M that its pipeline is not made for: models differ by pipeline."""
 
 EXPERT_TILES: Mapping[int, GpuSchedule] = {
     4: GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
@@ -127,7 +130,7 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
         return ("gemv",)
-    return ("gemv", large) if gemv and large == "mma" and m <= 16 else (large,)
+    return ("gemv", large) if gemv and m <= 16 else (large,)
 
 
 def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[LayerTile, ...]:
@@ -165,8 +168,8 @@ def tilings(
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
-        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and only splits of K
-        that still find idle multiprocessors.
+        Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
+        of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     useful = _useful_m(RULES[pipeline], m)
     for schedule in _shallow(replace(gemm, n=1), device, pipeline):
@@ -175,7 +178,7 @@ def tilings(
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
-        elif pipeline != "wgmma" or _finds_idle(gemm, device, schedule, m):
+        elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
             yield from _depths(gemm, device, schedule)
 
 
@@ -185,16 +188,18 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 
 @lru_cache(maxsize=256)
 def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule, ...]:
-    """Return all legal schedules of the smallest depth; deeper ones only need more. N does not count."""
+    """Return every tile at the first of the two smallest depths that is legal. N does not count."""
     rule = RULES[pipeline]
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
-    choices = {name: getattr(rule, name) for name in AXES} | {"stages": rule.stages[:1]}
-    choices.setdefault("placement", (placement_for(gemm),))
-    tiles = (
-        GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
-        for values in product(*choices.values())
-    )
-    return tuple(tile for tile in tiles if aligned(hint, gemm, tile) and is_legal(gemm, device, tile))
+    choices = {name: getattr(rule, name) for name in AXES if name != "stages"}
+    choices["placement"] = choices.get("placement") or (placement_for(gemm),)
+    found = []
+    for values in product(*choices.values()):
+        tile = GpuSchedule(pipeline, **dict(zip(choices, values, strict=True)))
+        depths = (replace(tile, stages=stages) for stages in rule.stages[:2])
+        if aligned(hint, gemm, tile):
+            found += [deep for deep in depths if is_legal(gemm, device, deep)][:1]
+    return tuple(found)
 
 
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
@@ -218,15 +223,15 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
             break
     if found:
         yield found
-    elif schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+    elif schedule.pipeline != "gemv" and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
 def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
-    """Return the smallest token tile that holds ``m`` and those of at least half its size."""
+    """Return the smallest token tile that holds ``m`` and the next smaller one."""
     limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
-    return tuple(tile for tile in rule.tile_m if limit // 2 <= tile <= limit)
+    return tuple(tile for tile in rule.tile_m if tile <= limit)[-2:]
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
@@ -388,10 +393,17 @@ def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:
     estimator = Estimator(gemm, device, tuning.measurements(device, gemm) if tuning else ())
     pool, grid = _pool(gemm, device, estimator), token_grid(TYPICAL_LARGE_M)
-    costs = np.array([[estimator.seconds(schedule, m) for m in grid] for schedule in pool])
+    costs = np.array([[_expected(estimator, schedule, m) for m in grid] for schedule in pool])
     served = segments(costs, cover(costs, octave_weights(grid), MOST_SCHEDULES))
     limits = (*grid[:-1], LARGEST_M)
     return _merged((limit, pool[row]) for limit, row in zip(limits, served, strict=True))
+
+
+def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
+    """Return the expected time; unless measured, other pipelines than M's own must beat it by far."""
+    assert isinstance(schedule, GpuSchedule)
+    own = schedule in estimator.measured or schedule.pipeline in pipelines_for(estimator.device, m)
+    return (1.0 if own else FOREIGN) * estimator.seconds(schedule, m)
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:

@@ -138,12 +138,14 @@ Row = tuple[int, int, int, str, float]
 
 
 def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Iterable[Measurement]]) -> int:
-    """Write measurements as one file, the form in which they ship; return their number.
+    """Write measurements into one file, the form in which they ship; return their number.
+
+    Points (N, K, M) of the file that were not measured now stay as they are.
 
     Parameters
     ----------
     path
-        The file.
+        The file; made or changed.
     device
         Where they were measured.
     measured
@@ -152,6 +154,11 @@ def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Itera
     classes: dict[str, list[Measurement]] = {}
     for gemm, rows in measured.items():
         classes.setdefault(class_key(device, gemm), []).extend(rows)
+    for key, older in (_load(path) if path.is_file() else {}).items():
+        found = classes.setdefault(key, [])
+        points = {(row.n, row.k, row.m) for row in found}
+        kept = (row for row in older if row[:3] not in points)
+        found += [Measurement(n, k, m, _schedule(text), seconds) for n, k, m, text, seconds in kept]
     parts = [_database(json.loads(key), rows) for key, rows in sorted(classes.items())]
     write_json(path, {"classes": [part for whole in parts for part in whole["classes"]]})
     return sum(map(len, classes.values()))
@@ -233,7 +240,9 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tuning-", suffix=".part")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, sort_keys=True)
+                # One row or schedule per line, so that changes show.
+                text = json.dumps(content, sort_keys=True)
+                stream.write(text.replace("], [", "],\n[").replace('", "', '",\n"') + "\n")
             os.replace(name, path)
         except BaseException:
             Path(name).unlink(missing_ok=True)

@@ -32,8 +32,8 @@ def conversions() -> list[tuple[str, str, str]]:
     ]
 
 
-SCALES = (0.375, 1.25)
-"""Scales of rows g and g+8."""
+SCALES = (0.375 * 2.0**-9, 1.25 * 2.0**-9)
+"""Scales of rows g and g+8: below 2**-8, as packing leaves them."""
 ZEROS = (1.0, 0.0)
 REMAINDERS = (0.25, -0.125)
 
@@ -47,7 +47,7 @@ def problems(core: str) -> list[Gemm]:
 
 
 PLACEMENTS = ("operand", "accumulator", "folded")
-"""Kinds of decoders: those of both placements, and of operands whose gain is left to the sums."""
+"""Kinds of decoders: of both placements, with wide tables; of folded scales, with narrow tables."""
 
 
 def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
@@ -55,8 +55,8 @@ def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
     from ladder.lower.cuda.decode import make_decoder
 
     if placement == "folded":
-        return make_decoder(gemm, device, gains=True, table=True)
-    return make_decoder(gemm, device, placement, table=True)
+        return make_decoder(gemm, device, gains=True, table=1 << 15)
+    return make_decoder(gemm, device, placement, table=1 << 16)
 
 
 def is_scaled(gemm: Gemm, placement: str) -> bool:

@@ -8,7 +8,6 @@ of several results instead of measuring.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 import time
@@ -16,12 +15,13 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import environment
+import torch
+
+from benchmarks.harness import command
 from benchmarks.peers import bars, run
 from benchmarks.peers.cases import CASES, QUICK_SHAPES, QUICK_TOKENS, Case, Shape
-from benchmarks.peers.engine import ENGINES, versions
+from benchmarks.peers.engine import ENGINES
 from benchmarks.peers.records import Results, merge, read
 
 
@@ -80,26 +80,30 @@ def narrow(case: Case, shapes: Sequence[Shape], tokens: Sequence[int], engines: 
 
 
 def measured(arguments: argparse.Namespace) -> Results:
-    """Warm, measure and keep what there is after every case and shape."""
-    chosen = selection(arguments)
-    start = time.perf_counter()
-    run.warm(chosen, arguments.jobs)
-    run_id = uuid.uuid4().hex[:8]
+    """Warm, measure and keep what there is after every case and shape.
+
+    Raises
+    ------
+    SystemExit
+        If there is no GPU to measure on.
+    """
+    chosen, start = selection(arguments), time.perf_counter()
     if arguments.warm_only:
+        run.Warming(chosen, arguments.jobs).wait_for_all()
         return Results()
-    facts: dict[str, Any] = {**environment(), "rounds": chosen.rounds}
-    facts["versions"] |= versions()
-    results = Results({run_id: facts | run.limits()})
-    run.say(f"limits: {results.runs[run_id]}")
-    gc.freeze()  # each capture collects garbage
-    try:
-        for rows in run.measure(chosen, run_id):
-            results.rows += rows
-            if arguments.output:
-                results.write(arguments.output)
-    except RuntimeError as error:  # what was measured before stays
-        results.runs[run_id]["ended"] = run.reason_of(error)
-    results.runs[run_id]["seconds"] = time.perf_counter() - start
+    if not torch.cuda.is_available():
+        raise SystemExit("measuring needs an NVIDIA GPU; without one, --warm-only compiles Ladder's kernels")
+    bench, run_id = run.Bench(), uuid.uuid4().hex[:8]
+    warming = run.Warming(chosen, arguments.jobs)
+    warming.wait_for_peers()
+    facts = {**bench.facts(), "command": command(), "rounds": chosen.rounds}
+    run.say(f"{facts}")
+    results = Results({run_id: facts})
+    for rows in run.measure(chosen, run_id, bench, warming):
+        results.rows += rows
+        facts["seconds"] = round(time.perf_counter() - start)
+        if arguments.output:
+            results.write(arguments.output)
     return results
 
 

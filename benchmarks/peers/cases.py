@@ -245,7 +245,7 @@ BITS = Case(
     chart=True,
 )
 
-STEPS = ("fused, fewest buffers", "+ deep pipeline")
+STEPS = ("fused, fewest buffers", "+ deep pipeline", "+ split K, persistence")
 
 BREAKDOWN = Case(
     "breakdown",

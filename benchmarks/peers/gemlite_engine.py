@@ -1,8 +1,8 @@
 """GemLite: Triton kernels that tune themselves at the first call of a shape and range of M.
 
 ``GEMLITE_CONFIG`` names a file of tuning results to read and to extend, by default one in the
-folder for temporary files. Results that the library ships for the H100 are read too: none ships
-for the H200.
+folder for temporary files. ``GEMLITE_TUNED=1`` says that it is complete, so that processes need
+not take turns. Results that the library ships for the H100 are read too: none ships for the H200.
 """
 
 from __future__ import annotations
@@ -97,10 +97,19 @@ def tuning() -> Iterator[None]:
     gemlite = import_module("gemlite")
     shipped = Path(str(gemlite.__file__)).parent / "configs" / "h100.json"
     kept = Path(os.environ.get("GEMLITE_CONFIG") or Path(tempfile.gettempdir()) / "ladder-gemlite.json")
+    if os.environ.get("GEMLITE_TUNED"):
+        load(shipped, kept)
+        yield
+        return
     with open(f"{kept}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for path in (shipped, kept):
-            if path.is_file():
-                gemlite.load_config(str(path))
+        load(shipped, kept)
         yield
         gemlite.cache_config(str(kept))
+
+
+def load(*paths: Path) -> None:
+    """Read files of tuning results, those that exist."""
+    for path in paths:
+        if path.is_file():
+            import_module("gemlite").load_config(str(path))

@@ -138,8 +138,9 @@ def input_options(work: Work) -> dict[str, Any] | None:
 def own_choice(layer: Any, tokens: tuple[int, ...]) -> str:
     """Return humming's default kernels as JSON, without the ranges of M that nothing is measured in.
 
-    The launcher looks up the kernel of M = 1 at every M. Ranges are from above their first number
-    up to their second.
+    Ranges are from above their first number up to their second. The launcher looks up M = 1
+    whatever M is, so the first range that is kept begins at 0.
     """
     ranges = import_module("humming.tune").get_heuristics_config(layer.humming_config)
-    return json.dumps([one for one in ranges if any(one[0] < m <= one[1] for m in (1, *tokens))])
+    used = [one for one in ranges if any(one[0] < m <= one[1] for m in tokens)]
+    return json.dumps([[0, *used[0][1:]], *used[1:]])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
-from ladder.runtime.operator import with_token_scale
-from ladder.runtime.tokens import EIGHT_BIT
+from ladder.runtime.tokens import quantize_tokens
 from schedules.legal import RULES, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -21,8 +20,9 @@ OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16"}
 
 
 STEPS: dict[str, dict[str, Any]] = {
-    "fused, fewest buffers": {"stages": 0, "split_k": 1, "persistent": False},
-    "+ deep pipeline": {"split_k": 1, "persistent": False},
+    "fused, fewest buffers": {"stages": 0, "split_k": 1, "persistent": False, "cluster": 1},
+    "+ deep pipeline": {"split_k": 1, "persistent": False, "cluster": 1},
+    "+ split K, persistence": {"cluster": 1},
 }
 """Fields of the chosen schedule that a step holds back; the schedule itself has all.
 
@@ -48,17 +48,17 @@ class LadderOperand(Operand):
     @property
     def eight_bit(self) -> bool:
         """Whether the multiply sees 8-bit activations."""
-        return self.operator.gemm.activation in EIGHT_BIT
+        return self.operator.gemm.token_scale
 
     def given(self, x: Any) -> tuple[Any, ...]:
         if self.dynamic or not self.eight_bit:
             return (x,)
-        return with_token_scale(x, self.operator.gemm)
+        return quantize_tokens(x, self.operator.gemm.activation)
 
     def seen(self, *given: Any) -> Any:
         if not self.eight_bit:
             return given[0].double()
-        codes, scale = with_token_scale(given[0], self.operator.gemm) if self.dynamic else given
+        codes, scale = quantize_tokens(given[0], self.operator.gemm.activation) if self.dynamic else given
         return codes.double() * scale.double().unsqueeze(-1)
 
     def __call__(self, *given: Any) -> Any:
@@ -125,13 +125,14 @@ def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
     ScheduleError
         If the schedule cannot do without them.
     """
-    known = {field.name for field in fields(schedule)}
-    changes = {name: value for name, value in STEPS[step].items() if name in known}
+    changes = dict(STEPS[step])
     rule, device = RULES[schedule.pipeline], get_device(TARGET)
     if changes.get("stages") == 0:
         changes["stages"] = min(rule.stages)
-    # Slices of K that warps of one block sum take their warps with them.
-    for warps in (schedule.warps, *rule.warps):
+    # In gemv, slices of K are warps, which go with them.
+    slices = schedule.split_k // changes.get("split_k", schedule.split_k)
+    fewer = schedule.warps // (slices if schedule.pipeline == "gemv" else 1)
+    for warps in (fewer, *rule.warps):
         with contextlib.suppress(ScheduleError):
             plain: GpuSchedule = replace(schedule, **changes, warps=warps)
             if is_legal(gemm, device, plain):

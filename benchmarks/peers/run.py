@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
+import os
+import signal
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -20,19 +24,27 @@ from benchmarks.harness import (
     capture_long,
     copies_for,
     copy_bandwidth,
+    environment,
     graph_time_us,
     interleaved_us,
     poison,
     relative_error,
 )
 from benchmarks.peers.cases import Case, Contender, Shape
-from benchmarks.peers.engine import ENGINES, Operand, Work, engine
+from benchmarks.peers.engine import Operand, Work, engine, versions
 from benchmarks.peers.ladder_engine import build, kernels
 from tile_types.errors import LadderError
 
 ROUNDS = 20
+LONGEST_CASE_S = 60
+"""Seconds after which a case at one shape counts as hanging; the slowest took 6."""
+
 LOOSE = 1e-2
 """Bound of the error of a peer against its own weights; Ladder's rows have the tighter `Work.bound`."""
+
+
+Demands = dict[tuple[str, Work, Shape], tuple[int, ...]]
+"""The M at which an engine meets a product and shape."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,12 @@ class Selection:
         """Return all shapes, each once."""
         return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
 
-    def demands(self) -> dict[tuple[str, Work, Shape], tuple[int, ...]]:
+    def pairs(self) -> Iterator[tuple[Shape, Case]]:
+        """Yield shapes and cases in the order of measurement."""
+        for shape in self.shapes():
+            yield from ((shape, case) for case in self.cases if shape in case.shapes)
+
+    def demands(self) -> Demands:
         """Return the M at which each engine meets each product and shape."""
         found: dict[tuple[str, Work, Shape], set[int]] = {}
         for case in self.cases:
@@ -69,30 +86,56 @@ class Selection:
 Task = tuple[Callable[..., None], tuple[Any, ...]]
 
 
-def warm(selection: Selection, jobs: int) -> None:
-    """Let every engine compile and tune beforehand, in ``jobs`` processes; the slowest first."""
-    tasks = [*peer_tasks(selection), *ladder_tasks(selection)]
-    start, spent = time.perf_counter(), dict.fromkeys(ENGINES, 0.0)
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(timed, *task): task for task in tasks}
-        for done in as_completed(running):
-            function, arguments = running[done]
-            failure, seconds = done.result()
-            spent["ladder" if function is build else arguments[0]] += seconds
-            if failure:
-                say(f"warming {arguments}: {failure[:300]}")
-    split = ", ".join(f"{name} {spent[name]:.0f}" for name in spent if spent[name])
-    say(f"warmed {len(tasks)} things in {time.perf_counter() - start:.0f} s; process seconds: {split}")
+class Warming:
+    """Lets every engine compile and tune in other processes; Ladder's kernels in the order of need.
+
+    Parameters
+    ----------
+    selection
+        What will be measured.
+    jobs
+        Processes.
+    """
+
+    def __init__(self, selection: Selection, jobs: int) -> None:
+        self.pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+        self.peers = [self._submit(*task) for task in peer_tasks(selection)]
+        self.needed: dict[tuple[str, Shape], list[Future[None]]] = {}
+        demands, futures = selection.demands(), dict[str, Future[None]]()
+        for shape, case in selection.pairs():
+            for key, text in kernels_of(case, shape, demands).items():
+                if key not in futures:
+                    futures[key] = self._submit(build, (text,))
+                self.needed.setdefault((case.name, shape), []).append(futures[key])
+        self.kernels = list(futures.values())
+
+    def _submit(self, function: Callable[..., None], arguments: tuple[Any, ...]) -> Future[None]:
+        return self.pool.submit(quietly, function, arguments)
+
+    def wait_for_peers(self) -> None:
+        """Return when no peer uses the GPU any more."""
+        start = time.perf_counter()
+        wait(self.peers)
+        say(f"peers warmed {len(self.peers)} products; waited {time.perf_counter() - start:.0f} s")
+
+    def wait_for(self, case: Case, shape: Shape) -> None:
+        """Return when Ladder's kernels for a case at a shape are built."""
+        wait(self.needed.get((case.name, shape), []))
+
+    def wait_for_all(self) -> None:
+        """Return when everything is done."""
+        self.wait_for_peers()
+        start = time.perf_counter()
+        wait(self.kernels)
+        say(f"built {len(self.kernels)} kernels; waited {time.perf_counter() - start:.0f} s")
 
 
-def timed(function: Callable[..., None], arguments: tuple[Any, ...]) -> tuple[str, float]:
-    """Call a function; return what went wrong, and the seconds."""
-    start, failure = time.perf_counter(), ""
+def quietly(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Call a function; if it fails, say so: the measurement meets it again and makes a row of it."""
     try:
         function(*arguments)
-    except Exception as error:  # the measurement meets it again and makes a row of it
-        failure = f"{type(error).__name__}: {error}"
-    return failure, time.perf_counter() - start
+    except Exception as error:
+        say(f"warming {arguments}: {type(error).__name__}: {error}"[:400])
 
 
 def peer_tasks(selection: Selection) -> list[Task]:
@@ -105,14 +148,15 @@ def peer_tasks(selection: Selection) -> list[Task]:
     return [(call_once, one) for one in sorted(wanted, key=lambda one: one[0])]
 
 
-def ladder_tasks(selection: Selection) -> list[Task]:
-    """Return Ladder's kernels, each once however many shapes share it."""
+def kernels_of(case: Case, shape: Shape, demands: Demands) -> dict[str, str]:
+    """Return the requests of the kernels that Ladder needs for a case at a shape, by what decides them."""
     found: dict[str, str] = {}
-    for (name, work, shape), tokens in selection.demands().items():
-        if name == "ladder":
+    for one in case.contenders:
+        tokens = demands.get((one.engine, one.work, shape))
+        if one.engine == "ladder" and tokens:
             with contextlib.suppress(LadderError):  # likewise
-                found |= {key: one.text for key, one in kernels(work, *shape, tokens).items()}
-    return [(build, (text,)) for text in found.values()]
+                found |= {key: it.text for key, it in kernels(one.work, *shape, tokens).items()}
+    return found
 
 
 def call_once(name: str, work: Work, shape: Shape, tokens: tuple[int, ...]) -> None:
@@ -150,7 +194,7 @@ class Prepared:
     """Operands of one shape, shared by the cases that meet there."""
 
     shape: Shape
-    demands: dict[tuple[str, Work, Shape], tuple[int, ...]]
+    demands: Demands = field(default_factory=dict)
     held: dict[tuple[str, Work], list[Operand]] = field(default_factory=dict)
     failures: dict[tuple[str, Work], Exception] = field(default_factory=dict)
 
@@ -182,34 +226,126 @@ class Prepared:
 def reason_of(error: Exception) -> str:
     """Return an error in one line, and print where it came from."""
     traceback.print_exception(error, limit=-4, file=sys.stderr)
-    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:300]
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {message}"[:300]
+
+
+# ---- the process that measures --------------------------------------------------------
+Batch = tuple[list[dict[str, Any]], str]
+"""Rows, and how the device was lost, if it was."""
+
+
+class Bench:
+    """The process that measures, and a new one whenever a kernel breaks the device or the process."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self.pool = make_pool()
+        self.process = self.pool.submit(get_ready)
+
+    def facts(self) -> dict[str, Any]:
+        """Describe machine, versions and limits."""
+        found: dict[str, Any] = self.pool.submit(described).result()
+        return found
+
+    def rows(self, case: Case, shape: Shape, demands: Demands, rounds: int) -> list[dict[str, Any]]:
+        """Return the rows of one case at one shape; a lost device costs the rest of them only."""
+        try:
+            self.process.result()
+            task = self.pool.submit(batch, case, shape, demands, rounds)
+            rows, loss = task.result(timeout=LONGEST_CASE_S)
+        except (BrokenProcessPool, TimeoutError) as error:
+            rows, loss = lost(case, shape, [], reason_of(error)), reason_of(error)
+        if loss:
+            say(f"lost the device in {case.name} {shape}: {loss}")
+            self._replace()
+        return rows
+
+    def _replace(self) -> None:
+        """Stop the process, which may hang, and start another."""
+        with contextlib.suppress(BrokenProcessPool, ProcessLookupError):
+            os.kill(self.process.result(), signal.SIGKILL)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self._start()
+
+
+def measure(
+    selection: Selection, run_id: str, bench: Bench, warming: Warming
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of every shape and case."""
+    demands = selection.demands()
+    for shape, case in selection.pairs():
+        warming.wait_for(case, shape)
+        start = time.perf_counter()
+        rows = bench.rows(case, shape, demands, selection.rounds)
+        yield [{"run": run_id, "case": case.name, **row} for row in rows]
+        say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
+
+
+def get_ready() -> int:
+    """Import what takes long and open the device, while others still compile; return the process's number."""
+    import torch
+
+    engine("ladder")
+    if torch.cuda.is_available():
+        torch.zeros(1, device="cuda")
+    return os.getpid()
+
+
+def make_pool() -> Executor:
+    """Return an executor of one fresh process."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+PREPARED: dict[Shape, Prepared] = {}
+"""The operands of the shape that is being measured."""
+
+
+def prepared_for(shape: Shape) -> Prepared:
+    """Return the operands of a shape, after those of the shape before are freed."""
+    import torch
+
+    if shape not in PREPARED:
+        PREPARED.clear()
+        gc.unfreeze()
+        gc.collect()
+        torch.cuda.empty_cache()
+        gc.freeze()  # each capture collects garbage
+        PREPARED[shape] = Prepared(shape)
+    return PREPARED[shape]
+
+
+def batch(case: Case, shape: Shape, demands: Demands, rounds: int) -> Batch:
+    """Measure one case at one shape, within the process that measures."""
+    import torch
+
+    rows: list[dict[str, Any]] = []
+    try:
+        prepared = prepared_for(shape)
+        prepared.demands = demands
+        for row in METHODS[case.method](case, prepared, rounds):
+            rows.append(row)
+        torch.cuda.synchronize()
+    except Exception as error:  # whatever it is, the device is not trusted any more
+        loss = reason_of(error)
+        return rows + lost(case, shape, rows, loss), loss
+    return rows, ""
+
+
+def lost(case: Case, shape: Shape, rows: list[dict[str, Any]], loss: str) -> list[dict[str, Any]]:
+    """Return rows with the reason for what is missing."""
+    found = {(row["label"], row["m"]) for row in rows}
+    return [
+        {**describe(one, shape, m), "reason": f"the device was lost at this case: {loss}"}
+        for m in case.tokens
+        for one in case.contenders
+        if (one.name, m) not in found
+    ]
 
 
 # ---- measuring ------------------------------------------------------------------------
-def measure(selection: Selection, run_id: str) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of every shape and case.
-
-    Raises
-    ------
-    RuntimeError
-        If a kernel broke the device's context, after which nothing can be measured.
-    """
-    import torch
-
-    demands = selection.demands()
-    for shape in selection.shapes():
-        prepared = Prepared(shape, demands)
-        for case in selection.cases:
-            if shape in case.shapes:
-                start = time.perf_counter()
-                rows = list(METHODS[case.method](case, prepared, selection.rounds))
-                yield [{"run": run_id, "case": case.name, **row} for row in rows]
-                torch.cuda.synchronize()
-                say(f"{case.name} {shape}: {len(rows)} rows in {time.perf_counter() - start:.1f} s")
-        del prepared
-        torch.cuda.empty_cache()
-
-
 def times(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str, Any]]:
     """Check and time all contenders of a case at one shape, M by M."""
     dense: dict[tuple[str, Work], Any] = {}
@@ -332,6 +468,13 @@ METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]]
 
 
 # ---- limits of the device -------------------------------------------------------------
+def described() -> dict[str, Any]:
+    """Describe machine, versions and limits, within the process that measures."""
+    found = environment()
+    found["versions"] |= versions()
+    return found | limits()
+
+
 def limits() -> dict[str, float]:
     """Measure bandwidths, and rates of cuBLAS on large products, in bytes and operations per second."""
     from benchmarks.bandwidth import read_bandwidth

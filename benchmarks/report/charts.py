@@ -109,7 +109,7 @@ def breakdown(results: Results, rows: Mapping[str, Row]) -> str:
     steps = [one.name for one in CASES["breakdown"].contenders[1:] if one.engine == "ladder"]
     times += [(name, rows[name]["time_us"]) for name in steps if name in rows]
     if "ladder" in rows:
-        times.append(("+ split K, persistence: all", rows["ladder"]["time_us"]))
+        times.append(("+ multicast: the whole schedule", rows["ladder"]["time_us"]))
     if not times:
         return '<p class="missing">Nothing was measured.</p>'
     first = times[0][1]

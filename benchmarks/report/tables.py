@@ -204,7 +204,7 @@ def run_table(results: Results) -> str:
         versions = ", ".join(f"{package} {version}" for package, version in run["versions"].items())
         rows.append(
             [
-                name + (f" (ended early: {escape(run['ended'])})" if run.get("ended") else ""),
+                name,
                 run["date"],
                 escape(run["device"]),
                 *limits,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ladder.runtime.build import Kernel
-from ladder.runtime.compile import Request, obtain, plan_for
-from schedules.schedule import Plan
+from ladder.runtime.compile import Request, obtain, plan_for, tuning_database
+from schedules.schedule import Plan, Schedule
 from tile_types.errors import unknown_name
 
 GRAPH_STAGES = ("ir", "schedule")
@@ -79,13 +79,25 @@ class Lowered:
         from schedules.policy import schedule_transform, typical_m
 
         gemm, device = self.request.gemm, self.request.target
+        measured = self._measured()
         lines = [f"{gemm}", f"on {device.name}: {device.title}", ""]
         for limit, schedule in self.plan.entries:
             m = typical_m(limit)
             cost = predict(gemm, device, schedule, m)
             lines += [f"M <= {limit}: {schedule}", f"  predicted at M={m}: {cost.seconds * 1e6:.1f} µs"]
+            if m in measured.get(schedule, {}):
+                lines[-1] += f", measured: {measured[schedule][m] * 1e6:.1f} µs"
             lines += [
                 f"  {step.layer}: {step.kind} {step.detail}"
                 for step in schedule_transform(gemm, device, schedule, m)
             ]
         return "\n".join(lines)
+
+    def _measured(self) -> dict[Schedule, dict[int, float]]:
+        """Return seconds by schedule and M, as the tuning database has them of this very shape."""
+        gemm = self.request.gemm
+        found: dict[Schedule, dict[int, float]] = {}
+        for row in tuning_database().measurements(self.request.target, gemm):
+            if (row.n, row.k) == (gemm.n, gemm.k):
+                found.setdefault(row.schedule, {})[row.m] = row.seconds
+        return found

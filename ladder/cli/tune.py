@@ -12,9 +12,10 @@ from ladder.cli.problem import Problem, why_not_here
 from ladder.runtime.compile import tuning_database
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
-from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, measure_all, remember, tune
+from ladder.runtime.tune import Effort, Run, compile_campaigns, finals, measure_all, remember, tune
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows
+from targets import get_device
 from tile_types.errors import DeviceError, ParseError
 
 COLUMNS = ("N", "K", "M", "us", "schedule")
@@ -29,7 +30,7 @@ class Tuned:
     winners
         The fastest schedule of every shape and M.
     kernels
-        How many kernels were compiled; all that a run without measurements has to say.
+        How many kernels were compiled or timed.
     folder
         Where trials or winners went.
     """
@@ -106,32 +107,35 @@ def measure_folder(folder: Path, step: Step) -> Tuned:
     campaigns = load(folder)
     for campaign in campaigns:
         _require_gpu(campaign)
-    with Gauge() as gauge:
-        found = [(campaign, measure_all(campaign, gauge, step)) for campaign in campaigns]
-    return _kept(found, sum(len(campaign.trials) for campaign in campaigns))
+    with Farm() as farm, Gauge() as gauge:
+        run = Run(farm, gauge, Effort(), step)
+        for campaign in campaigns:
+            measure_all(campaign, run)
+    return _kept(campaigns, run)
 
 
 def run_tune(campaign: Campaign, effort: Effort, workers: int, step: Step) -> Tuned:
     """Compile and measure here, and keep the winners."""
     _require_gpu(campaign)
     with Farm(workers) as farm, Gauge() as gauge:
-        rounds = list(tune([campaign], Run(farm, gauge, effort, step)))
-    return _kept(rounds[-1:], len(campaign.trials))
+        run = Run(farm, gauge, effort, step)
+        tune([campaign], run)
+    return _kept([campaign], run)
 
 
 def _require_gpu(campaign: Campaign) -> None:
-    from targets import get_device
-
     reason = why_not_here(get_device(campaign.device))
     if reason:
         raise DeviceError(f"{reason}; `ladder tune --compile-only --output DIR` prepares trials for it")
 
 
-def _kept(found: Iterable[tuple[Campaign, Measured]], kernels: int) -> Tuned:
-    database, winners = tuning_database(), []
-    for campaign, measured in found:
-        remember(database, campaign, measured)
-        winners += [row for rows in measured.values() for row in best_rows(rows)]
+def _kept(campaigns: Iterable[Campaign], run: Run) -> Tuned:
+    """Put the winners into the user's database."""
+    database, measured = tuning_database(), finals(run.timed)
+    for name in {campaign.device for campaign in campaigns}:
+        remember(database, get_device(name), measured)
+    kernels = len({event.row.schedule for event in run.timed})
+    winners = [row for rows in measured.values() for row in best_rows(rows)]
     return Tuned(tuple(winners), kernels, str(database.directory))
 
 

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Trial
-from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Timed, measure
+from ladder.runtime.measure import (
+    Begin,
+    Checked,
+    Dropped,
+    Event,
+    PointDone,
+    Progress,
+    Timed,
+    Weights,
+    measure,
+)
 
-PATIENCE_SECONDS = 20.0
-"""Silence after which a trial counts as hanging; making weights takes a few seconds."""
+PATIENCE_SECONDS = 4.0
+"""Silence after which a trial counts as hanging."""
 
-START_SECONDS = 120.0
-"""The same before the first trial of a campaign."""
+START_SECONDS = 60.0
+"""The same before the first trial of a campaign and while weights are made."""
 
 MOST_CULPRITS = 8
 """Trials of one campaign that may take the process down before the campaign is given up."""
 
 DONE = "done"
 
-Work = Callable[[Campaign, Collection[tuple[Gemm, int]]], Iterator[Event]]
+Work = Callable[[Campaign, Progress], Iterator[Event]]
 
 
 class Gauge:
@@ -50,7 +59,7 @@ class Gauge:
 
     def measure(self, campaign: Campaign, report: Callable[[str], None]) -> Iterator[Timed]:
         """Yield the times of a campaign's trials; those that fail are reported and left out."""
-        done: set[tuple[Gemm, int]] = set()
+        done = Progress()
         left = campaign
         for _ in range(MOST_CULPRITS):
             culprit: Trial | None = None
@@ -60,11 +69,13 @@ class Gauge:
                 elif isinstance(event, Begin):
                     culprit = event.trial
                 elif isinstance(event, PointDone):
-                    done.add((event.gemm, event.m))
+                    done.points.add((event.gemm, event.m))
+                elif isinstance(event, Checked):
+                    done.checked.add(event.trial)
                 elif isinstance(event, Dropped):
                     left = _without(left, event.trial)
                     report(f"{event.trial.schedule} {event.reason}")
-                else:
+                elif event == DONE:
                     return
             self._stop()
             if culprit is None:
@@ -73,7 +84,7 @@ class Gauge:
             left = _without(left, culprit)
         report(f"{campaign}: given up")
 
-    def _run(self, campaign: Campaign, done: set[tuple[Gemm, int]]) -> Iterator[Event | str]:
+    def _run(self, campaign: Campaign, done: Progress) -> Iterator[Event | str]:
         """Yield what the process says; end without `DONE` if it falls silent."""
         connection = self._connected()
         connection.send((campaign, done))
@@ -86,7 +97,7 @@ class Gauge:
             yield event
             if event == DONE:
                 return
-            patience = self._patience
+            patience = START_SECONDS if isinstance(event, Weights) else self._patience
 
     def _connected(self) -> Connection:
         if self._connection is None:

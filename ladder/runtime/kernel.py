@@ -237,7 +237,8 @@ class CompiledGemm:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             if vector.device != x.device:
                 raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
-            extras.append(vector.reshape(shape).contiguous())
+            plain = vector.shape == shape and vector.is_contiguous()  # spare two trips through the dispatcher
+            extras.append(vector if plain else vector.reshape(shape).contiguous())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:

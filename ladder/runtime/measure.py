@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import Gemm
@@ -66,6 +66,20 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """The weights of a problem are being made: this may take a while."""
+
+    gemm: Gemm
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A trial gave the right product."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
 class Dropped:
     """A trial that failed or is wrong, and why."""
 
@@ -90,16 +104,33 @@ class PointDone:
     m: int
 
 
-Event = Begin | Dropped | Timed | PointDone
+Event = Begin | Weights | Checked | Dropped | Timed | PointDone
 
 
-def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iterator[Event]:
-    """Check every trial of a campaign, then let them compete at every shape and M that is not done."""
+@dataclass
+class Progress:
+    """What need not be done again by a process that takes over.
+
+    Parameters
+    ----------
+    checked
+        Trials that are right.
+    points
+        Problems and M that have been measured.
+    """
+
+    checked: set[Trial] = field(default_factory=set)
+    points: set[tuple[Gemm, int]] = field(default_factory=set)
+
+
+def measure(campaign: Campaign, done: Progress) -> Iterator[Event]:
+    """Check every trial of a campaign, then let them compete at every shape and M; spare what is done."""
     device = get_device(campaign.device)
     entries: dict[Trial, Any] = {}
-    yield from _check(campaign, device, entries)
+    yield from _check(campaign, device, done, entries)
     for gemm in campaign.problems:
-        left = [m for m in campaign.tokens if (gemm, m) not in done]
+        left = [m for m in campaign.tokens if (gemm, m) not in done.points]
+        yield Weights(gemm)
         bench = Bench(gemm, device, entries, *WORTH_TRYING[campaign.random]) if left else None
         for m in left:
             assert bench is not None
@@ -107,7 +138,9 @@ def measure(campaign: Campaign, done: Collection[tuple[Gemm, int]] = ()) -> Iter
             yield PointDone(gemm, m)
 
 
-def _check(campaign: Campaign, device: TileDevice, entries: dict[Trial, Any]) -> Iterator[Event]:
+def _check(
+    campaign: Campaign, device: TileDevice, done: Progress, entries: dict[Trial, Any]
+) -> Iterator[Event]:
     """Load every trial and compare its product at a small shape with float64."""
     import torch
 
@@ -118,13 +151,14 @@ def _check(campaign: Campaign, device: TileDevice, entries: dict[Trial, Any]) ->
         yield Begin(trial)
         try:
             entry = library.load_module(trial.library, family_of(device))[trial.entry]
-            error = _error(gemm, entry, packed, dense, trial)
+            error = 0.0 if trial in done.checked else _error(gemm, entry, packed, dense, trial)
         except RuntimeError as failure:
             torch.cuda.synchronize()  # raises again if the context is lost
             yield Dropped(trial, f"does not run: {str(failure)[:200]}")
             continue
         if error <= LARGEST_ERROR[gemm.activation]:
             entries[trial] = entry
+            yield Checked(trial)
         else:
             yield Dropped(trial, f"is wrong: relative error {error:.2e}")
 

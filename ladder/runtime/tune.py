@@ -6,17 +6,18 @@ While one class is measured, the next ones compile.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, Trial, gather
 from ladder.runtime.gauge import Gauge
+from ladder.runtime.measure import Timed
 from schedules.schedule import Schedule
 from schedules.search import refinements, sample, shortlist
 from schedules.tuning import Measurement, TuningDatabase, best_rows
-from targets import get_device
+from targets import TileDevice, get_device
 
 Report = Callable[[str], None]
 Measured = dict[Gemm, list[Measurement]]
@@ -57,8 +58,8 @@ class Run:
         Gets a line on each step and each failure.
     started
         When it began.
-    everyone
-        Quick times of all that was tried, for fitting the cost model.
+    timed
+        All that was measured, in order.
     """
 
     farm: Farm
@@ -66,7 +67,7 @@ class Run:
     effort: Effort
     report: Report
     started: float = field(default_factory=time.perf_counter)
-    everyone: list[tuple[Gemm, Measurement]] = field(default_factory=list)
+    timed: list[Timed] = field(default_factory=list)
 
     def first_round(self, campaign: Campaign) -> list[Future[Trial | str]]:
         """Start compiling the best predicted candidates of a class."""
@@ -109,55 +110,50 @@ def compile_campaigns(campaigns: Sequence[Campaign], run: Run) -> None:
         run.note(f"{campaign}: {len(campaign.trials)} kernels")
 
 
-def tune(campaigns: Sequence[Campaign], run: Run) -> Iterator[tuple[Campaign, Measured]]:
-    """Yield what was measured for each class, twice where there is time: again after the second round."""
+def tune(campaigns: Sequence[Campaign], run: Run) -> None:
+    """Measure every class, and again with the neighbours of its winners where there is time."""
     first = [run.first_round(campaign) for campaign in campaigns]
-    measured: list[Measured] = []
     second: list[list[Future[Trial | str]]] = []
     for campaign, tasks in zip(campaigns, first, strict=True):
         campaign.trials += gather(tasks, run.note)
         run.note(f"{campaign}: {len(campaign.trials)} kernels compiled")
-        measured.append(measure_all(campaign, run.gauge, run.note, run.everyone))
+        found = measure_all(campaign, run)
         run.note(f"{campaign}: measured")
-        yield campaign, measured[-1]
-        second.append(run.second_round(campaign, measured[-1]) if run.in_time() else [])
-    for campaign, rows, tasks in zip(campaigns, measured, second, strict=True):
-        if not tasks or not run.in_time():
-            continue
-        # Winners compete again, so that times of one point come from one contest.
-        best = {schedule for _, schedule in winners(rows)}
-        kept = [trial for trial in campaign.trials if trial.schedule in best]
-        again = replace(campaign, trials=[*kept, *gather(tasks, run.note)])
-        yield campaign, merged(rows, measure_all(again, run.gauge, run.note, run.everyone))
-        run.note(f"{campaign}: refined")
+        second.append(run.second_round(campaign, found) if run.in_time() else [])
+        campaign.trials[:] = _best(campaign.trials, found)
+    for campaign, tasks in zip(campaigns, second, strict=True):
+        if tasks and run.in_time():
+            # Winners compete again, so that the times of one point come from one contest.
+            campaign.trials += gather(tasks, run.note)
+            measure_all(campaign, run)
+            run.note(f"{campaign}: refined")
 
 
-def measure_all(
-    campaign: Campaign, gauge: Gauge, report: Report, everyone: list[tuple[Gemm, Measurement]] | None = None
-) -> Measured:
-    """Return the finalists of a campaign by problem; quick times go to ``everyone``."""
-    found: Measured = {}
-    for timed in gauge.measure(campaign, report):
-        if timed.final:
-            found.setdefault(timed.gemm, []).append(timed.row)
-        elif everyone is not None:
-            everyone.append((timed.gemm, timed.row))
-    return found
+def _best(trials: Iterable[Trial], measured: Measured) -> list[Trial]:
+    """Return the trials that won a point."""
+    best = {schedule for _, schedule in winners(measured)}
+    return [trial for trial in trials if trial.schedule in best]
 
 
-def merged(old: Mapping[Gemm, list[Measurement]], new: Mapping[Gemm, list[Measurement]]) -> Measured:
-    """Return the newer contest of every point, and the older one where there is no newer."""
-    result: Measured = {}
-    for gemm in {**old, **new}:
-        later = new.get(gemm, [])
-        points = {row.m for row in later}
-        result[gemm] = [*later, *(row for row in old.get(gemm, []) if row.m not in points)]
-    return result
+def measure_all(campaign: Campaign, run: Run) -> Measured:
+    """Measure a campaign's trials; return the finalists by problem."""
+    start = len(run.timed)
+    run.timed.extend(run.gauge.measure(campaign, run.note))
+    return finals(run.timed[start:])
 
 
-def remember(database: TuningDatabase, campaign: Campaign, measured: Measured) -> int:
+def finals(timed: Iterable[Timed]) -> Measured:
+    """Return the finalists by problem; of one schedule at one point the latest time counts."""
+    found: dict[Gemm, dict[tuple[int, Schedule], Measurement]] = {}
+    for event in timed:
+        if event.final:
+            found.setdefault(event.gemm, {})[event.row.m, event.row.schedule] = event.row
+    return {gemm: list(rows.values()) for gemm, rows in found.items()}
+
+
+def remember(database: TuningDatabase, device: TileDevice, measured: Measured) -> int:
     """Record the winner of every point in the user's database; return how many."""
-    device, count = get_device(campaign.device), 0
+    count = 0
     for gemm, rows in measured.items():
         for row in best_rows(rows):
             database.record(device, gemm, row.m, row.schedule, row.seconds)

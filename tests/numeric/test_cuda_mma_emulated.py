@@ -12,7 +12,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.decode import packed_layout
-from schedules.layouts import lane_of, packed_group, padded
+from schedules.layouts import SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
@@ -62,7 +62,9 @@ class Problem:
         scale = np.ones((rows, n_pad))
         self.arrays: list[np.ndarray[Any, Any]] = [_pad_columns(self.x), self._words(codes, ttype.elem_bits)]
         if gemm.scale:
-            stored = rng.uniform(0.5, 2, (rows, n_pad)).astype(np.float32 if narrow else kind)
+            # As the runtime packs them: far below float16's largest number, with a power of two per row.
+            stored = rng.uniform(0.25, 0.99, (rows, n_pad)) * 2.0**SCALE_EXPONENT
+            stored = stored.astype(np.float32 if narrow else kind)
             self.arrays.append(stored)
             scale = stored.astype(np.float64)
         zero = self._zeros(rng, rows, n_pad, narrow)

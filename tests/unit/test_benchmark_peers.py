@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -103,6 +105,18 @@ def test_the_drawn_weight_can_be_quantized_for_every_contender(name: str) -> Non
         assert one.work.quantized(weight).shape == (16, 256)
 
 
+def test_kernels_are_built_once_and_waited_for_where_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(run, "ProcessPoolExecutor", lambda jobs, mp_context: Inline())
+    monkeypatch.setattr(run, "peer_tasks", lambda chosen: [])
+    monkeypatch.setattr(run, "build", built.append)
+    options = parser().parse_args(["--cases=int4,sweep", "--shapes=8192x8192,14336x4096", "-m=1,64"])
+    warming = run.Warming(selection(options), 2)
+    assert len(built) == len(set(built)) == len(warming.kernels)
+    assert set(warming.needed) == {(c, s) for c in ("int4", "sweep") for s in ((8192, 8192), (14336, 4096))}
+    assert all(len(futures) == 2 for futures in warming.needed.values())
+
+
 def test_absent_peers_say_so() -> None:
     one = engine("humming")
     assert one.absence() in ("", "not installed: humming-kernels")
@@ -189,6 +203,26 @@ class Wrong(Stub):
     off = 1.0
 
 
+class Inline(Executor):
+    """Runs in this process, which a `BrokenProcessPool` stands for losing."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        run.PREPARED.clear()
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BrokenProcessPool as error:
+            future.set_exception(error)
+        return future
+
+
+class Warmed(run.Warming):
+    """Has nothing to do."""
+
+    def __init__(self) -> None:
+        self.needed = {}
+
+
 class Replayed:
     """Stands for a CUDA graph; the subject's takes 1 µs per call, the others' 2 and more."""
 
@@ -212,6 +246,9 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     monkeypatch.setattr(run, "draw_weight", lambda shape: torch.randn(*shape))
     monkeypatch.setattr(run, "draw_activations", lambda m, k, dtype: torch.randn(m, k))
     monkeypatch.setattr(run, "capture_long", Replayed)
+    monkeypatch.setattr(run, "make_pool", Inline)
+    monkeypatch.setattr(run, "get_ready", lambda: 0)
+    monkeypatch.setattr(run.os, "kill", lambda number, kind: None)
     monkeypatch.setattr(run, "poison", lambda count, dtype: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -221,7 +258,8 @@ def stubs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
 
 def measured_rows(shapes: tuple[tuple[int, int], ...], tokens: tuple[int, ...]) -> list[dict[str, Any]]:
     case = Case("int4", "", everyone(Work("int4"), "humming", "cublas"), tokens, shapes)
-    return [row for rows in run.measure(run.Selection((case,), 3), "r1") for row in rows]
+    chosen = run.Selection((case,), 3)
+    return [row for rows in run.measure(chosen, "r1", run.Bench(), Warmed()) for row in rows]
 
 
 @pytest.mark.usefixtures("stubs")
@@ -251,6 +289,22 @@ def test_refusals_and_failures_are_rows_with_a_reason() -> None:
 def test_missing_libraries_are_rows_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stub, "absence", lambda self: "not installed: stub")
     assert {row["reason"] for row in measured_rows(((4, 8),), (1,))} == {"not installed: stub"}
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("an illegal access"), BrokenProcessPool("it died")])
+def test_a_lost_device_costs_the_rest_of_its_case(
+    error: Exception, stubs: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay(graphs: Any, rounds: int) -> Any:
+        if Replayed.made > 3:
+            raise error
+        return interleaved_us(graphs, rounds)
+
+    monkeypatch.setattr(run, "interleaved_us", replay)
+    rows = measured_rows(((4, 8),), (1, 3))
+    assert [row.get("time_us") for row in rows if row["m"] == 3] == [None] * 3
+    assert all("the device was lost" in row["reason"] for row in rows if row["m"] == 3)
+    assert len(rows) == 6
 
 
 def test_contenders_take_turns() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Trial
 from ladder.runtime.gauge import Gauge
-from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Timed
+from ladder.runtime.measure import Begin, Dropped, Event, PointDone, Progress, Timed
 from schedules.schedule import GpuSchedule
 from schedules.tuning import Measurement
 
@@ -19,10 +19,10 @@ TOKENS = (1, 16, 64)
 GOOD, WRONG, HANGS, BREAKS = (GpuSchedule("wgmma", 64, stages=stages) for stages in (2, 3, 4, 5))
 
 
-def run_trials(campaign: Campaign, done: Collection[tuple[Gemm, int]]) -> Iterator[Event]:
+def run_trials(campaign: Campaign, done: Progress) -> Iterator[Event]:
     """Do as `ladder.runtime.measure.measure` does, without a GPU; the schedule says how it ends."""
     for m in campaign.tokens:
-        if (GEMM, m) in done:
+        if (GEMM, m) in done.points:
             continue
         for trial in campaign.trials:
             yield Begin(trial)
@@ -39,7 +39,7 @@ def run_trials(campaign: Campaign, done: Collection[tuple[Gemm, int]]) -> Iterat
         yield PointDone(GEMM, m)
 
 
-def break_at_once(campaign: Campaign, done: Collection[tuple[Gemm, int]]) -> Iterator[Event]:
+def break_at_once(campaign: Campaign, done: Progress) -> Iterator[Event]:
     os._exit(1)
     yield PointDone(GEMM, 1)
 

@@ -46,7 +46,6 @@ ILLEGAL = [
     ({"tile_k": 128, "stages": 8}, "shared memory"),
     ({"warps": 16}, "64 rows"),
     ({"split_k": 2}, "do not split K"),
-    ({"split_k": 2, "persistent": False}, "at most 64 tokens"),
     ({"tile_n": 256}, "registers"),
     ({"placement": "accumulator"}, "second set of accumulators"),
 ]
@@ -71,18 +70,19 @@ def test_8_bit_operands_are_scaled_on_the_accumulator() -> None:
 def test_pipelines_need_their_device() -> None:
     assert not is_legal(INT4, get_device("sm_80"), LARGE)
     assert not is_legal(INT4, get_device("gfx942"), LARGE)
-    gemv = GpuSchedule("gemv", 8, warps=16, split_k=4)
+    gemv = GpuSchedule("gemv", 8, warps=4, split_k=4)  # one row warp per slice
     assert is_legal(INT4, get_device("sm_75"), gemv)
     assert not is_legal(INT4, get_device("sm_70"), gemv)
-    assert is_legal(INT4, H200, replace(gemv, warps=4))  # one row warp per slice
-    assert not is_legal(INT4, H200, replace(gemv, warps=32))
+    assert is_legal(INT4, H200, replace(gemv, warps=8))
+    assert not is_legal(INT4, H200, replace(gemv, warps=6))  # one and a half
 
 
 @pytest.mark.parametrize(
     ("device", "m", "expected"),
     [
         ("sm_90a", 8, ("gemv",)),
-        ("sm_90a", 9, ("wgmma",)),
+        ("sm_90a", 9, ("gemv", "wgmma")),
+        ("sm_90a", 17, ("wgmma",)),
         ("sm_80", 16, ("gemv", "mma")),
         ("sm_100a", 64, ("mma",)),
         ("sm_70", 1, ("mma",)),
@@ -165,10 +165,10 @@ def test_wide_weights_and_float_zeros_have_schedules() -> None:
 def test_hopper_plan_uses_what_was_fastest() -> None:
     plan = make_plan(INT4, H200)
     assert plan.schedule_for(1).pipeline == "gemv"
-    assert plan.schedule_for(16).pipeline == "wgmma"
+    assert plan.schedule_for(32).pipeline == "wgmma"
     large = plan.schedule_for(4096)
     assert isinstance(large, GpuSchedule)
-    assert (large.tile_m, large.tile_n, large.warps, large.persistent) == (256, 128, 8, True)
+    assert (large.tile_m, large.tile_n, large.tile_k, large.warps) == (256, 128, 64, 8)
 
 
 def test_planning_is_quick() -> None:
@@ -178,7 +178,7 @@ def test_planning_is_quick() -> None:
         start = time.process_time()
         make_plan(gemm, H200)
         times.append(time.process_time() - start)
-    assert min(times) < 0.1
+    assert min(times) < 0.4
 
 
 def test_unsupported_activations_and_devices() -> None:

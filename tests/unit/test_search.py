@@ -10,10 +10,11 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
-from ladder.runtime.tune import merged, winners
+from ladder.runtime.measure import Timed
+from ladder.runtime.tune import finals, winners
 from schedules.legal import is_legal
 from schedules.policy import AXES, make_plan, rank
-from schedules.schedule import GpuSchedule
+from schedules.schedule import GpuSchedule, Schedule
 from schedules.search import TOKENS, neighbours, refinements, shortlist
 from schedules.segments import cover, octave_weights, segments, token_grid
 from schedules.tuning import Measurement
@@ -82,19 +83,25 @@ def test_plans_never_lose_to_a_neighbour() -> None:
 
     for gemm in at_shapes(GEMM, SHAPES):
         plan = make_plan(gemm, H200)
-        times = {m: predict(gemm, H200, plan.schedule_for(m), m).seconds for m in range(1, 1025)}
-        later = np.minimum.accumulate(np.array(list(times.values()))[::-1])[::-1]
-        worst = max(times[m] / later[m - 1] for m in times)
+        tokens = range(16, 1025)  # one pipeline's: the model compares those of two less well
+        times = np.array([predict(gemm, H200, plan.schedule_for(m), m).seconds for m in tokens])
+        later = np.minimum.accumulate(times[::-1])[::-1]
+        worst = float((times / later).max())
         assert worst <= 1 / 0.95
         assert len({schedule for _, schedule in plan.entries}) <= 10
 
 
-def test_winners_and_merging_prefer_the_newer_contest() -> None:
+def test_the_latest_time_of_a_finalist_counts() -> None:
     first, second = (candidate.schedule for candidate in rank(GEMM, H200, 64, full=True)[:2])
-    old = {GEMM: [Measurement(4096, 4096, m, first, 2e-6) for m in (1, 64)]}
-    new = {GEMM: [Measurement(4096, 4096, 64, second, 3e-6)]}
-    assert {(row.m, row.schedule) for row in merged(old, new)[GEMM]} == {(1, first), (64, second)}
-    assert winners(old) == [(GEMM, first)]
+
+    def timed(m: int, schedule: Schedule, seconds: float, final: bool = True) -> Timed:
+        return Timed(GEMM, Measurement(4096, 4096, m, schedule, seconds), final)
+
+    events = [timed(1, first, 2e-6), timed(64, first, 2e-6), timed(64, second, 1e-6, False)]
+    assert winners(finals(events)) == [(GEMM, first)]
+    events += [timed(64, first, 4e-6), timed(64, second, 3e-6)]
+    rows = {(row.m, row.schedule): row.seconds for row in finals(events)[GEMM]}
+    assert rows == {(1, first): 2e-6, (64, first): 4e-6, (64, second): 3e-6}
 
 
 def test_a_folder_of_trials_travels(tmp_path: Path) -> None:

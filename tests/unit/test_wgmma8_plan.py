@@ -7,9 +7,11 @@ from itertools import pairwise, product
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma8_plan import Loop
+from ladder.lower.cuda.wgmma import emit
+from ladder.lower.cuda.wgmma8_plan import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.schedule import GpuSchedule
+from targets import get_device
 
 TILES = ((8, 64, 4), (64, 128, 8), (32, 128, 4), (128, 128, 8), (128, 64, 4))
 
@@ -57,3 +59,16 @@ def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
         else:
             assert unit.fresh == (first == 0)
             assert not unit.done
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "group"),
+    [("int4", "int8", 128), ("int8", "int8", 4096), ("fp4_e2m1", "fp8_e4m3", 16), ("int4", "fp8_e4m3", 4096)],
+)
+def test_emitted_products_are_the_planned_ones(weight: str, activation: str, group: int) -> None:
+    gemm = Gemm(256, 4096, weight, activation, "float32", group, scale=group < 4096)
+    schedule = GpuSchedule("wgmma", 128, 128, 128, 3, 8, placement="accumulator")
+    loop = Loop(Geometry(gemm, schedule))
+    steps = sum(max(1, unit.extent // STEP) for unit in loop.units())
+    text = emit(gemm, get_device("cuda/sm_90a"), schedule, "kernel").script()
+    assert text.count("mma_async") == steps

@@ -18,7 +18,7 @@ def gemm(weight: str, activation: str = "float16", **changes: object) -> Gemm:
     return Gemm(256, 1024, weight, activation, group_size=128, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("weight", ["int1", "int2", "int4", "uint4", "int8", "fp4_e2m1", "fp8_e4m3"])
+@pytest.mark.parametrize("weight", ["int1", "int2", "int3", "int4", "uint4", "int8", "fp4_e2m1", "fp8_e4m3"])
 def test_fused_multiply_add_rounds_like_one_product(weight: str) -> None:
     decoder = scaled_decoder(gemm(weight), H200)
     assert decoder.fused

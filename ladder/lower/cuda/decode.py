@@ -21,7 +21,7 @@ from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_s
 from ladder.lower.cuda.decode_raw import propose_placed
 from ladder.lower.cuda.decode_signed import propose_signed
 from ladder.lower.cuda.emission import SharedTable, TirMachine, fill_pairs
-from ladder.lower.cuda.machine import TABLE_ROW, Cost, CountingMachine, Machine, Word
+from ladder.lower.cuda.machine import Cost, CountingMachine, Machine, Word
 from ladder.lower.cuda.proof import prove
 from ladder.lower.cuda.recipes import (
     PLAIN,
@@ -79,8 +79,8 @@ STRATEGY_ORDERS = {
 NEEDS = {"through bfloat16": (8, 0)}
 """Least compute capability of strategies that not every device with the operand type can run."""
 
-OFFSET_WEIGHT = 4.0
-"""How much an offset counts in a recipe's weight."""
+OFFSET_CLOCKS = 4.0
+"""Clocks per tile that an offset costs a kernel which sums x once for all rows."""
 
 LARGEST_GAIN = 2.0**24
 """Raw operands must not be so small that products with x leave float32's normal numbers."""
@@ -110,10 +110,9 @@ class Proven:
     meaning: Meaning
     cost: Cost
 
-    @property
-    def weight(self) -> float:
-        """What recipes are ranked by: offsets are taken from sums, which costs something too."""
-        return self.cost.weight + (OFFSET_WEIGHT if any(self.meaning.offsets) else 0.0)
+    def weight(self, offset_clocks: float = OFFSET_CLOCKS) -> float:
+        """Return what recipes are ranked by; an offset is taken from sums, which costs something too."""
+        return self.cost.weight + (offset_clocks if any(self.meaning.offsets) else 0.0)
 
 
 PROVEN_FOR = ("operand", "zero", "raw", "order")
@@ -166,23 +165,39 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
             f"no decode of {conversion.ttype.name} to {conversion.operand} passes its proof: "
             + "; ".join(failures)
         )
-    return sorted(found, key=lambda proven: proven.weight)
+    return sorted(found, key=Proven.weight)
 
 
-def cheapest(conversion: Conversion, capability: tuple[int, int], table: bool = False) -> Proven:
+def cheapest(
+    conversion: Conversion,
+    capability: tuple[int, int],
+    table: int = 0,
+    offset_clocks: float = OFFSET_CLOCKS,
+) -> Proven:
     """Return the cheapest proven recipe that a compute capability can run.
 
-    ``table`` tells whether the kernel has room for a table in shared memory.
+    Parameters
+    ----------
+    table
+        Bytes of shared memory that the kernel has for a table.
+    offset_clocks
+        Clocks per tile that an offset costs the kernel.
     """
-    return next(
+    usable = [
         x
         for x in proven_recipes(conversion)
         if _usable(x, capability, table) and max(map(abs, x.meaning.gains)) <= LARGEST_GAIN
-    )
+    ]
+    return min(usable, key=lambda x: x.weight(offset_clocks))
 
 
-def _usable(proven: Proven, capability: tuple[int, int], table: bool) -> bool:
-    return capability >= NEEDS.get(proven.strategy, (0, 0)) and (table or proven.strategy != "table")
+def _usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
+    return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
+
+
+def table_bytes(recipe: Recipe) -> int:
+    """Return the shared memory that a recipe's table takes."""
+    return recipe.bytes if isinstance(recipe, PairTable) else 0
 
 
 def packed_order(ttype: TType, core: str) -> str:
@@ -192,7 +207,7 @@ def packed_order(ttype: TType, core: str) -> str:
         return found[0]
     operand = _operand(ttype, core, "none")
     conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
-    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight).order
+    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight()).order
 
 
 def packed_layout(ttype: TType, core: str) -> FragmentLayout:
@@ -294,12 +309,7 @@ class Decoder:
         The kernel allocates them, emits `fill_table` before a barrier, and hands a `SharedTable` to
         `registers`.
         """
-        return len(self._entries) * TABLE_ROW // 4
-
-    @property
-    def _entries(self) -> tuple[int, ...]:
-        recipe = self.choice.recipe
-        return recipe.entries if isinstance(recipe, PairTable) else ()
+        return table_bytes(self.choice.recipe) // 4
 
     def fill_table(self, buffer: Any, thread: Expr, threads: int) -> None:
         """Emit this thread's share of writing the table to shared memory.
@@ -311,7 +321,9 @@ class Decoder:
         thread, threads
             This thread, and the number, of the threads that fill it.
         """
-        fill_pairs(buffer, [entry & 0xFFFF for entry in self._entries[:16]], thread, threads)
+        recipe = self.choice.recipe
+        assert isinstance(recipe, PairTable)
+        fill_pairs(buffer, [entry & 0xFFFF for entry in recipe.entries[:16]], recipe.row, thread, threads)
 
     def registers(
         self,
@@ -397,7 +409,13 @@ def _operand(ttype: TType, core: str, zero: str) -> str:
 
 
 def make_decoder(
-    gemm: Gemm, device: TileDevice, placement: str = "operand", *, gains: bool = False, table: bool = False
+    gemm: Gemm,
+    device: TileDevice,
+    placement: str = "operand",
+    *,
+    gains: bool = False,
+    table: int = 0,
+    offset_clocks: float = OFFSET_CLOCKS,
 ) -> Decoder:
     """Return the cheapest proven decoder for a problem.
 
@@ -414,7 +432,10 @@ def make_decoder(
     gains
         Whether the kernel multiplies finished sums by `Decoder.gains` with placement ``"operand"`` too.
     table
-        Whether the kernel provides a table in shared memory (`Decoder.table_words`).
+        Bytes of shared memory that the kernel has for a table (`Decoder.table_words`).
+    offset_clocks
+        Clocks that an offset costs a warp per tile with placement ``"accumulator"``: those of its sums
+        of x, where it needs them for nothing else.
 
     Raises
     ------
@@ -430,14 +451,16 @@ def make_decoder(
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero
     inside = "integer" if zero == "integer" else "none"
     conversion = Conversion(element, operand, inside, raw, packed_order(element, gemm.activation))
-    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table))
+    summed = gemm.zero != "none" and zero == "none"
+    clocks = 0.0 if summed else offset_clocks
+    plain = Decoder(conversion, zero, cheapest(conversion, device.compute_capability, table, clocks))
     if raw or not gains or zero != "none":
         return plain
     choices = (plain, *_folding(plain, gemm.scale, device, table))
     return min(choices, key=lambda decoder: decoder.choice.cost.weight)
 
 
-def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: bool) -> Iterator[Decoder]:
+def _folding(plain: Decoder, scaled: bool, device: TileDevice, table: int) -> Iterator[Decoder]:
     """Yield decoders for placement ``"operand"`` whose gain is left to the finished sums."""
     conversion = replace(plain.conversion, raw=True)
     limits = conversion.ttype

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.lower.cuda.fields import Move, fields, gather, moves, shifts
-from ladder.lower.cuda.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROW, Machine, Word, subtract_bytes
+from ladder.lower.cuda.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Recipe
 from tile_types import core_values
 
@@ -116,18 +116,32 @@ class Lookup:
 
 @dataclass(frozen=True)
 class PairTable:
-    """Loads of whole registers from shared memory; ``entries`` holds those of every byte."""
+    """Loads of whole registers from shared memory.
+
+    ``entries`` holds the registers of every byte, ``row`` bytes apart.
+    """
 
     operand: str
     entries: tuple[int, ...]
+    row: int
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory that the table takes."""
+        return len(self.entries) * self.row
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values."""
-        row = TABLE_ROW.bit_length() - 1
-        moved = m.shift(words[index // 4], row - 8 * (index % 4))
-        offset = m.lop3(moved, m.constant((TABLE_ENTRIES - 1) << row), m.table_lane(), AND_XOR)
-        value = m.look_up(self.entries, offset)
+        value = m.look_up(self.entries, self.row, self._offset(m, words[index // 4], index % 4))
         return value if zero is None else m.float_sub(self.operand, value, zero)
+
+    def _offset(self, m: Machine, codes: Word, byte: int) -> Word:
+        lane = m.table_lane()
+        if self.row == 256:  # bytes: of the lane, of the codes, and the lane's upper byte, which is 0
+            return m.permute(codes, lane, m.constant(0x5504 | byte << 4))
+        row = self.row.bit_length() - 1
+        moved = m.shift(codes, row - 8 * byte)
+        return m.lop3(moved, m.constant((TABLE_ENTRIES - 1) << row), lane, AND_XOR)
 
 
 def operand_bits(conversion: Conversion) -> tuple[int, ...]:
@@ -149,7 +163,8 @@ def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
 
 
 def propose_table(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose a table in shared memory for any type of four bits whose codes lie in pairs."""
+    """Propose tables in shared memory for any type of four bits whose codes lie in pairs."""
     table = operand_bits(conversion)
     entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
-    yield PairTable(conversion.operand, entries)
+    for row in TABLE_ROWS:
+        yield PairTable(conversion.operand, entries, row)

@@ -63,17 +63,20 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 #pragma unroll 1
   for (int at = thread; at < 2048; at += threads) {{
     unsigned int pair = {name}_values[at / 8 % 16] | (unsigned int){name}_values[at / 128] << 16;
-    reinterpret_cast<uint4*>(table)[at] = make_uint4(pair, pair, pair, pair);
+    reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
   }}
 }}
 """
 
 
-def fill_pairs(buffer: Any, values: Sequence[int], thread: Expr, threads: int) -> None:
-    """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes."""
+def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
+    """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
+
+    Entries begin ``row`` bytes apart.
+    """
     text = ", ".join(map(str, values))
-    name = f"ladder_fill_pairs_{zlib.crc32(text.encode()):08x}"
-    source = FILL_PAIRS.format(name=name, values=text)
+    name = f"ladder_fill_pairs_{zlib.crc32(text.encode()):08x}_{row}"
+    source = FILL_PAIRS.format(name=name, values=text, row=row // 16)
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
 
 
@@ -84,7 +87,7 @@ class SharedTable:
     Parameters
     ----------
     buffer
-        uint32 words, ``TABLE_ENTRIES * TABLE_ROW / 4`` of them.
+        uint32 words, as many as the decoder says.
     lane_offset
         ``4 * lane``.
     """
@@ -151,7 +154,7 @@ class TirMachine(Machine):
     def _do_table_lane(self) -> Expr:
         return self._shared.lane_offset
 
-    def _do_look_up(self, offset: Expr, entries: tuple[int, ...]) -> Expr:
+    def _do_look_up(self, offset: Expr, entries: tuple[int, ...], row: int) -> Expr:
         return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), offset)
 
     @property

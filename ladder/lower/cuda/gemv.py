@@ -39,9 +39,16 @@ from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
-from schedules.legal import TOKEN_BUFFERS, TOKEN_BYTES
+from schedules.legal import (
+    RESIDENT_THREADS,
+    TOKEN_BUFFERS,
+    TOKEN_BYTES,
+    least_token_bytes,
+    registers_per_thread,
+)
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
+from tile_types.errors import ScheduleError
 
 Expr = Any
 
@@ -51,14 +58,14 @@ STRIP = 16
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
-LEAST_REGISTERS = 36
-"""Registers for addresses, operands and sums of x below which ptxas spills."""
-
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
 
-RESIDENT_THREADS = 1024
-"""Threads per multiprocessor that buffers of x leave room for."""
+SUM_CLOCKS = 24
+"""Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
+
+TABLE_ROOMS = (1 << 16, 1 << 15, 0)
+"""Bytes of shared memory that a decoder's table may take, best first."""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -120,10 +127,11 @@ class Geometry:
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use a smaller split_k or tile_m",
         )
+        most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
-            self.registers <= min(255, 65536 // self.threads),
+            self.registers <= most,
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
-            f" {65536 // self.threads} of {self.threads} threads; use at most {self.most_stages} stages",
+            f" {most} of {self.threads} threads; use fewer stages",
         )
 
     @property
@@ -152,42 +160,17 @@ class Geometry:
         return TILE // self.schedule.warp_rows
 
     @property
-    def _registers_per_tile(self) -> int:
-        """Registers that one more tile in flight takes; neighbours share scales."""
-        shared = max(1, gcd(self.schedule.stages, self.groups.tiles))
-        return self.row_blocks * (self.groups.bits + -(-self._group_registers // shared))
-
-    @property
-    def _group_registers(self) -> int:
-        """Registers of the scales and zero points of a tile."""
-        gemm = self.groups.gemm
-        values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-        return values * self.groups.per_tile
-
-    @property
-    def _sums(self) -> int:
-        """Registers of the accumulators."""
-        fragments = self.row_blocks * self.schedule.tile_m // STEP_TOKENS * self.step.lanes.accumulators
-        return 2 * fragments if self.groups.lane == 8 or self.groups.on_accumulator else fragments
-
-    @property
     def registers(self) -> int:
         """Registers per thread below which ptxas spills, roughly."""
-        return LEAST_REGISTERS + self._sums + self.schedule.stages * self._registers_per_tile
+        return registers_per_thread(self.groups.gemm, self.schedule)
 
     @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that registers and shared memory are meant for."""
-        fitting = 65536 // (self.threads * -(-self.registers // 8) * 8)
-        tokens = TOKEN_BUFFERS * CHUNK_BYTES * self.schedule.tile_m * self._unit_chunks(1)
-        sharing = self.device.shared_per_unit // (self.table_bytes + tokens + 1024)
+        fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
+        least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
+        sharing = self.device.shared_per_unit // (least + 1024)
         return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
-
-    @property
-    def most_stages(self) -> int:
-        """Tiles in flight that fit the register file (at least 1)."""
-        spare = 65536 // self.threads - self.registers + self.schedule.stages * self._registers_per_tile
-        return max(1, spare // self._registers_per_tile)
 
     @property
     def run(self) -> int:
@@ -275,11 +258,25 @@ class Gemv:
         self.gemm, self.schedule = gemm, schedule
         self.step = select_step(device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
-        self.decoder = make_decoder(gemm, device, schedule.placement, gains=True, table=True)
-        self.geo = Geometry(self.groups, self.step, device, schedule, 4 * self.decoder.table_words)
+        self._choose_decoder(device)
         self.copier = Copier(device)
         self.args = declare_arguments(gemm)
         self.overlap = Overlap(device)
+
+    def _choose_decoder(self, device: TileDevice) -> None:
+        """Take the decoder with the largest table beside which x still fits."""
+        plan = self.schedule
+        sums = SUM_CLOCKS * plan.tile_m // STEP_TOKENS / (plan.warp_rows // STRIP)
+        for room in TABLE_ROOMS:
+            self.decoder = make_decoder(
+                self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
+            )
+            try:
+                self.geo = Geometry(self.groups, self.step, device, plan, 4 * self.decoder.table_words)
+                return
+            except ScheduleError:
+                if not self.decoder.table_words:
+                    raise
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -457,11 +454,15 @@ class Gemv:
         """
         geo, plan = self.geo, self.schedule
         unit = geo.unit_rounds * geo.round_tiles
-        fitting = T.truncdiv(T.int32(geo.buffer_chunks), self.token_count * geo.unit_chunks)
+        # Tokens as the next power of two: shifts instead of divisions by what only the launch knows.
+        doublings = (2**i for i in range((plan.tile_m - 1).bit_length()))
+        shift = b.keep(sum(T.Cast("int32", self.token_count > count) for count in doublings))
+        fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
         units = T.min(fitting, (self.args.k_tiles + unit - 1) // unit)
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
+        self._share_copies(shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
         self.next_chunk = b.Variable("int32", 0)
@@ -477,21 +478,35 @@ class Gemv:
         with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
             self._copy_tokens(buffer)
 
+    def _share_copies(self, shift: Expr) -> None:
+        """Share tokens among warps, or warps among tokens: all copy however few the tokens are."""
+        warps = self.geo.threads // 32
+        shared = b.keep(T.min(shift, warps.bit_length() - 1))
+        warp, groups = b.bind(self.thread // 32), b.bind(T.int32(warps) >> shared)
+        group = b.bind(warp >> shared)
+        self.token_step = b.keep(T.int32(1) << shared)
+        token = T.bitwise_and(warp, self.token_step - 1)
+        self.own_token = b.keep(T.if_then_else(group < groups, token, self.token_count))
+        self.own_piece, self.piece_step = b.keep(group * 32 + self.lane), b.keep(groups * 32)
+
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
         per_chunk = CHUNK_BYTES // self.step.element_bytes
-        turns = (self.token_chunks + self.geo.threads - 1) // self.geo.threads
-        first = b.bind(self.next_chunk.value)
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
+        first = b.bind(self.next_chunk.value)
         with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
-            with b.loop(self.token_count, rolled=True) as token, b.loop(turns, rolled=True) as turn:
-                at = b.bind(turn * self.geo.threads + self.thread)
-                column = b.bind((first + at) * per_chunk)
-                valid = b.bind(column < self.args.k_x)
-                with b.when(at < self.token_chunks):
-                    source = self.args.x.ptr_to([self.first_token + token, T.if_then_else(valid, column, 0)])
-                    target = self.tokens.ptr_to([base + self.token_tile.word(token, at)])
+            token = b.Variable("int32", self.own_token)
+            with b.repeat_while(token.value < self.token_count):
+                at = b.Variable("int32", self.own_piece)
+                with b.repeat_while(at.value < self.token_chunks):
+                    column = b.bind((first + at.value) * per_chunk)
+                    valid = b.bind(column < self.args.k_x)
+                    row = self.first_token + token.value
+                    source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
+                    target = self.tokens.ptr_to([base + self.token_tile.word(token.value, at.value)])
                     self.copier.chunk(target, source, valid)
+                    at.set(at.value + self.piece_step)
+                token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
 

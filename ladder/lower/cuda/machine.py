@@ -51,8 +51,11 @@ serves 32 lanes of all four parts (CUDA C++ Programming Guide, "Throughput of Na
 Instructions"; the same was measured on an H200).
 """
 
-TABLE_ROW = 128
-"""Bytes between entries of a table in shared memory: each lane of a warp has its own bank."""
+TABLE_ROWS = (128, 256)
+"""Bytes from entry to entry of a table in shared memory: each lane of a warp has its own bank.
+
+With 256, half of them unused, a byte of codes is a byte of the address: one `permute` puts it there.
+"""
 
 TABLE_ENTRIES = 256
 
@@ -140,9 +143,9 @@ class Machine(ABC):
         """Return ``4 * lane``: where this lane's column of a table begins."""
         return self._once("table_lane")
 
-    def look_up(self, entries: tuple[int, ...], offset: Word) -> Word:
-        """Return the word of a table in shared memory at ``TABLE_ROW * entry + 4 * lane`` bytes."""
-        return self._once("look_up", (offset,), entries)
+    def look_up(self, entries: tuple[int, ...], row: int, offset: Word) -> Word:
+        """Return the word of a table in shared memory at ``row * entry + 4 * lane`` bytes."""
+        return self._once("look_up", (offset,), entries, row)
 
     def reference(self, ttype: TType, code: Word, core: str) -> Word:
         """Decode one code (alone in its word) by the type's own expression to bits of ``core``."""

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.cuda.machine import TABLE_ROW, Machine, Word
+from ladder.lower.cuda.machine import Machine, Word
 from ladder.lower.cuda.recipes import PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
@@ -136,8 +136,8 @@ class NumpyMachine(Machine):
     def _do_table_lane(self) -> Words:
         return np.array([4 * 5], np.uint32)  # as lane 5 sees it
 
-    def _do_look_up(self, offset: Words, entries: tuple[int, ...]) -> Words:
-        entry, column = np.divmod(offset, np.uint32(TABLE_ROW))
+    def _do_look_up(self, offset: Words, entries: tuple[int, ...], row: int) -> Words:
+        entry, column = np.divmod(offset, np.uint32(row))
         if np.any(column != self._do_table_lane()):
             raise VerificationError("a table is read outside the lane's own column")
         return np.array(entries, np.uint32)[entry]

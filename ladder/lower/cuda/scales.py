@@ -14,8 +14,11 @@ from schedules.layouts import OPERAND_EXPONENT, SCALE_EXPONENT
 
 Expr = Any
 
-LARGEST_FACTOR = {"float16": 15, "bfloat16": 120}
-"""Exponents that factors of raw operands must not exceed."""
+FACTOR_EXPONENT = {"float16": 16, "bfloat16": 120}
+"""Factors of raw operands stay below two to this."""
+
+LARGEST_POWER = {"float16": 2.0**15, "bfloat16": 2.0**120}
+"""Powers of two that scales are multiplied by at once."""
 
 
 def pair16(value: Expr) -> Expr:
@@ -35,8 +38,7 @@ class Fold:
     """One multiply-add that turns a raw operand into ``value * scale / 2**exponent``.
 
     ``raw * (scale * step) + scale * start``: rounded once, since both products of the scale are
-    by powers of two. Results far below the largest of their row, by 2**8 or more, may be off by
-    float16's smallest number, 2**-18 of the row's largest.
+    by powers of two. Results that are subnormal in float16 may be off by its smallest number.
 
     Parameters
     ----------
@@ -67,7 +69,7 @@ class Fold:
 
     def _times(self, m: Machine, scale: Word, power: float) -> Word:
         """Multiply by a power of two, at once or by factors that the operand type holds."""
-        largest = 2.0 ** LARGEST_FACTOR[self.operand]
+        largest = LARGEST_POWER[self.operand]
         while abs(power) > largest:
             scale = m.float_mul(self.operand, scale, self._constant(m, largest))
             power /= largest
@@ -94,7 +96,7 @@ def fold(operand: str, meaning: Meaning, reach: float) -> Fold | None:
         return None
     scale = min(2.0**OPERAND_EXPONENT / reach, 2.0**SCALE_EXPONENT)
     largest = ceil(log2(max(map(abs, meaning.gains)) * scale))
-    exponent = max(0, largest - LARGEST_FACTOR[operand])
+    exponent = max(0, largest - FACTOR_EXPONENT[operand])
     low, high = (gain / 2.0**exponent for gain in meaning.gains)
     start_low, start_high = (offset / 2.0**exponent for offset in meaning.offsets)
     return Fold(operand, (low, high), (start_low, start_high), exponent)

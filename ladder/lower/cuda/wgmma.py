@@ -25,6 +25,7 @@ from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
+from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from schedules.layouts import TILE
@@ -117,8 +118,8 @@ class Kernel:
         self._barriers()
         self.overlap.wait()
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
-        if self.geo.blocks > 1:
-            # No block may leave while others still read its sums, copy to it or arrive at its barriers.
+        if self.schedule.cluster > 1:
+            # No block may leave while others still copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
 
     def _tensor_map(self) -> None:
@@ -161,6 +162,7 @@ class Kernel:
         self.scales = self._row_buffer(pool, geo.scale_stage_bytes, self.args.scales)
         self.zeros = self._row_buffer(pool, geo.zero_stage_bytes, self.args.zeros)
         self.staging = wgmma_epilogue.allocate(pool, self.gemm, geo)
+        self.exchange = Exchange(self, pool) if self.schedule.split_k > 1 else None
         words = self.decoder.decoder.table_words
         self.table = pool.alloc((words,), "uint32", align=128) if words else None
         self.full = pool.alloc((stages,), "uint64", align=8)
@@ -181,6 +183,8 @@ class Kernel:
                 # One arrival per math warp that reads what this block copies frees a stage.
                 warps = T.uint32(self.schedule.warps * self.schedule.cluster)
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.empty.ptr_to([stage]), warps))
+            if self.exchange is not None:
+                self.exchange.initialise()
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
 
         with b.when(self.thread == 0):
@@ -189,32 +193,37 @@ class Kernel:
             self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
         if self.overlap.possible:
             with b.when(self.thread == 32):
-                prefetch(self, self._tile_origin(self.first)[0])
+                prefetch(self, self._place(self.first)[0])
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
             b.block_sync()
+        if self.exchange is not None:
+            self.exchange.announce()
 
     # ---- tiles ----------------------------------------------------------------------
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
         if not self.schedule.persistent:
-            body(*self._tile_origin(self.first))
+            body(*map(b.keep, self._place(self.first)))
             return
         tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
-            body(*self._tile_origin(tile.value))
+            body(*map(b.keep, self._place(tile.value)))
             tile.set(tile.value + self.walkers)
 
-    def _tile_origin(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2."""
+    def _place(self, tile: Expr) -> tuple[Expr, Expr]:
+        """Return a tile's first row tile and token.
+
+        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
+        """
         width = self.schedule.raster * self.m_blocks
         column = b.bind(tile // width)
         inside = b.bind(tile % width)
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return b.keep(row_tile), b.keep(inside // columns * self.schedule.tile_m)
+        return row_tile, inside // columns * self.schedule.tile_m
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
@@ -224,9 +233,8 @@ class Kernel:
         # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
         with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
-        if self.schedule.split_k > 1:
-            # Every thread of the cluster takes part in the barrier before the sums are read.
-            b.emit(T.cuda.cluster_sync())
+        if self.exchange is not None:
+            self.exchange.meet()
 
     # ---- math -----------------------------------------------------------------------
     def _math(self) -> None:
@@ -280,6 +288,7 @@ class Kernel:
                 self._slab(turn, slab)
         self._wait_products(0)
         self._release()
+        self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
     def _first_slab(self) -> None:
@@ -301,25 +310,34 @@ class Kernel:
         last = within == geo.slabs - 1
         if last:
             self.finished.set(self.ring.stage.value)
-            self.ring.advance()
-        self._fetch_next(turn, slab)
+        if geo.slabs > 1:
+            self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
+        if geo.slabs == 1:
+            # A ring of two stages can only be filled again once the previous one is free.
+            self._fetch_next(turn, slab)
         if last:
             self.previous.set(self.finished.value)
 
     def _fetch_next(self, turn: Expr, slab: int) -> None:
-        """Fetch the slab after ``slab``, unless the tile ends there."""
-        following = slab + 1
-        if following < self.geo.body:
-            if following % self.geo.slabs == 0:
-                self._await_stage()
-            self._fetch(following % self.geo.slabs)
-            return
-        with b.when(turn + 1 < self.turns):
-            self._await_stage()
-            self._fetch(0)
+        """Fetch the slab after ``slab``."""
+        if (slab + 1) % self.geo.slabs == 0:
+            self._enter_stage(turn, slab + 1)
+        self._fetch((slab + 1) % self.geo.body)
+
+    def _enter_stage(self, turn: Expr, slab: int) -> None:
+        """Wait for the stage of a slab of the turn, or of the next turn.
+
+        Where the tile ends, the stage at hand is entered again and fetched in vain: in a branch
+        ptxas would give registers that products in flight still read to other values.
+        """
+        if slab < self.geo.body:
+            self.ring.advance()
+        else:
+            self.ring.advance_if(turn + 1 < self.turns)
+        self._await_stage()
 
     def _start_products(self, turn: Expr, slab: int) -> None:
         """Start a slab's products; the first one of a tile overwrites what the registers held before."""
@@ -350,20 +368,22 @@ class Kernel:
             pin_registers(self.partial, self.geo.m64 * self.geo.accumulators)
 
     # ---- decoding -------------------------------------------------------------------
-    def _fetch(self, within: int) -> None:
-        """Load packed words, scales and zero points of one slab of the current stage."""
+    def _fetch(self, slab: int) -> None:
+        """Load packed words, scales and zero points of a turn's slab, which the current stage holds."""
         geo = self.geo
+        within = slab % geo.slabs
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
                 self._load_words(self.tile_words[m], tile * geo.bits, m, within * geo.tiles_per_slab + tile)
-            self._fetch_rows(m, within)
+            self._fetch_rows(m, slab)
 
-    def _fetch_rows(self, m: int, within: int) -> None:
-        """Load the scales and zero points of a slab, unless those of the slab before still hold."""
+    def _fetch_rows(self, m: int, slab: int) -> None:
+        """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
         geo = self.geo
-        if within * geo.slab % geo.scale_step == 0:
+        if slab * geo.slab % geo.held_step == 0:
+            first = slab % geo.slabs * geo.slab // geo.scale_step
             for row in range(geo.held_rows):
-                self._load_rows(m, within * geo.slab // geo.scale_step + row, row)
+                self._load_rows(m, first + row, row)
 
     def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the fetched words of one slab into sixteen operand registers."""
@@ -461,6 +481,10 @@ class Kernel:
         low = self.x_descriptor.value + start + T.uint32(inside >> 4)
         return T.Cast("uint64", low) | T.uint64(DESCRIPTOR_HIGH << 32)
 
+    def sum_of(self, register: int) -> Expr:
+        """Return the finished sum of an accumulator as float32."""
+        return self.partial_sum(register) if self.total is None else self.total[register]
+
     def partial_sum(self, position: int) -> Expr:
         """Return a register of the running sum as float32."""
         value = self.partial[position]
@@ -481,6 +505,13 @@ class Ring:
         with b.when(self.stage.value == self.stages):
             self.stage.set(0)
             self.phase.set(self.phase.value ^ 1)
+
+    def advance_if(self, condition: Expr) -> None:
+        """Step to the next stage where ``condition`` holds, without a branch."""
+        following = b.keep(self.stage.value + T.Cast("int32", condition))
+        wraps = T.Cast("int32", following == self.stages)
+        self.stage.set(following * (1 - wraps))
+        self.phase.set(self.phase.value ^ wraps)
 
 
 def pin_registers(buffer: Any, count: int, first: int = 0) -> None:

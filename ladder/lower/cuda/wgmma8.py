@@ -7,8 +7,6 @@ every interval of K is summed apart and added, scaled, to totals that stay in re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -24,9 +22,6 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
-
-TAKE_TURNS = False
-"""Whether two warpgroups alternate at starting products that will be promoted."""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -57,9 +52,6 @@ class ByteKernel(Kernel):
         self.pending = b.local(2 * self.plan.banks, "float32")
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
-        if self._alternates:
-            with b.when(self.group_index == 1):
-                self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
@@ -74,15 +66,6 @@ class ByteKernel(Kernel):
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
-    @property
-    def _alternates(self) -> bool:
-        """Whether two warpgroups take turns at starting products: one promotes while the other's run."""
-        return TAKE_TURNS and self.geo.warpgroups == 2 and self.geo.promotes
-
-    def _yield_core(self) -> None:
-        """Let the other warpgroup start its products."""
-        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.group_index), T.uint32(256)))
-
     def _turn(self, turn: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted."""
         shares = self._shares()
@@ -96,11 +79,11 @@ class ByteKernel(Kernel):
                 self._wait_products(1)
                 self._release_after(running)
             # The loads' latency hides behind the promotion.
-            self._ahead(turn, unit.slab, partial(self._fetch_share, unit.slab + 1, share))
+            self._fetch_share(turn, unit.slab + 1, share)
             self._remember_scales(unit)
             if running:
                 self._promote(running)
-            self._ahead(turn, unit.slab, partial(self._decode_share, unit.slab + 1, share))
+            self._decode_share(unit.slab + 1, share)
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
@@ -136,25 +119,16 @@ class ByteKernel(Kernel):
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
-    def _ahead(self, turn: Expr, slab: int, body: Callable[[], None]) -> None:
-        """Run ``body`` for the slab after ``slab``, if there is one."""
-        if slab + 1 < self.geo.body:
-            body()
-        else:
-            with b.when(turn + 1 < self.turns):
-                body()
-
-    def _fetch_share(self, slab: int, share: range) -> None:
+    def _fetch_share(self, turn: Expr, slab: int, share: range) -> None:
         if share.start == 0 and slab % self.geo.slabs == 0:
-            self.ring.advance()
-            self._await_stage()
+            self._enter_stage(turn, slab)
         within = slab % self.geo.slabs
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
             place = within * self.geo.tiles_per_slab + tile
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
-                self._fetch_rows(m, within)
+                self._fetch_rows(m, slab % self.geo.body)
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:
@@ -172,8 +146,6 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
-        if self._alternates:
-            b.named_sync(self.group_index + 1, 256)
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
@@ -181,8 +153,6 @@ class ByteKernel(Kernel):
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
-        if self._alternates:
-            self._yield_core()
 
     def _multiply(
         self, sums: list[Expr], registers: list[Expr], stage: Expr, within: int, step: int, token: int,

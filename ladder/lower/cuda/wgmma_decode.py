@@ -122,11 +122,11 @@ def scaled_decoder(gemm: Gemm, device: TileDevice) -> ScaledDecoder:
     Fused where that is exact: float16, group scales, no zero points, and gain and offset powers of
     two. Stored scales times the largest gain, 2**24, stay in float16's range (`normalise_scales`).
     """
-    plain = make_decoder(gemm, device, table=table_bytes(gemm) > 0)
+    plain = make_decoder(gemm, device, table=table_bytes(gemm))
     check(plain.table_words * 4 == table_bytes(gemm), f"a table of {plain.table_words} words was not planned")
     if gemm.activation != "float16" or not gemm.scale or gemm.zero != "none":
         return ScaledDecoder(plain, fused=False)
-    raw = make_decoder(gemm, device, "accumulator")
+    raw = make_decoder(gemm, device, "accumulator", offset_clocks=0.0)
     exact = all(map(_power_of_two, raw.gains)) and all(
         offset == 0.0 or _power_of_two(offset) for offset in raw.offsets
     )

@@ -62,8 +62,7 @@ class Geometry:
             f"tile_n={plan.tile_n} is not 64 rows per warpgroup ({self.warpgroups})",
         )
         check(
-            plan.tile_m in (8, 16, 32, 64, 128, 160, 192, 256),
-            f"no token tile of {plan.tile_m} (8 to 256)",
+            plan.tile_m in (8, 16, 32, 64, 128, 256), f"wgmma has no token tile of {plan.tile_m} (8 to 256)"
         )
         check(
             plan.tile_k % self.slab == 0,
@@ -75,10 +74,6 @@ class Geometry:
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
-        check(
-            ((TILE * self.m64) % (8 * plan.split_k) == 0 and plan.tile_m <= 64) or plan.split_k == 1,
-            "split_k needs at most 64 tokens per tile",
-        )
         check(
             self.register_estimate <= math_registers(plan.warps),
             f"about {self.register_estimate} registers per thread, limit {math_registers(plan.warps)}",
@@ -174,6 +169,11 @@ class Geometry:
         return math.gcd(self.group, self.schedule.tile_k)
 
     @property
+    def held_step(self) -> int:
+        """Elements of K for which scale and zero point stay the same, within a turn of the math loop."""
+        return math.gcd(self.group, self.body * self.slab)
+
+    @property
     def held_rows(self) -> int:
         """Rows of scales (or zero points) that a thread holds for one slab."""
         return max(1, self.slab // self.scale_step)
@@ -232,33 +232,37 @@ class Geometry:
     @property
     def chunk(self) -> int:
         """Tokens that the epilogue stages through shared memory at a time."""
-        if self.schedule.split_k > 1:
-            return self.schedule.tile_m
-        return math.gcd(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
+        return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
     def pitch(self) -> int:
-        """Staged elements per token: of a warp, or of a warpgroup where a cluster sums slices of K.
+        """Staged elements per token of a warp.
 
         +4 floats keep transposing stores free of bank conflicts; 16-bit rows are swizzled instead.
         """
-        if self.schedule.split_k > 1:
-            return TILE * self.m64 + 4
         return WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes through which the epilogue transposes sums."""
-        if self.schedule.split_k > 1:
-            return self.warpgroups * self.chunk * self.pitch * 4
         element = 4 if self.gemm.output == "float32" else 2
         return self.schedule.warps * self.chunk * self.pitch * element
+
+    @property
+    def owned_units(self) -> int:
+        """Most units (sixteen rows of a warp) that one block of a cluster that splits K finishes."""
+        return -(-self.schedule.warps * self.m64 // self.schedule.split_k)
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Bytes that receive the other blocks' sums of K slices."""
+        return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + table_bytes(self.gemm) + 3 * 1024
+        return ring + self.staging_bytes + self.exchange_bytes + table_bytes(self.gemm) + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
