@@ -145,12 +145,16 @@ def test_offsets_that_do_not_cover_x_stay_within_it(offsets: tuple[int, ...], tm
     problem = GroupedProblem(gemm, (10, 10, 12))
     arrays = problem.arrays()
     arrays[problem.names.index("ranges")] = np.array(offsets, np.int32)
-    y = np.full((32 + 8, gemm.n), np.nan, np.float32)
-    kernel(*arrays, y[:32])
-    owned = np.zeros(len(y), bool)
+    memory = np.full((8 + 32 + 8, gemm.n), 77, np.float32)
+    y = memory[8:40]
+    kernel(*arrays, y)
+    assert (memory[:8] == 77).all(), "stored before the output"
+    assert (memory[40:] == 77).all(), "stored beyond the output"
+    owned = np.zeros(32, bool)
     for low, high in pairwise(offsets):
         owned[max(low, 0) : max(min(high, 32), 0)] = True
-    assert (np.isfinite(y).all(axis=1) == owned).all()
+    assert ((y != 77).all(axis=1) == owned).all()
+    assert np.isfinite(y).all()
 
 
 def _kernel(gemm: Gemm, schedule: GpuSchedule, arch: str, folder: Path) -> cuda_emulator.Kernel:

@@ -163,7 +163,8 @@ def _read(args: Arguments, index: Expr) -> Expr:
     """Return one of the ranges. A plain read could move ahead of the wait for the kernel before."""
     register = b.local(1, "uint32")
     b.ptx("ld.global.u32", register[0], args.ranges.ptr_to([index]))
-    return T.Cast("int32", register[0])
+    # Not a cast: TVM takes what was unsigned for never negative, and drops the clamping to 0.
+    return T.reinterpret("int32", register[0])
 
 
 def _exchange(value: Expr, distance: int) -> Expr:
