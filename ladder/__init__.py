@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ladder import knobs as knobs
+    from ladder.api.experts import GroupedMatmul as GroupedMatmul
     from ladder.api.expression import compile_expression as compile_expression
     from ladder.api.linear import Linear as Linear
     from ladder.api.linear import quantize_ as quantize_
     from ladder.api.matmul import Matmul as Matmul
     from ladder.api.quantization import quantize as quantize
+    from ladder.api.quantization import quantize_tokens as quantize_tokens
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
@@ -53,10 +55,11 @@ if TYPE_CHECKING:
     from tile_types.errors import VerificationError as VerificationError
 
 _HOMES = {
+    "ladder.api.experts": ("GroupedMatmul",),
     "ladder.api.expression": ("compile_expression",),
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),
-    "ladder.api.quantization": ("quantize",),
+    "ladder.api.quantization": ("quantize", "quantize_tokens"),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),

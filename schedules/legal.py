@@ -87,6 +87,20 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+SERVES: Mapping[str, frozenset[str]] = {
+    "gemv": frozenset({"experts", "token_group"}),
+    "mma": frozenset({"experts", "token_group"}),
+    "wgmma": frozenset(),
+    "cpu": frozenset(),
+}
+"""What each pipeline can of `Gemm.extras`."""
+
+
+def serves(gemm: Gemm, pipeline: str) -> bool:
+    """Whether a pipeline can do all that the problem asks."""
+    return SERVES[pipeline].issuperset(gemm.extras)
+
+
 @dataclass(frozen=True)
 class Resources:
     """What one block takes.
@@ -141,7 +155,8 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
 
     Hopper's fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
     """
-    return schedule.placement == "accumulator" and (gemm.scale or gemm.activation.startswith("fp8"))
+    flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
+    return schedule.placement == "accumulator" and flushed
 
 
 def block_rows(schedule: GpuSchedule) -> int:
@@ -311,6 +326,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if not serves(gemm, schedule.pipeline):
+        yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "persistent", "cluster"):
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if value not in allowed:

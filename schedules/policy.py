@@ -29,6 +29,7 @@ from schedules.legal import (
     is_legal,
     operand_bytes,
     placement_for,
+    serves,
     stage_bytes,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
@@ -45,6 +46,17 @@ TYPICAL_LARGE_M = 8192
 
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
+
+EXPERT_TILES: Mapping[int, GpuSchedule] = {
+    4: GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
+    16: GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
+    32: GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
+    64: GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+}
+"""By tokens per expert, the fastest of those measured on an H200: int4, N=14336, K=4096, 8 and 64 experts.
+
+Experts give many blocks even for one token, so K is split less than the cost model would.
+"""
 
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
@@ -274,13 +286,18 @@ def rank(gemm: Gemm, device: TileDevice, m: int, *, full: bool = False) -> tuple
     device.core_for(gemm.activation)
     found = [
         Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in pipelines_for(device, m, full=full)
+        for pipeline in _serving(gemm, pipelines_for(device, m, full=full))
         if device.cores_for(gemm.activation, pipeline)
         for schedule in tilings(gemm, device, pipeline, m, full=full)
     ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
+
+
+def _serving(gemm: Gemm, names: Sequence[str]) -> list[str]:
+    """Return those of the pipelines that can do what the problem asks, else all that can."""
+    return [name for name in names if serves(gemm, name)] or [name for name in RULES if serves(gemm, name)]
 
 
 def _order(candidate: Candidate) -> tuple[float, int, str]:
@@ -351,9 +368,21 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     Plan
         Neighbouring ranges with the same schedule are one entry.
     """
+    if device.is_gpu and gemm.experts:
+        return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*EXPERT_TILES, *GPU_BUCKETS}))
     if device.is_gpu:
         return _gpu_plan(gemm, device, tuning)
     return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)
+
+
+def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
+    """Return the schedule for up to ``m`` tokens per expert: as measured, else predicted to be fastest."""
+    tile = next((tile for limit, tile in EXPERT_TILES.items() if m <= limit), None)
+    if tile is not None:
+        tile = replace(tile, placement=placement_for(gemm))
+        if is_legal(gemm, device, tile):
+            return tile
+    return rank(gemm, device, min(m, TYPICAL_LARGE_M))[0].schedule
 
 
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:

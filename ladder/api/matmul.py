@@ -16,12 +16,12 @@ from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
 from ladder.runtime import artifact, operator
 from ladder.runtime.compile import Request, compiled, family_of, target_of
-from ladder.runtime.kernel import Call, CompiledGemm, torch_dtype
+from ladder.runtime.kernel import Call, CompiledGemm
 from ladder.runtime.packed import PackedWeight, layout_of, pack, refuse_layout
-from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
+from ladder.runtime.tokens import EIGHT_BIT
 from targets import TileDevice, get_device
 from tile_types.arrays import is_torch
-from tile_types.errors import DeviceError, DTypeError
+from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     from schedules.schedule import Plan
@@ -54,6 +54,10 @@ class Matmul:
         Names of unary operators applied last, e.g. ``("silu",)``.
     token_scale
         Whether rows of x carry a float32 scale; by default those of 8-bit activations do.
+    token_group
+        Elements along K, a multiple of 64, that share a scale of a row of x; None: all of the row.
+        With blocks of the weight (``ladder.quantize(..., block=(128, 128))``) this is the block
+        scaling of fp8 checkpoints.
     target
         Device, e.g. ``"cuda/sm_90a"``; by default the one that x is on.
     plan
@@ -84,6 +88,7 @@ class Matmul:
         bias: bool = False,
         epilogue: Sequence[str] = (),
         token_scale: bool | None = None,
+        token_group: int | None = None,
         target: str | TileDevice | None = None,
         plan: Plan | None = None,
     ) -> None:
@@ -98,6 +103,7 @@ class Matmul:
             bias=bias,
             epilogue=epilogue,
             token_scale=token_scale,
+            token_group=token_group,
         )
         self._set(Request(gemm, "" if target is None else get_device(target).name, plan))
 
@@ -105,7 +111,6 @@ class Matmul:
         self.request = request
         self.gemm = request.gemm
         self._text = request.text
-        self._dtype = torch_dtype(request.gemm.activation)
         self._dynamic = request.gemm.token_scale and request.gemm.activation in EIGHT_BIT
         self._layouts = {family: layout_of(request.gemm, family) for family in ("cpu", "cuda")}
 
@@ -172,7 +177,7 @@ class Matmul:
         bias
             ``[N]`` of the output type.
         token_scale
-            float32 ``[...]``: scales of the rows of an 8-bit x; 1 if left out.
+            float32 ``[...]``, or ``[..., groups]`` with ``token_group``: scales of an 8-bit x; 1 if left out.
 
         Returns
         -------
@@ -184,7 +189,7 @@ class Matmul:
             If an argument does not fit.
         """
         if self._dynamic and token_scale is None:
-            x, token_scale = self._with_scale(x)
+            x, token_scale = operator.with_token_scale(x, self.gemm)
         # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
         if watched and operator.needs_dispatch(x):
@@ -217,20 +222,8 @@ class Matmul:
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight, through the registered operator."""
         if self._dynamic and token_scale is None:
-            x, token_scale = self._with_scale(x)
+            x, token_scale = operator.with_token_scale(x, self.gemm)
         return operator.dispatch(x, weight, bias, token_scale, self._text)
-
-    def _with_scale(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return 8-bit activations with their row scales."""
-        if x.dtype == self._dtype:  # one scale for all: 1
-            return x, torch.ones(x.shape[:-1], dtype=torch.float32, device=x.device)
-        if not x.is_floating_point():
-            raise DTypeError(
-                f"x is {x.dtype}; give floats to be quantized, or {self._dtype} with token_scale"
-            )
-        if self._dtype == torch.int8 and x.device.type == "cpu":
-            return operator.quantize_tokens(x)
-        return quantize_tokens(x, self.gemm.activation)
 
     def compiled_for(self, where: torch.device) -> CompiledGemm:
         """Return the loaded kernels for a torch device, building them on first use."""

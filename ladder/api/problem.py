@@ -28,6 +28,7 @@ def gemm_for(
     bias: bool = False,
     epilogue: Sequence[str] = (),
     token_scale: bool | None = None,
+    token_group: int | None = None,
 ) -> Gemm:
     """Return the normal form of a quantized matrix product.
 
@@ -49,6 +50,8 @@ def gemm_for(
         What follows the product.
     token_scale
         Whether rows of the activations carry a scale; by default those of 8-bit types do.
+    token_group
+        Elements along K per scale of the activations, a multiple of 64; None is one per row.
 
     Raises
     ------
@@ -77,6 +80,7 @@ def gemm_for(
         token_scale=activation in EIGHT_BIT if token_scale is None else token_scale,
         bias=bias,
         epilogue=tuple(epilogue),
+        token_group=0 if token_group is None or token_group >= k else token_group,
     )
 
 

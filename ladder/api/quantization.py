@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tile_types import QuantizedTensor, TType
 from tile_types.quantize import quantize as quantize_values
+
+if TYPE_CHECKING:
+    import torch
+
+
+def quantize_tokens(
+    x: torch.Tensor, activation: str = "int8", *, group_size: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize activations to 8 bits by their largest magnitudes, in one pass over x.
+
+    `Matmul`, `Linear` and `GroupedMatmul` do this to float rows where they compute in 8 bits; call
+    it to use the codes of x in several products.
+
+    Parameters
+    ----------
+    x
+        ``[..., K]``: float16, bfloat16 or float32.
+    activation
+        ``"int8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+    group_size
+        Elements along K that share a scale; None: all of a row. On GPUs 8 times a power of two, at
+        most 256.
+
+    Returns
+    -------
+    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``, or
+    ``[..., ceil(K / group_size)]``. ``codes * scale`` approximates x. Zeros have codes 0. On GPUs, rows
+    (or groups) with infinity or NaN have the scale NaN, so that products with them are NaN.
+
+    Raises
+    ------
+    DTypeError, ConversionError
+        If x is no such float, or the device does not compute in that type.
+    """
+    from ladder.runtime import operator
+
+    return operator.quantize_tokens(x, activation, group_size or 0)
 
 
 def quantize(weight: Any, ttype: TType | str, **options: Any) -> QuantizedTensor:

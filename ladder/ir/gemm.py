@@ -43,6 +43,15 @@ class Gemm:
         Whether a bias[N] of the output type is added.
     epilogue
         Names of unary operators applied last, in order.
+    experts
+        Weight matrices B[E,N,K], each for the tokens of its expert; 0: one matrix for all tokens.
+        Row scales and bias have the same leading axis.
+    masked
+        How experts find their tokens: expert e has the first ``counts[e]`` of its M / E rows of A, or,
+        if False, rows ``offsets[e]`` to ``offsets[e + 1]``. Other rows of the result are not written.
+    token_group
+        Elements along K that share a token scale, a multiple of 64: ``token_scale[m, k//token_group]``
+        multiplies the sum over its elements; 0: one scale per row of A.
     """
 
     n: int
@@ -56,6 +65,9 @@ class Gemm:
     token_scale: bool = False
     bias: bool = False
     epilogue: tuple[str, ...] = ()
+    experts: int = 0
+    masked: bool = False
+    token_group: int = 0
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
@@ -64,6 +76,13 @@ class Gemm:
             raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
         if self.group_size < 1:
             raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
+        if self.experts < 0 or (self.masked and not self.experts):
+            raise ShapeError(f"masked tokens need experts, experts={self.experts} masked={self.masked}")
+        if self.token_group % 64 or (self.token_group and not self.token_scale):
+            raise ShapeError(
+                "token scales come per row or per multiple of 64 elements, got"
+                f" token_group={self.token_group} token_scale={self.token_scale}"
+            )
         if self.zero not in ZERO_KINDS:
             raise ShapeError(f"zero must be one of {', '.join(ZERO_KINDS)}, got {self.zero!r}")
         for label, value, allowed in (
@@ -83,12 +102,28 @@ class Gemm:
         """Number of scale groups along K (the last one may be partial)."""
         return -(-self.k // self.group_size)
 
-    def shape_free(self) -> dict[str, Any]:
-        """Return everything a shape-generic kernel depends on: all fields but N and K.
+    @property
+    def token_scale_shape(self) -> tuple[int, ...]:
+        """Shape of the token scales of one row of A: ``()``, or ``(groups,)``."""
+        return (-(-self.k // self.token_group),) if self.token_group else ()
 
-        ``group_size`` becomes 0 when one scale serves a whole row.
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What the problem asks beyond one product with row scales: not every pipeline can."""
+        return tuple(name for name in ("experts", "token_group") if getattr(self, name))
+
+    def shape_free(self) -> dict[str, Any]:
+        """Return everything a shape-generic kernel depends on: all fields but N, K and the number of experts.
+
+        ``group_size`` becomes 0 when one scale serves a whole row; ``experts`` says how they find
+        their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        del fields["n"], fields["k"]
+        for name in ("n", "k", "experts", "masked", "token_group"):
+            del fields[name]
+        if self.experts:
+            fields["experts"] = "masked" if self.masked else "contiguous"
+        if self.token_group:
+            fields["token_group"] = self.token_group
         fields["group_size"] = 0 if self.group_size >= self.k else self.group_size
         return fields

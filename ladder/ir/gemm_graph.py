@@ -33,9 +33,10 @@ NORMALISE = (
 
 
 def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
-    """Return the kernel graph that a GEMM stands for.
+    """Return the kernel graph that a GEMM stands for; with experts, that of one of them.
 
-    Inputs, in order: ``A[M,K]``, ``B[N,K]`` (group-scaled if there are scales or zero points),
+    Inputs, in order: ``A[M,K]`` (group-scaled if its tokens are), ``B[N,K]`` (group-scaled if there are
+    scales or zero points),
     ``row_scale[N]`` if there is no group scale, ``token_scale[M]``, ``bias[N]``.
 
     Raises
@@ -46,11 +47,11 @@ def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
     for operator in gemm.epilogue:
         _require_epilogue(operator)
     g = GraphBuilder(name)
-    a = g.input("A", gemm.activation, ("M", gemm.k))
+    a = _as_type(g, g.input("A", _token_type(gemm), ("M", gemm.k)), gemm.activation)
     b = g.input("B", _weight_type(gemm), (gemm.n, gemm.k))
     vectors: dict[str, tuple[bool, str, Extent]] = {
         "row_scale": (not gemm.scale, "float32", gemm.n),
-        "token_scale": (gemm.token_scale, "float32", "M"),
+        "token_scale": (gemm.token_scale and not gemm.token_group, "float32", "M"),
         "bias": (gemm.bias, gemm.output, gemm.n),
     }
     given = {label: g.input(label, ttype, (n,)) for label, (used, ttype, n) in vectors.items() if used}
@@ -74,9 +75,15 @@ def _weight_type(gemm: Gemm) -> str:
     return group_scaled(gemm.weight, gemm.group_size, zero=gemm.zero).name
 
 
+def _token_type(gemm: Gemm) -> str:
+    if not gemm.token_group:
+        return gemm.activation
+    return group_scaled(gemm.activation, gemm.token_group, scale="float32").name
+
+
 def _sum_type(gemm: Gemm) -> str:
     """Integer sums meet group scales in float32."""
-    return "float32" if gemm.scale else gemm.accumulator
+    return "float32" if gemm.scale or gemm.token_group else gemm.accumulator
 
 
 def _decoded(g: GraphBuilder, gemm: Gemm, b: str) -> str:
@@ -137,9 +144,11 @@ class _Recogniser:
         if product.operator != "matmul":
             raise self.unrecognised(product)
         activation, n, k = self.activation(product)
+        token_group = self.token_group(product)
         weight = self.weight(product.inputs[1], activation, k)
         self.require_all_used()
-        fields: dict[str, Any] = weight | {"token_scale": "M" in scales, "bias": bias, "epilogue": epilogue}
+        fields: dict[str, Any] = weight | {"bias": bias, "epilogue": epilogue, "token_group": token_group}
+        fields["token_scale"] = "M" in scales or token_group > 0
         return Gemm(n, k, activation=activation, output=output, **fields)
 
     def below_converts(self, value: str) -> str:
@@ -199,7 +208,7 @@ class _Recogniser:
         n, k = b.shape
         if not isinstance(n, int) or not isinstance(k, int):
             raise ShapeError(f"N and K of a weight must be numbers, got {show_shape(b.shape)}")
-        source = self.graph.producer(product.inputs[0])
+        source = self.token_source(product)
         if source.operator != "input":
             stored = self.graph.tile(self.below_converts(product.inputs[0])).ttype.name
             raise ConversionError(
@@ -208,6 +217,20 @@ class _Recogniser:
             )
         self.used.add(source.name)
         return a.ttype.name, n, k
+
+    def token_source(self, product: Node) -> Node:
+        """Return where the activation comes from, below the scaling of its groups."""
+        source = self.graph.producer(product.inputs[0])
+        if source.operator == "convert":
+            stored = self.graph.tile(source.inputs[0]).ttype
+            if stored.is_block and stored.element == source.tile.ttype.name:
+                return self.graph.producer(source.inputs[0])
+        return source
+
+    def token_group(self, product: Node) -> int:
+        """Return the elements of a row of A that share a scale, 0 where they are not grouped."""
+        stored = self.token_source(product).tile.ttype
+        return stored.block_size if stored.is_block else 0
 
     def weight(self, value: str, core: str, k: int) -> dict[str, Any]:
         """Return the fields of a Gemm that describe the weight."""
@@ -285,7 +308,7 @@ def gemm_reference(
     quantized
         The weight [N, K]; its scales, row scales and zero points are applied.
     bias, token_scale
-        [N] and [M], if the GEMM has them.
+        [N] and [M], if the GEMM has them; scales of tokens' groups are [M, groups].
 
     Raises
     ------
@@ -299,8 +322,14 @@ def gemm_reference(
             f"a GEMM of N={gemm.n}, K={gemm.k} cannot take A {list(activation.shape)}"
             f" and B {list(weight.shape)}"
         )
+    if gemm.token_group:
+        groups = np.arange(gemm.k) // gemm.token_group
+        scales = _float64(token_scale if token_scale is not None else [])
+        if scales.shape != (len(activation), groups[-1] + 1):
+            raise ShapeError(f"token_scale must be [{len(activation)}, {groups[-1] + 1}], got {scales.shape}")
+        activation = activation * scales[:, groups]
     result = activation @ weight.T
-    if gemm.token_scale:
+    if gemm.token_scale and not gemm.token_group:
         result *= _vector("token_scale", token_scale, result.shape[0])[:, None]
     if gemm.bias:
         result += _vector("bias", bias, gemm.n)

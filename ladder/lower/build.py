@@ -13,6 +13,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.turn import tvm_turn
+from schedules.legal import serves
 from schedules.schedule import Plan, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
@@ -85,6 +86,8 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     pipeline = getattr(schedule, "pipeline", None)
     if pipeline is None:
         raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
+    if not serves(gemm, pipeline):
+        raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
     return resolve(EMITTERS, "pipeline", pipeline)(gemm, device, schedule, name)
 
 
@@ -122,6 +125,17 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
     sources[result.language] = result.source
     entries = tuple(entry_name(gemm, device, schedule) for _, schedule in plan.entries)
     return BuiltModule(library, entries, sources, result.log, result.resources)
+
+
+def build_function(emitter: Callable[[str], Any], name: str, device: TileDevice, folder: Path) -> BuiltModule:
+    """Compile the one function that ``emitter(name)`` emits, for kernels that are no GEMM."""
+    compile_functions = resolve(COMPILERS, "target kind", device.kind)
+    path = folder / "kernel.so"
+    with tvm_turn():
+        function = emitter(name)
+        result = compile_functions({name: function}, device, path)
+        sources = {"tir": function.script(), result.language: result.source}
+    return BuiltModule(path, (name,), sources, result.log, result.resources)
 
 
 def derive_stage(stage: str, sources: Mapping[str, str], device: TileDevice) -> str | None:

@@ -78,7 +78,7 @@ class Artifact:
             )
         gemm = self.kernel.gemm
         if gemm.token_scale and token_scale is None and x.dtype != self.kernel.dtype:
-            x, token_scale = quantize_tokens(x, gemm.activation)
+            x, token_scale = quantize_tokens(x, gemm.activation, gemm.token_group)
         return self.kernel(x, weight, bias, token_scale)
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:

@@ -207,7 +207,11 @@ def _plan_key(request: Request) -> str:
 def _choose(request: Request) -> Plan:
     from schedules.policy import make_plan
 
-    return make_plan(request.gemm, request.target, tuning_database())
+    gemm, device = request.gemm, request.target
+    if gemm.experts:
+        # Experts with M tokens each are as much work as M tokens by the rows of all experts.
+        gemm = replace(gemm, n=gemm.n * gemm.experts, experts=1)
+    return make_plan(gemm, device, tuning_database())
 
 
 def tuning_database() -> TuningDatabase:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
@@ -79,6 +80,10 @@ class CompiledGemm:
     def entry_name(self, m: int) -> str:
         """Return the name of the kernel that serves M = ``m``."""
         return self.names[bisect_left(self._bounds, m)]
+
+    def entry_for(self, m: int) -> Any:
+        """Return the kernel that serves M = ``m``."""
+        return self.entries[bisect_left(self._bounds, m)]
 
     def __call__(
         self,
@@ -189,7 +194,7 @@ class CompiledGemm:
             y = out.view(*shape[:-1], n)
         if m:
             if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
-                rows = self._aligned(rows)
+                rows = self.aligned(rows)
             if self._on_cpu:
                 keep_apart()
             entry = self.entries[bisect_left(self._bounds, m)]
@@ -199,7 +204,7 @@ class CompiledGemm:
                 entry(rows, *weight, out)
         return y
 
-    def _aligned(self, matrix: torch.Tensor) -> torch.Tensor:
+    def aligned(self, matrix: torch.Tensor) -> torch.Tensor:
         """Copy to rows that start at multiples of 16 bytes, zero beyond K."""
         import torch
 
@@ -216,22 +221,23 @@ class CompiledGemm:
         import torch
 
         extras = []
-        for name, wanted, vector, length, dtype in (
-            ("token_scale", self.gemm.token_scale, token_scale, m, torch.float32),
-            ("bias", self.gemm.bias, bias, self.gemm.n, self.output),
+        token_shape = (m, *self.gemm.token_scale_shape)
+        for name, wanted, vector, shape, dtype in (
+            ("token_scale", self.gemm.token_scale, token_scale, token_shape, torch.float32),
+            ("bias", self.gemm.bias, bias, (self.gemm.n,), self.output),
         ):
             if wanted != (vector is not None):
                 verb = "needs" if wanted else "was built without"
                 raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
             if vector is None:
                 continue
-            if vector.numel() != length:
-                raise ShapeError(f"{name} must have {length} elements, got shape {tuple(vector.shape)}")
+            if vector.numel() != prod(shape):
+                raise ShapeError(f"{name} must have {prod(shape)} elements, got shape {tuple(vector.shape)}")
             if vector.dtype != dtype:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             if vector.device != x.device:
                 raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
-            extras.append(vector.reshape(length).contiguous())
+            extras.append(vector.reshape(shape).contiguous())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:

@@ -18,18 +18,19 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.packed import PackedWeight
-from ladder.runtime.tokens import quantize_tokens_on_cpu
-from tile_types.errors import LadderError
+from ladder.runtime.tokens import quantize_by_kernel
+from tile_types.errors import DTypeError, LadderError
 
 load_foreign_interface()
 
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
-QUANTIZE_SCHEMA = "quantize_tokens(Tensor x) -> (Tensor codes, Tensor scale)"
+QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Tensor codes, Tensor scale)"
 
 _Library: Any = torch.library.Library  # its methods have no types
 
@@ -86,21 +87,23 @@ def _shape(
     return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
 
 
-def _refuse_gradient(context: Any, *gradients: Any) -> Any:
+def refuse_gradient(context: Any, *gradients: Any) -> Any:
+    """Raise where a gradient is asked for."""
     raise LadderError(
-        "ladder::matmul has no gradient: quantized weights are for inference; run the model under"
+        "Ladder's products have no gradient: quantized weights are for inference; run the model under"
         " torch.no_grad() or detach its result"
     )
 
 
-def _rows_like(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rows_like(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Tell shapes and types of `quantize_tokens`'s results."""
-    return torch.empty_like(x, dtype=torch.int8, memory_format=torch.contiguous_format), x.new_empty(
-        x.shape[:-1], dtype=torch.float32
-    )
+    codes = torch.empty_like(x, dtype=torch_dtype(activation), memory_format=torch.contiguous_format)
+    groups = (-(-x.shape[-1] // group),) if group else ()
+    return codes, x.new_empty((*x.shape[:-1], *groups), dtype=torch.float32)
 
 
-library.impl("quantize_tokens", quantize_tokens_on_cpu, "CPU")
+for place in ("CPU", "CUDA"):
+    library.impl("quantize_tokens", quantize_by_kernel, place)
 torch.library.register_fake("ladder::quantize_tokens", _rows_like, lib=library)
 
 for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_autograd)):
@@ -108,7 +111,7 @@ for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_au
     library.impl(name, kernel, "CUDA")
     torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
-torch.library.register_autograd("ladder::matmul_without_gradient", _refuse_gradient, lib=library)
+torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
@@ -131,9 +134,27 @@ def dispatch(
 _quantize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = torch.ops.ladder.quantize_tokens.default
 
 
-def quantize_tokens(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows to int8 on the CPU, as one node of a graph where one is traced."""
-    return _quantize(x) if needs_dispatch(x) else quantize_tokens_on_cpu(x)
+def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize rows, or groups of them, by a kernel: one node of a graph where one is traced."""
+    call = _quantize if needs_dispatch(x) else quantize_by_kernel
+    return call(x, activation, group)
+
+
+def with_token_scale(x: torch.Tensor, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the activations of a problem with their scales: floats are quantized, codes get 1.
+
+    Raises
+    ------
+    DTypeError
+        If x is neither a float nor of the activation type.
+    """
+    dtype = torch_dtype(gemm.activation)
+    if x.dtype == dtype:
+        shape = (*x.shape[:-1], *gemm.token_scale_shape)
+        return x, torch.ones(shape, dtype=torch.float32, device=x.device)
+    if not x.is_floating_point():
+        raise DTypeError(f"x is {x.dtype}; give floats to be quantized, or {dtype} with token_scale")
+    return quantize_tokens(x, gemm.activation, gemm.token_group)
 
 
 def needs_dispatch(x: torch.Tensor) -> bool:

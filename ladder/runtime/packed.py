@@ -35,7 +35,8 @@ def layout_of(gemm: Gemm, family: str) -> str:
         ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
     """
     fields = asdict(gemm)
-    return " ".join([family, *(f"{name}={fields[name]}" for name in LAYOUT_FIELDS)])
+    experts = ("experts",) if gemm.experts else ()
+    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *experts))])
 
 
 def refuse_layout(found: str, expected: str) -> NoReturn:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.runtime.build import Job, find_or_build
 from ladder.runtime.cache import Identity
-from ladder.runtime.compile import load_entry
-from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.kernel import ALIGNMENT, torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
     from ladder.lower.build import BuiltModule
+    from targets import TileDevice
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types that carry a scale per row."""
 
 
-def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize each row to 8 bits by its largest magnitude.
+def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize each row to 8 bits by its largest magnitude, with torch's own operators.
 
     Parameters
     ----------
@@ -29,33 +31,59 @@ def quantize_tokens(x: torch.Tensor, activation: str) -> tuple[torch.Tensor, tor
         ``[..., K]`` of any float type.
     activation
         One of `EIGHT_BIT`.
+    group
+        Elements along K that share a scale; 0: all of a row.
 
     Returns
     -------
-    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``,
-    such that ``codes * scale`` approximates x. A row of zeros has a tiny scale and codes 0.
+    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``
+    or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a tiny scale
+    and codes 0; where infinity or NaN is among the elements, the scale is NaN.
     """
     import torch
 
+    if group:
+        k = x.shape[-1]
+        padded = torch.nn.functional.pad(x, (0, -k % group))
+        parts = padded.reshape(*x.shape[:-1], -(-k // group), group)
+        codes, scale = quantize_tokens(parts, activation)
+        bits = codes.view(torch.int8).flatten(-2)[..., :k].contiguous()
+        return bits.view(codes.dtype), scale
     dtype = torch_dtype(activation)
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     wide = x.to(torch.float32)
-    scale = (wide.abs().amax(dim=-1, keepdim=True) / limit).clamp_min(torch.finfo(torch.float32).tiny)
+    largest = wide.abs().amax(dim=-1, keepdim=True)
+    scale = (largest / limit).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = torch.where(largest.isfinite(), scale, torch.nan)
     units = (wide / scale).clamp(-limit, limit)
     codes = units.round().to(dtype) if dtype == torch.int8 else units.to(dtype)
     return codes, scale.squeeze(-1)
 
 
-def quantize_tokens_on_cpu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize rows to int8 as `quantize_tokens` does, by one kernel; a row of zeros has scale 0."""
+def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize rows as `quantize_tokens` does, by one kernel of the device that x is on.
+
+    CPUs have a kernel for int8 rows; it gives a row of zeros the scale 0. What else is asked of a
+    CPU, `quantize_tokens` computes.
+    """
     import torch
 
+    on_cpu = x.device.type == "cpu"
+    if on_cpu and (activation != "int8" or group):
+        return quantize_tokens(x, activation, group)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    codes = torch.empty(rows.shape, dtype=torch.int8)
-    scale = torch.empty(rows.shape[0], dtype=torch.float32)
-    if rows.shape[0]:
-        _cpu_kernel(str(x.dtype).removeprefix("torch."))(rows, codes, scale)
-    return codes.view(x.shape), scale.view(x.shape[:-1])
+    groups = (-(-x.shape[-1] // group),) if group else ()
+    codes = torch.empty(x.shape, dtype=torch_dtype(activation), device=x.device)
+    scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
+    if codes.numel():
+        source = str(x.dtype).removeprefix("torch.")
+        if on_cpu:
+            entry = _cpu_kernel(source)
+        else:
+            entry = _cuda_kernel(source, activation, group, x.shape[-1], target_of(x.device))
+            rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
+        entry(rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups))
+    return codes, scale
 
 
 @cache
@@ -65,17 +93,36 @@ def _cpu_kernel(source: str) -> Any:
 
     device = host_cpu()
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import BuiltModule
+    def emit(name: str) -> Any:
         from ladder.lower.cpu import emit_quantize
-        from ladder.lower.cpu.toolchain import compile_functions
-        from ladder.lower.turn import tvm_turn
 
-        name, path = f"ladder_quantize_tokens_{source}", folder / "kernel.so"
-        with tvm_turn():
-            function = emit_quantize(source, device, name)
-            result = compile_functions({name: function}, device, path)
-            return BuiltModule(path, (name,), {"tir": function.script(), result.language: result.source})
+        return emit_quantize(source, device, name)
 
-    job = Job({"quantize_tokens": source}, Identity.of(None, device), device, make)
-    return load_entry(find_or_build([job])[0], "cpu")
+    return _load({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+
+
+@cache
+def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) -> Any:
+    """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
+    from ladder.lower.cuda import quantize
+    from targets import get_device
+
+    device, plan = get_device(target), quantize.tiled(source, activation, group, k)
+
+    def emit(name: str) -> Any:
+        return quantize.emit(plan, device, name)
+
+    name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
+    return _load({"quantize_tokens": asdict(plan)}, name, device, emit)
+
+
+def _load(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Any:
+    """Find or build the kernel that ``emit`` emits, and load its entry."""
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emit, name, device, folder)
+
+    kernel = find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
+    return load_entry(kernel, "cuda" if device.is_gpu else "cpu")

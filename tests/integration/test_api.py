@@ -11,8 +11,12 @@ import torch
 
 import ladder
 from ladder.ir.gemm import Gemm
+from ladder.lower.build import emit
 from ladder.runtime import compile as runtime_compile
 from ladder.runtime.tokens import quantize_tokens
+from schedules.schedule import GpuSchedule
+from targets import get_device
+from tile_types.errors import ScheduleError
 
 pytestmark = pytest.mark.usefixtures("plain_compiler")
 
@@ -91,6 +95,30 @@ def test_token_quantization_values() -> None:
     codes, scale = quantize_tokens(torch.tensor([[448.0 * 2, -1.0]]), "fp8_e4m3")
     assert codes.float().tolist() == [[448.0, -0.5]]
     assert scale.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("activation", ["int8", "fp8_e4m3"])
+def test_groups_of_tokens(activation: str) -> None:
+    x = matrix(2, 5, 300, dtype=torch.bfloat16)
+    codes, scale = ladder.quantize_tokens(x, activation, group_size=128)
+    assert codes.shape == x.shape
+    assert scale.shape == (2, 5, 3)
+    back = codes.double() * scale.double().repeat_interleave(128, dim=-1)[..., :300]
+    assert relative_error(back, x.double()) <= 4e-2
+    whole, whole_scale = ladder.quantize_tokens(x[..., 256:], activation)
+    torch.testing.assert_close(scale[..., 2], whole_scale)
+    assert (codes[..., 256:].float() - whole.float()).abs().max() <= 1 or activation != "int8"
+
+
+def test_block_scaled_weights_and_tokens_are_for_gpus() -> None:
+    weight = ladder.quantize(matrix(200, 300), "fp8_e4m3", block=(128, 128))
+    op = ladder.Matmul(200, 300, "fp8_e4m3", "fp8_e4m3", group_size=128, token_group=128)
+    assert op.gemm.token_scale_shape == (3,)
+    assert op.pack(weight).gemm == op.gemm
+    assert "pipeline='mma'" in str(op.lower("cuda/sm_90a").plan)
+    schedule = GpuSchedule("wgmma", 64, placement="accumulator")
+    with pytest.raises(ScheduleError, match="wgmma' does not serve token_group"):
+        emit(op.gemm, get_device("cuda/sm_90a"), schedule, "kernel")
 
 
 @pytest.mark.usefixtures("empty_cache")

@@ -47,13 +47,13 @@ def test_opcheck_with_bias_and_token_scale() -> None:
 def test_opcheck_of_token_quantization(dtype: torch.dtype) -> None:
     x = rows(6, dtype).reshape(2, 3, K)
     x[1, 1] = 0
-    torch.library.opcheck(torch.ops.ladder.quantize_tokens.default, (x,))
-    codes, scale = operator.quantize_tokens(x)
+    torch.library.opcheck(torch.ops.ladder.quantize_tokens.default, (x, "int8"))
+    codes, scale = operator.quantize_tokens(x, "int8")
     expected, expected_scale = quantize_tokens(x, "int8")
     assert (codes.int() - expected.int()).abs().max() <= 1  # x / scale and x * (1 / scale) round apart
     assert (codes != expected).float().mean() < 0.01
     torch.testing.assert_close(scale, expected_scale)
-    assert operator.quantize_tokens(x[:0])[0].shape == (0, 3, K)
+    assert operator.quantize_tokens(x[:0], "int8")[0].shape == (0, 3, K)
 
 
 class Graphs:

@@ -15,6 +15,7 @@ static int min(int a, int b) { return a < b ? a : b; }
 static int max(int a, int b) { return a > b ? a : b; }
 static float min(float a, float b) { return a < b ? a : b; }
 static float max(float a, float b) { return a > b ? a : b; }
+static uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 struct Index3 { int x, y, z; };
 struct Copy { void* to; const void* from; int bytes; };
 struct Warp { int arrived = 0, generation = 0; uint32_t in[32][32]; uint32_t out[32][16]; const void* address[32]; };
@@ -76,6 +77,9 @@ static void ptx_st4(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) 
   uint32_t v[4] = {a, b, c, d}; memcpy(emu_at(p, 16), v, 16);
 }
 static void ptx_nothing() {}
+template <class P> static void ptx_gst2(P p, uint32_t a, uint32_t b) {
+  uint32_t v[2] = {a, b}; memcpy((void*)emu_at(p, 8), v, 8);
+}
 static void emu_land(const Copy& c) {
   memset(c.to, 0, 16);
   if (c.bytes) memcpy(c.to, c.from, c.bytes);
@@ -241,6 +245,9 @@ template <__nv_fp8_interpretation_t F> static void ptx_narrow(uint16_t& d, uint3
   uint32_t low = __nv_cvt_double_to_fp8(emu_half<__half>(a, 0), __NV_SATFINITE, F);
   uint32_t high = __nv_cvt_double_to_fp8(emu_half<__half>(a, 16), __NV_SATFINITE, F);
   d = (uint16_t)(low | high << 8);
+}
+template <__nv_fp8_interpretation_t F> static void ptx_narrow_pair(uint16_t& d, float high, float low) {
+  d = (uint16_t)(__nv_cvt_float_to_fp8(low, __NV_SATFINITE, F) | __nv_cvt_float_to_fp8(high, __NV_SATFINITE, F) << 8);
 }
 static float __uint_as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 static void ptx_halves(uint32_t& d, float high, float low) {

@@ -35,8 +35,8 @@ BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3,
 class Problem:
     """Random operands in the kernels' own form, and the float64 result."""
 
-    def __init__(self, gemm: Gemm, m: int) -> None:
-        rng = np.random.default_rng(7)
+    def __init__(self, gemm: Gemm, m: int, seed: int = 7) -> None:
+        rng = np.random.default_rng(seed)
         self.gemm, self.m = gemm, m
         kind = NUMPY[gemm.activation]
         ttype = get_type(gemm.weight)
@@ -70,7 +70,12 @@ class Problem:
         self.arrays.append(row_scale)
         decoded = (weights - zero[column, : gemm.n].T) * scale[column, : gemm.n].T
         result = self.x.astype(np.float64) @ decoded.T * row_scale[: gemm.n]
-        if gemm.token_scale:
+        if gemm.token_group:
+            groups = np.arange(gemm.k) // gemm.token_group
+            self.arrays.append(rng.uniform(0.5, 2, (m, groups[-1] + 1)).astype(np.float32))
+            scaled = self.x.astype(np.float64) * self.arrays[-1][:, groups]
+            result = scaled @ decoded.T * row_scale[: gemm.n]
+        elif gemm.token_scale:
             self.arrays.append(rng.uniform(0.5, 2, m).astype(np.float32))
             result *= self.arrays[-1][:, None]
         if gemm.bias:
@@ -273,6 +278,52 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemm(activation="fp8_e4m3", weight="fp4_e2m1", k=450, group_size=192, scale=True),
         _mma(placement="accumulator"),
         (16,),
+    ),
+    "mma fp8 tokens scaled by group": (
+        "sm_89",
+        _gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            k=700,
+            group_size=128,
+            scale=True,
+            token_scale=True,
+            token_group=128,
+        ),
+        _mma(placement="accumulator", tile_k=128),
+        (19,),
+    ),
+    "gemv fp8 tokens scaled by group": (
+        "sm_89",
+        _gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            k=1100,
+            group_size=128,
+            scale=True,
+            token_scale=True,
+            token_group=128,
+        ),
+        _gemv(placement="accumulator", stages=4, warps=8, split_k=2),
+        (5,),
+    ),
+    "gemv int8 tokens scaled by group, one scale per row of weights": (
+        "sm_80",
+        _gemm(activation="int8", k=900, token_scale=True, token_group=192),
+        _gemv(placement="accumulator", stages=3, warps=4, split_k=1),
+        (3,),
+    ),
+    "mma int8 tokens scaled by longer groups than weights": (
+        "sm_80",
+        _gemm(activation="int8", k=450, group_size=32, scale=True, token_scale=True, token_group=192),
+        _mma(placement="accumulator", warps=8, tile_m=32),
+        (40,),
+    ),
+    "mma int8 tokens scaled by group, one scale per row of weights": (
+        "sm_80",
+        _gemm(activation="int8", k=330, token_scale=True, token_group=64),
+        _mma(placement="accumulator"),
+        (3,),
     ),
     "mma one group per stage": (
         "sm_80",

@@ -48,6 +48,19 @@ def test_round_trip(gemm):
     assert as_gemm(graph) == gemm
 
 
+@pytest.mark.parametrize("weight_group", [K, 32])
+def test_scales_of_token_groups(weight_group):
+    gemm = Gemm(
+        N, K, "fp8_e4m3", "fp8_e4m3", group_size=weight_group, scale=weight_group < K,
+        token_scale=True, token_group=64,
+    )  # fmt: skip
+    graph = gemm_graph(gemm)
+    verify(graph)
+    assert as_gemm(graph) == gemm
+    with pytest.raises(ShapeError, match="multiple of 64"):
+        Gemm(N, K, "int4", "int8", token_scale=True, token_group=48)
+
+
 @pytest.mark.parametrize("name", unary_operators())
 def test_every_unary_operator_is_an_epilogue(name):
     gemm = Gemm(N, K, "nf4", group_size=32, epilogue=(name,))

@@ -36,7 +36,11 @@ class Arguments:
     groups
         Rows of ``scales`` and ``zeros``.
     x, words, scales, zeros, row_scale, token_scale, bias, y
-        See `schedules.layouts` and `ladder.ir.gemm.Gemm`.
+        See `schedules.layouts` and `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight
+        has a leading axis of experts.
+    experts, ranges, masked
+        Number of experts, int32 offsets ``[E + 1]`` of their tokens or, if ``masked``, counts ``[E]``;
+        None without experts.
     """
 
     m: Expr
@@ -53,6 +57,9 @@ class Arguments:
     token_scale: Any
     bias: Any
     y: Any
+    experts: Expr = None
+    ranges: Any = None
+    masked: Expr = False
 
 
 def declare_arguments(gemm: Gemm) -> Arguments:
@@ -60,6 +67,8 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K")
     n_tiles, k_tiles, n_pad = b.symbol("n_tiles"), b.symbol("k_tiles"), b.symbol("n_pad")
     groups = b.symbol("groups")
+    experts = b.symbol("experts") if gemm.experts else None
+    each = () if experts is None else (experts,)
     narrow = lane_of(gemm.activation) == 8
     zero_shape = (groups, 2, n_pad) if gemm.zero == "float" else (groups, n_pad)
     optional = {
@@ -67,16 +76,18 @@ def declare_arguments(gemm: Gemm) -> Arguments:
         "zeros": (gemm.zero != "none", zero_shape, "int8" if narrow else gemm.activation),
     }
     x = b.tensor("x", (m, k_x), tir_name(gemm.activation))
-    words = b.tensor("words", (n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
+    words = b.tensor("words", (*each, n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
     packed = {
-        name: b.tensor(name, shape, dtype) if wanted else None
+        name: b.tensor(name, (*each, *shape), dtype) if wanted else None
         for name, (wanted, shape, dtype) in optional.items()
     }
-    row_scale = b.tensor("row_scale", (n_pad,), "float32")
-    token_scale = b.tensor("token_scale", (m,), "float32", align=4) if gemm.token_scale else None
-    bias = b.tensor("bias", (n,), gemm.output, align=2) if gemm.bias else None
+    row_scale = b.tensor("row_scale", (*each, n_pad), "float32")
+    ranges = b.tensor("ranges", (b.symbol("range_count"),), "int32", align=4) if each else None
+    token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
+    token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
+    bias = b.tensor("bias", (*each, n), gemm.output, align=2) if gemm.bias else None
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(
         m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
-        token_scale, bias, y,
+        token_scale, bias, y, experts, ranges, gemm.masked,
     )  # fmt: skip

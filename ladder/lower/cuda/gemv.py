@@ -25,6 +25,7 @@ from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.epilogue import finish
+from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.groups import (
     SUM_TILES,
     Accumulators,
@@ -252,7 +253,7 @@ class Geometry:
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE)
+        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles)
 
     @property
     def pitch(self) -> int:
@@ -288,6 +289,11 @@ class Gemv:
         self._allocate()
         self._prefetch()
         self.overlap.wait()
+        with b.when(self.exists):
+            self._work()
+
+    def _work(self) -> None:
+        """Emit the walk over K and the stores."""
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
@@ -327,7 +333,7 @@ class Gemv:
         block, token_block = b.block_index(
             [
                 (strips + geo.row_warps - 1) // geo.row_warps,
-                (args.m + self.schedule.tile_m - 1) // self.schedule.tile_m,
+                count_token_blocks(args, self.schedule.tile_m),
             ]
         )
         self.thread = b.thread_index(geo.threads)
@@ -341,8 +347,9 @@ class Gemv:
         row, column = self.step.lanes.operand(self.lane)
         owner = b.bind(strip % geo.tile_strips * (32 * geo.row_blocks) + row * 4 + column)
         self.first_row = b.bind(block * geo.rows)
-        self.first_token = b.bind(token_block * self.schedule.tile_m)
-        self.token_count = b.bind(T.min(args.m - self.first_token, self.schedule.tile_m))
+        tokens = find_tokens(args, token_block, self.schedule.tile_m, self.lane, self.overlap)
+        self.args, self.first_token, self.exists = tokens.args, tokens.first, tokens.exists
+        self.token_count = b.bind(T.min(self.args.m - self.first_token, self.schedule.tile_m))
         self.column = b.keep(strip * self.schedule.warp_rows)
         # The run being consumed, counted over all slices, and by vector width where its words start.
         self.tile_words = 128 * self.groups.bits
@@ -389,7 +396,7 @@ class Gemv:
 
         The words of a packed row of tiles are fetched by the block that has its first strip.
         """
-        if not self.overlap.possible:
+        if not self.overlap.possible or self.gemm.experts:
             return
         args, whole = self.args, self.args.k_tiles * self.tile_words
         words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
@@ -513,6 +520,8 @@ class Gemv:
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         with b.when(self._inside(index) if guarded else True):
+            tile = self.run_at.value * geo.run + index
+            self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)
             multiplier.emit(self.ring[slot], group, load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------

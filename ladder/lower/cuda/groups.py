@@ -18,8 +18,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
+from ladder.lower.cuda.arguments import Arguments
 from ladder.lower.cuda.emission import SharedTable
-from ladder.lower.cuda.instructions import MatrixStep, emit_step
+from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
 from ladder.lower.cuda.scales import bytes4, pair16
 from schedules.layouts import TILE, lane_of, packed_group
 from tile_types import get_type
@@ -70,6 +71,11 @@ class Groups:
     def tiles(self) -> int:
         """Tiles that a group spans; 0 when one group serves the whole row."""
         return -(-self.size // TILE)
+
+    @property
+    def token_tiles(self) -> int:
+        """Tiles that share a token scale; 0 when one serves the whole row."""
+        return self.gemm.token_group // TILE
 
     @property
     def registers(self) -> int:
@@ -273,6 +279,7 @@ class Accumulators:
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
         self.row_blocks, self.token_blocks = row_blocks, token_blocks
+        self.token_factor: Callable[[int, int], Expr] | None = None
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
         self.partial = self._cleared(self.fragments, step.carrier)
@@ -289,7 +296,8 @@ class Accumulators:
     @property
     def flushes(self) -> bool:
         """Whether partial sums move to totals."""
-        return self.groups.on_accumulator or self.step.promote > 0 or self.left.sums_tokens
+        flushed_anyway = self.groups.on_accumulator or self.step.promote > 0
+        return flushed_anyway or self.left.sums_tokens or self.groups.token_tiles > 0
 
     @property
     def flushes_granules(self) -> bool:
@@ -301,7 +309,24 @@ class Accumulators:
         """Tiles after each multiple of which partial sums must be flushed; 0 for the last tile only."""
         periods = {self.groups.tiles} if self.flushes_granules else set()
         periods |= {self.step.promote // TILE} if self.step.promote else set()
+        periods |= {self.groups.token_tiles} if self.groups.token_tiles else set()
         return periods | ({SUM_TILES} if self.left.sums_tokens else set())
+
+    def scale_tokens(self, args: Arguments, lane: Expr, first: Expr, tile: Expr) -> None:
+        """Have flushes after K tile ``tile`` scale tokens by group, where they are at all.
+
+        ``first`` is the first token of the fragments. Rows beyond the tokens take the last one's
+        scales; they are not stored.
+        """
+        if not self.groups.token_tiles:
+            return
+        group = b.keep(T.truncdiv(tile, self.groups.token_tiles))
+
+        def factor(token_block: int, index: int) -> Expr:
+            row = first + token_block * STEP_TOKENS + self.step.lanes.token(lane, index)
+            return args.token_scale[T.min(row, args.m - 1), group]
+
+        self.token_factor = factor
 
     def flush_due(self, tile: Expr, tiles: Expr) -> Expr:
         """Return whether sums must be flushed after K tile ``tile`` of ``tiles``.
@@ -346,6 +371,8 @@ class Accumulators:
     def _flush_one(self, at: int, tokens_at: int, granule: int, registers: GroupRegisters) -> None:
         slot = self.step.lanes.row_slot(at % self.width)
         scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
+        factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
+        scale = _product(scale, factor)
         total = self.total[at] + (value if scale is None else value * scale)
         if self.token_sums is not None:
             shift = registers.shift(self.left, granule, slot)
@@ -376,6 +403,13 @@ class Accumulators:
             for i in range(self.fragments * self.width):
                 other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), sums[i], distance, 32, 32)
                 b.store(sums, sums[i] + other, i)
+
+
+def _product(first: Expr | None, second: Expr | None) -> Expr | None:
+    """Multiply factors of which either may be absent."""
+    if first is None or second is None:
+        return second if first is None else first
+    return b.bind(first * second)
 
 
 class TileMultiplier:

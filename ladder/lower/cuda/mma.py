@@ -18,8 +18,10 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish_row
+from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile, each_piece
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
@@ -234,12 +236,21 @@ class Mma:
         self.geo = Geometry(self.groups, self.step, device, schedule)
         self.decoder = make_decoder(gemm, device)
         self.copier = Copier(device)
+        self.overlap = Overlap(device)
         self.args = declare_arguments(gemm)
 
     def emit(self) -> None:
         """Emit the whole body: fill the stages, walk K, store."""
+        self.overlap.declare("blockIdx.x", "threadIdx.x")
         self._locate()
+        self.overlap.release()
         self._allocate()
+        self.overlap.wait()
+        with b.when(self.exists):
+            self._work()
+
+    def _work(self) -> None:
+        """Emit the walk over K and the stores."""
         stages = self.schedule.stages
         turns = b.keep((self.args.k_tiles + self.geo.stage_tiles - 1) // self.geo.stage_tiles)
         for turn in range(stages - 1):
@@ -262,7 +273,7 @@ class Mma:
         """Find out which tile this block and which part of it this thread works on."""
         geo, args, plan = self.geo, self.args, self.schedule
         rows = (args.n_tiles + geo.row_tiles - 1) // geo.row_tiles
-        columns = (args.m + plan.tile_m - 1) // plan.tile_m
+        columns = count_token_blocks(args, plan.tile_m)
         b.device(1)
         (block,) = b.block_index([rows * columns])
         self.thread = b.thread_index(geo.threads)
@@ -272,9 +283,10 @@ class Mma:
         place = b.keep(T.truncmod(block, band))
         width = b.keep(T.min(rows - first, plan.raster))
         self.row_tile = b.keep((first + T.truncmod(place, width)) * geo.row_tiles)
-        self.first_token = b.keep(T.truncdiv(place, width) * plan.tile_m)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
+        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, self.lane, self.overlap)
+        self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         self.row_warp = b.bind(warp % TILE_WARPS)
         self.quartet = b.bind(warp // TILE_WARPS % geo.row_quartets)
         self.token_warp = b.bind(warp // TILE_WARPS // geo.row_quartets)
@@ -388,6 +400,8 @@ class Mma:
 
             tile = b.bind(turn * self.geo.stage_tiles + step)
             due = self.sums.flush_due(tile, self.args.k_tiles)
+            real = T.min(tile, self.args.k_tiles - 1)
+            self.sums.scale_tokens(self.args, self.lane, self.first_token + first_token, real)
             multiplier.emit(self.tile_words, self.group_registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):

@@ -1,0 +1,153 @@
+"""`GroupedMatmul`: tokens of many experts, each multiplied by its own low-bit weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.api.lowered import Lowered
+from ladder.api.problem import gemm_for
+from ladder.runtime import experts, operator
+from ladder.runtime.compile import Request, target_of
+from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
+from ladder.runtime.tokens import EIGHT_BIT
+from targets import TileDevice, get_device
+from tile_types.arrays import is_torch
+
+if TYPE_CHECKING:
+    from schedules.schedule import Plan
+    from tile_types import QuantizedTensor, TType
+
+
+class GroupedMatmul:
+    """``y[t] = epilogue(x[t] · decode(weight[e])ᵀ + bias[e])`` for every token t of expert e.
+
+    Which tokens an expert has is data on the device: a call launches one kernel and does not
+    wait, whatever the experts have, nothing included.
+
+    Parameters
+    ----------
+    E
+        Number of experts.
+    N, K
+        Outputs and inputs of every expert: the extents of its weight matrix.
+    weight, activation, output, group_size, zero, bias, epilogue, token_scale, token_group, target, plan
+        As in `ladder.Matmul`.
+    masked
+        How tokens are laid out. False, the contiguous layout: x is ``[T, K]`` with the tokens of
+        expert e in rows ``offsets[e]`` to ``offsets[e + 1]``. True: x is ``[E, M, K]`` and expert e
+        has the first ``counts[e]`` of its M rows.
+
+    Raises
+    ------
+    LadderError
+        If the types do not go together; see `ladder.Matmul`.
+
+    Examples
+    --------
+    >>> op = ladder.GroupedMatmul(E=8, N=14336, K=4096, weight="int4", group_size=128)
+    >>> packed = op.pack([ladder.quantize(w, "int4", group_size=128) for w in weights])
+    >>> y = op(x, packed, offsets)
+    """
+
+    def __init__(
+        self,
+        E: int,
+        N: int,
+        K: int,
+        weight: str | TType,
+        activation: str = "float16",
+        *,
+        masked: bool = False,
+        target: str | TileDevice | None = None,
+        plan: Plan | None = None,
+        **options: Any,
+    ) -> None:
+        gemm = replace(gemm_for(N, K, weight, activation, **options), experts=E, masked=masked)
+        self.gemm = gemm
+        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
+        self._dynamic = gemm.token_scale and gemm.activation in EIGHT_BIT
+
+    def __repr__(self) -> str:
+        """Return the problem and the target."""
+        return f"GroupedMatmul({self.gemm}, target={self.request.device or None!r})"
+
+    def pack(
+        self, weights: Sequence[QuantizedTensor], device: torch.device | str | None = None
+    ) -> PackedWeight:
+        """Bring the quantized matrices ``[N, K]`` of all experts into the kernels' layout.
+
+        Parameters
+        ----------
+        weights
+            What `ladder.quantize` returned, one per expert.
+        device
+            torch device of the result; by default where the weights are.
+
+        Raises
+        ------
+        ShapeError
+            If there are not E of them, or one is not this operator's.
+        """
+        where = torch.device(device) if device is not None else None
+        if where is None and weights and is_torch(weights[0].storage):
+            where = weights[0].storage.device
+        held = torch.device("cpu") if where is None else where
+        target = get_device(self.request.device or target_of(held))
+        return experts.pack_experts(self.gemm, target, [weight.to(held) for weight in weights])
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight,
+        ranges: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+        *,
+        expected: int = 0,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Parameters
+        ----------
+        x
+            ``[T, K]``, or ``[E, M, K]`` if masked, of the activation type. For 8-bit activations a
+            float x is quantized here, with one scale per row.
+        packed
+            The weights, from `pack`.
+        ranges
+            int32 on the device of x: ascending offsets ``[E + 1]`` or, if masked, counts ``[E]``.
+            Offsets need not start at 0 nor end at T, and what they say beyond x is ignored.
+        bias
+            ``[E, N]`` of the output type.
+        token_scale
+            float32 ``[T]`` or ``[E, M]``, with ``token_group`` also ``[..., groups]``: scales of an 8-bit x;
+            1 if left out.
+        expected
+            Tokens per expert to choose the kernel for, known on the host; by default the rows of x over
+            E. Results do not depend on it.
+
+        Returns
+        -------
+        ``[T, N]`` or ``[E, M, N]`` of the output type. Rows that belong to no expert are not written.
+
+        Raises
+        ------
+        DTypeError, DeviceError, ShapeError
+            If an argument does not fit.
+        """
+        layout = layout_of(self.gemm, x.device.type)
+        if packed.layout != layout:
+            refuse_layout(packed.layout, layout)
+        if self._dynamic and token_scale is None:
+            x, token_scale = operator.with_token_scale(x, self.gemm)
+        call = experts.grouped_matmul if operator.needs_dispatch(x) else experts.multiply
+        return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
+
+    def lower(self, target: str | TileDevice | None = None) -> Lowered:
+        """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""
+        name = get_device(target).name if target is not None else self.request.device
+        return Lowered(Request(self.gemm, name or get_device("cpu").name, self.request.plan))

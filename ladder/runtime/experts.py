@@ -1,0 +1,231 @@
+"""Products with one weight per expert: packing, the call, and ``ladder::grouped_matmul``.
+
+On a GPU one kernel serves all experts and reads on the device which tokens are whose, so a call
+never waits for the device and can be captured in a CUDA graph. On a CPU experts take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.compile import Request, compiled
+from ladder.runtime.kernel import ALIGNMENT, torch_dtype
+from ladder.runtime.operator import library, refuse_gradient
+from ladder.runtime.packed import PackedWeight, pack
+from tile_types.errors import DeviceError, DTypeError, ShapeError
+
+if TYPE_CHECKING:
+    from targets import TileDevice
+    from tile_types.quantized import QuantizedTensor
+
+SCHEMA = (
+    "grouped_matmul(Tensor x, Tensor[] weight, Tensor ranges, Tensor? bias, Tensor? token_scale,"
+    " int expected, str request) -> Tensor"
+)
+
+LARGEST_INDEX = 2**31 - 1
+"""Kernels index 32-bit words of the weights by int32."""
+
+
+def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTensor]) -> PackedWeight:
+    """Bring the matrices of all experts into the layout of a device, where the first one's arrays live.
+
+    Parameters
+    ----------
+    gemm
+        The problem, with as many experts as there are matrices.
+    device
+        Any device of the family.
+    weights
+        Codes ``[N, K]`` with scales and zero points, one per expert.
+
+    Returns
+    -------
+    `PackedWeight` whose arrays have a leading axis of experts.
+
+    Raises
+    ------
+    ShapeError
+        If there are more or fewer matrices, or one does not fit (it is named).
+    """
+    if len(weights) != gemm.experts:
+        raise ShapeError(f"the operator has {gemm.experts} experts, got {len(weights)} weights")
+    arrays: dict[str, torch.Tensor] = {}
+    for index, weight in enumerate(weights):
+        try:
+            part = pack(single(gemm), device, weight)
+        except ShapeError as error:
+            error.add_note(f"it is the weight of expert {index}")
+            raise
+        for name, array in part.arrays.items():
+            if name not in arrays:
+                arrays[name] = array.new_empty((gemm.experts, *array.shape))
+                _require_indexable(arrays[name])
+            arrays[name][index] = array
+    return PackedWeight(gemm, part.family, arrays)
+
+
+def _require_indexable(array: torch.Tensor) -> None:
+    if array.numel() > LARGEST_INDEX:
+        raise ShapeError(
+            f"{array.numel()} packed words of all experts exceed the {LARGEST_INDEX} that one kernel indexes;"
+            " split the experts over two operators"
+        )
+
+
+def single(gemm: Gemm) -> Gemm:
+    """Return the product of one expert."""
+    return replace(gemm, experts=0, masked=False)
+
+
+def multiply(
+    x: torch.Tensor,
+    weight: Sequence[Any],
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    expected: int,
+    request: str,
+) -> torch.Tensor:
+    """Multiply where x is; `ladder.api.experts.GroupedMatmul` describes the arguments.
+
+    ``expected`` is the number of tokens per expert that the kernel is chosen for; 0: the mean.
+    """
+    gemm = Request.parse(request).gemm
+    check_operands(gemm, x, ranges, bias, token_scale)
+    y = torch.empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output), device=x.device)
+    rows, out = x.reshape(-1, gemm.k), y.view(-1, gemm.n)
+    scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
+    if rows.shape[0]:
+        way = _one_by_one if x.device.type == "cpu" else _at_once
+        way(rows, weight, ranges, bias, scales, out, expected, request)
+    return y
+
+
+def _at_once(
+    rows: torch.Tensor,
+    weight: Sequence[Any],
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    expected: int,
+    request: str,
+) -> None:
+    """Launch one kernel for all experts on the current stream."""
+    kernel = compiled(request, rows.device)
+    tokens = rows.shape[0]
+    if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
+        rows = kernel.aligned(rows)
+    typical = expected or -(-tokens // kernel.gemm.experts)
+    extras = (vector.contiguous() for vector in (ranges, scales, bias) if vector is not None)
+    kernel.entry_for(typical)(rows, *weight, *extras, out)
+
+
+def _one_by_one(
+    rows: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    expected: int,
+    request: str,
+) -> None:
+    """Multiply expert by expert: on a CPU the ranges are at hand."""
+    del expected
+    kernel = compiled(_single_text(request), rows.device)
+    gemm = Request.parse(request).gemm
+    for expert, (start, stop) in enumerate(_host_ranges(gemm, ranges, rows.shape[0])):
+        if start < stop:
+            part = [array[expert] for array in weight]
+            extras = (None if bias is None else bias[expert], None if scales is None else scales[start:stop])
+            out[start:stop] = kernel.run(rows[start:stop], part, *extras)
+
+
+def check_operands(
+    gemm: Gemm,
+    x: torch.Tensor,
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+) -> None:
+    """Compare the operands of a grouped product with its problem.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError
+        Says which operand does not fit, and what would.
+    """
+    layout = f"[{gemm.experts}, M, {gemm.k}]" if gemm.masked else f"[T, {gemm.k}]"
+    slots = gemm.masked and x.shape[:1] != (gemm.experts,)
+    if x.dim() != (3 if gemm.masked else 2) or x.shape[-1] != gemm.k or slots:
+        raise ShapeError(f"x must be {layout}, got {list(x.shape)}")
+    wanted = {"token_scale": gemm.token_scale, "bias": gemm.bias}
+    for name, vector in (("token_scale", token_scale), ("bias", bias)):
+        if wanted[name] != (vector is not None):
+            verb = "needs" if wanted[name] else "was built without"
+            raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+    name = "counts" if gemm.masked else "offsets"
+    operands = (
+        ("x", x, torch_dtype(gemm.activation), tuple(x.shape)),
+        (name, ranges, torch.int32, (gemm.experts + (not gemm.masked),)),
+        ("token_scale", token_scale, torch.float32, (*x.shape[:-1], *gemm.token_scale_shape)),
+        ("bias", bias, torch_dtype(gemm.output), (gemm.experts, gemm.n)),
+    )
+    for label, tensor, dtype, shape in operands:
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype:
+            raise DTypeError(f"{label} must be {dtype}, got {tensor.dtype}; convert it with .to({dtype})")
+        if tuple(tensor.shape) != shape:
+            raise ShapeError(f"{label} must have shape {list(shape)}, got {list(tensor.shape)}")
+        if tensor.device != x.device:
+            raise DeviceError(f"{label} is on {tensor.device}, x is on {x.device}; move one with .to()")
+
+
+def _host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int]]:
+    """Return first row and end of every expert's tokens, within x whatever the ranges say."""
+    numbers = ranges.tolist()
+    if gemm.masked:
+        slot = tokens // gemm.experts
+        return [(e * slot, e * slot + min(count, slot)) for e, count in enumerate(numbers)]
+    return [(max(low, 0), min(high, tokens)) for low, high in pairwise(numbers)]
+
+
+@cache
+def _single_text(request: str) -> str:
+    """Return the request for one expert's product."""
+    whole = Request.parse(request)
+    return Request(single(whole.gemm), whole.device, whole.plan).text
+
+
+def _shape(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    token_scale: torch.Tensor | None,
+    expected: int,
+    request: str,
+) -> torch.Tensor:
+    """Tell shape and type of the result."""
+    gemm = Request.parse(request).gemm
+    return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
+
+
+library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+for place in ("CPU", "CUDA"):
+    library.impl("grouped_matmul", multiply, place)
+torch.library.register_fake("ladder::grouped_matmul", _shape, lib=library)
+torch.library.register_autograd("ladder::grouped_matmul", refuse_gradient, lib=library)
+
+grouped_matmul: Callable[..., torch.Tensor] = torch.ops.ladder.grouped_matmul.default
+"""``grouped_matmul(x, weight, ranges, bias, token_scale, expected, request)``: the registered operator."""

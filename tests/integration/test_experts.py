@@ -1,0 +1,112 @@
+"""`GroupedMatmul` on this CPU: both layouts, errors, and the registered operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ladder
+from ladder.runtime import experts, operator
+from tile_types.errors import DTypeError, LadderError, ShapeError
+
+E, N, K = 3, 40, 72
+
+
+def weights(ttype: str = "int4") -> list[ladder.QuantizedTensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [ladder.quantize(torch.randn(N, K, generator=generator), ttype, group_size=24) for _ in range(E)]
+
+
+def reference(
+    x: torch.Tensor,
+    matrices: list[ladder.QuantizedTensor],
+    offsets: list[int],
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Loop over experts in float64; rows of no expert are NaN."""
+    y = torch.full((len(x), N), torch.nan, dtype=torch.float64)
+    for e, matrix in enumerate(matrices):
+        rows = slice(offsets[e], offsets[e + 1])
+        y[rows] = x[rows].double() @ matrix.dequantize("float64").T + (
+            0 if bias is None else bias[e].double()
+        )
+    return y
+
+
+def relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
+    owned = exact.isfinite()
+    return float((y.double()[owned] - exact[owned]).norm() / exact[owned].norm())
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 2, 7], [0, 0, 0, 7], [0, 7, 7, 7], [1, 3, 4, 6]])
+def test_tokens_of_experts_follow_each_other(offsets: list[int]) -> None:
+    matrices = weights()
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", bias=True)
+    x, bias = torch.randn(7, K).half(), torch.randn(E, N)
+    y = op(x, op.pack(matrices), torch.tensor(offsets, dtype=torch.int32), bias)
+    assert relative_error(y, reference(x, matrices, offsets, bias)) <= 5e-4
+
+
+def test_counted_slots() -> None:
+    matrices = weights()
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", masked=True)
+    x = torch.randn(E, 5, K).half()
+    y = op(x, op.pack(matrices), torch.tensor([5, 0, 2], dtype=torch.int32))
+    assert y.shape == (E, 5, N)
+    for e, count in enumerate((5, 0, 2)):
+        exact = x[e, :count].double() @ matrices[e].dequantize("float64").T
+        if count:
+            assert relative_error(y[e, :count], exact) <= 5e-4
+
+
+def test_tokens_are_quantized_on_the_fly() -> None:
+    matrices = weights()
+    op = ladder.GroupedMatmul(E, N, K, "int4", "int8", group_size=24)
+    x, offsets = torch.randn(6, K).bfloat16(), [0, 1, 4, 6]
+    ranges = torch.tensor(offsets, dtype=torch.int32)
+    packed = op.pack(matrices)
+    codes, scale = operator.quantize_tokens(x, "int8")
+    exact = reference(codes.double() * scale.double()[:, None], matrices, offsets)
+    assert relative_error(op(x, packed, ranges), exact) <= 1e-5
+    assert relative_error(op(codes, packed, ranges, token_scale=scale), exact) <= 1e-5
+
+
+def test_no_tokens_at_all() -> None:
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24)
+    y = op(torch.empty(0, K).half(), op.pack(weights()), torch.zeros(E + 1, dtype=torch.int32))
+    assert y.shape == (0, N)
+
+
+def test_registered_operator() -> None:
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32")
+    x, ranges = torch.randn(6, K).half(), torch.tensor([0, 1, 4, 6], dtype=torch.int32)
+    packed = op.pack(weights())
+    arguments = (x, packed.tensors, ranges, None, None, 0, op.request.text)
+    torch.library.opcheck(experts.grouped_matmul, arguments)
+    compiled = torch.compile(lambda x: op(x, packed, ranges), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), op(x, packed, ranges))
+    y = op(x.requires_grad_(), packed, ranges)
+    with pytest.raises(LadderError, match="no gradient"):
+        y.sum().backward()
+
+
+def test_what_does_not_fit_is_named() -> None:
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24)
+    packed, x = op.pack(weights()), torch.randn(6, K).half()
+    ranges = torch.tensor([0, 1, 4, 6], dtype=torch.int32)
+    with pytest.raises(DTypeError, match=r"offsets must be torch\.int32"):
+        op(x, packed, ranges.long())
+    with pytest.raises(ShapeError, match=r"offsets must have shape \[4\]"):
+        op(x, packed, ranges[1:])
+    with pytest.raises(ShapeError, match=r"x must be \[T, 72\]"):
+        op(x[None], packed, ranges)
+    with pytest.raises(ShapeError, match="without bias"):
+        op(x, packed, ranges, torch.zeros(E, N))
+    with pytest.raises(DTypeError, match=r"x must be torch\.float16"):
+        op(x.float(), packed, ranges)
+    with pytest.raises(ShapeError, match="3 experts, got 2 weights"):
+        op.pack(weights()[1:])
+    with pytest.raises(ShapeError, match="packed for"):
+        ladder.GroupedMatmul(E, N, K, "int4")(x, packed, ranges)
+    with pytest.raises(ShapeError, match="masked tokens need experts"):
+        ladder.Gemm(8, 8, "int4", masked=True)

@@ -1,0 +1,48 @@
+"""Plans for experts and for scaled groups of tokens use pipelines that serve them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.ir.gemm import Gemm
+from schedules.legal import is_legal, serves
+from schedules.policy import make_plan
+from schedules.schedule import GpuSchedule
+from targets import get_device
+from tile_types.errors import ShapeError
+
+
+@pytest.mark.parametrize("name", ["cuda/sm_80", "cuda/sm_89", "cuda/sm_90a"])
+@pytest.mark.parametrize("activation", ["float16", "int8"])
+def test_experts(name: str, activation: str) -> None:
+    gemm = Gemm(8 * 4096, 4096, "int4", activation, group_size=128, experts=1)
+    plan, device = make_plan(gemm, get_device(name)), get_device(name)
+    assert all(is_legal(gemm, device, schedule) for _, schedule in plan.entries)
+    first, last = plan.schedule_for(1), plan.schedule_for(4096)
+    assert isinstance(first, GpuSchedule)
+    assert isinstance(last, GpuSchedule)
+    assert (first.pipeline, last.pipeline) == ("gemv", "mma")
+    assert first.placement == ("operand" if activation == "float16" else "accumulator")
+
+
+def test_groups_of_tokens() -> None:
+    gemm = Gemm(4096, 4096, "fp8_e4m3", "fp8_e4m3", group_size=128, token_scale=True, token_group=128)
+    assert gemm.extras == ("token_group",)
+    for _, schedule in make_plan(gemm, get_device("cuda/sm_90a")).entries:
+        assert isinstance(schedule, GpuSchedule)
+        assert serves(gemm, schedule.pipeline)
+
+
+def test_what_no_problem_can_be() -> None:
+    with pytest.raises(ShapeError, match="masked tokens need experts"):
+        Gemm(8, 8, "int4", masked=True)
+    with pytest.raises(ShapeError, match="multiple of 64"):
+        Gemm(8, 8, "int4", "int8", token_scale=True, token_group=32)
+
+
+def test_kernels_depend_on_how_tokens_are_found_but_not_on_how_many_experts() -> None:
+    plain = Gemm(8, 8, "int4")
+    assert "experts" not in plain.shape_free()
+    grouped = Gemm(8, 8, "int4", experts=3), Gemm(16, 8, "int4", experts=64)
+    assert grouped[0].shape_free() == grouped[1].shape_free() != plain.shape_free()
+    assert Gemm(8, 8, "int4", experts=3, masked=True).shape_free() != grouped[0].shape_free()
