@@ -63,14 +63,14 @@ def events() -> tuple[Any, Any]:
     return make(enable_timing=True), make(enable_timing=True)
 
 
-def capture(calls: Sequence[Call], warm: int = 2) -> Captured:
-    """Capture all calls into one graph, after ``warm`` of them ran outside it."""
+def capture(calls: Sequence[Call], *, warm: bool = True) -> Captured:
+    """Capture all calls into one graph, by default after each ran once outside it."""
     import torch
 
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for call in calls[:warm]:
+        for call in calls if warm else ():
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -86,7 +86,7 @@ def capture_long(calls: Sequence[Call], least_us: float = GRAPH_US) -> Captured:
     captured.replay_us()
     once = captured.replay_us() * len(calls)
     rotations = math.ceil(least_us / once)
-    return captured if rotations <= 1 else capture(list(calls) * rotations, warm=0)
+    return captured if rotations <= 1 else capture(list(calls) * rotations, warm=False)
 
 
 def graph_time_us(calls: Sequence[Call], repeats: int = 15) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
-from ladder.runtime.tokens import quantize_tokens
+from ladder.runtime.operator import with_token_scale
 from schedules.legal import RULES, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -54,12 +54,12 @@ class LadderOperand(Operand):
     def given(self, x: Any) -> tuple[Any, ...]:
         if self.dynamic or not self.eight_bit:
             return (x,)
-        return quantize_tokens(x, self.operator.gemm.activation)
+        return with_token_scale(x, self.operator.gemm)
 
     def seen(self, *given: Any) -> Any:
         if not self.eight_bit:
             return given[0].double()
-        codes, scale = quantize_tokens(given[0], self.operator.gemm.activation) if self.dynamic else given
+        codes, scale = with_token_scale(given[0], self.operator.gemm) if self.dynamic else given
         return codes.double() * scale.double().unsqueeze(-1)
 
     def __call__(self, *given: Any) -> Any:
