@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from poison import poison_outputs
 
 import ladder
 from ladder.runtime.compile import target_of
@@ -107,12 +108,7 @@ def _error(op: ladder.Matmul, weight: Any, m: int, monkeypatch: pytest.MonkeyPat
     gemm = op.gemm
     packed = op.pack(weight, "cuda")
     x, scale = _operands(gemm, m)
-    kernel = op.compiled_for(x.device)
-
-    def poisoned(shape: Any, **options: Any) -> torch.Tensor:
-        return torch.full(shape, float("nan"), **options)
-
-    monkeypatch.setattr(kernel, "_empty", poisoned)
+    poison_outputs(monkeypatch)
     extras = {"token_scale": scale} if scale is not None else {}
     if gemm.bias:
         extras["bias"] = torch.randn(gemm.n, device="cuda").to(getattr(torch, gemm.output))

@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from poison import poison_outputs
 
 import ladder
 from ladder.ir.gemm import Gemm
@@ -34,7 +35,10 @@ def matrix(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @pytest.mark.parametrize("lead", [(5,), (1,), (2, 3), (), (0,), (2, 0)])
 @pytest.mark.parametrize("activation", ["float16", "bfloat16", "float32"])
-def test_matmul_equals_float64(activation: str, lead: tuple[int, ...]) -> None:
+def test_matmul_equals_float64(
+    activation: str, lead: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_outputs(monkeypatch)
     weight = ladder.quantize(matrix(N, K), "int4", group_size=24)
     op = ladder.Matmul(N, K, "int4", activation, group_size=24)
     x = matrix(*lead, K, dtype=getattr(torch, activation))
