@@ -19,7 +19,7 @@ TILES = ((8, 64, 4), (64, 128, 8), (32, 128, 4), (128, 128, 8), (128, 64, 4))
 def plan(tile: tuple[int, int, int], activation: str, weight: str, group: int, tile_k: int = 128) -> Loop:
     tile_m, tile_n, warps = tile
     gemm = Gemm(256, 4096, weight, activation, "float32", group, scale=group < 4096)
-    schedule = GpuSchedule("wgmma", tile_m, tile_n, tile_k, 2, warps, placement="accumulator")
+    schedule = GpuSchedule("wgmma", tile_m, tile_n, tile_k, 3, warps, placement="accumulator")
     return Loop(Geometry(gemm, schedule))
 
 

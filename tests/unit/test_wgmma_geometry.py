@@ -87,7 +87,7 @@ def test_scale_steps_divide_group_and_stage(
     activation: str, group: int, tile_k: int, step: int, rows: int, promotion: int | None
 ) -> None:
     problem = gemm(activation=activation, group_size=group, scale=group < 1024, output="float32")
-    geo = Geometry(problem, schedule(tile_k=tile_k, stages=2))
+    geo = Geometry(problem, schedule(tile_k=tile_k, stages=3))
     assert (geo.scale_step, geo.scale_rows) == (step, rows)
     assert geo.promotes == (promotion is not None)
     if promotion is not None:
@@ -104,7 +104,8 @@ def test_scale_steps_divide_group_and_stage(
         ({"split_k": 3}, "cluster size"),
         ({"split_k": 2, "persistent": True}, "does not split"),
         ({"cluster": 4, "tile_m": 16}, "cannot share"),
-        ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 2}, "registers"),
+        ({"tile_k": 64, "stages": 2}, "wait for ever; use at least 3"),
+        ({"tile_m": 256, "tile_n": 256, "tile_k": 64, "stages": 3}, "registers"),
     ],
 )
 def test_illegal_schedules_say_why(changes: dict[str, object], reason: str) -> None:

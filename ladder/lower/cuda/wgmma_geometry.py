@@ -14,6 +14,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
+    LEAST_SLABS,
     STAGED_TOKENS,
     launch_registers,
     math_register_estimate,
@@ -70,6 +71,11 @@ class Geometry:
         )
         check(
             self.slabs in (1, 2, 4), f"a stage of {self.slabs} 128-byte rows is not supported; use 1, 2 or 4"
+        )
+        check(
+            plan.stages * self.slabs >= LEAST_SLABS,
+            f"{plan.stages} stages of {plan.tile_k} hold no slab that is fetched ahead: the kernel would wait"
+            f" for ever; use at least {-(-LEAST_SLABS // self.slabs)} stages",
         )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
