@@ -77,6 +77,13 @@ TENSOR_SHARE = 0.987
 HALF_RATE_TOKENS = 32
 """Below this many tokens a wgmma takes as long as with this many."""
 
+ROW_SECONDS, ABSENT_ROW_SECONDS = 0.8e-9, 5.5e-9
+"""wgmma: the tensor copy of 128 bytes of a row of A, and of a row beyond M, which it fills with zeros.
+
+Read off `benchmarks.peers`' sweep of M on an H200 (8192 x 8192, int4, 256-token tiles: 113, 77 and 47 us
+at M = 128, 192 and 256), not fitted.
+"""
+
 BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
 
@@ -323,6 +330,8 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     else:
         work, launch, overlap = _wgmma_work(gemm, device, schedule), LAUNCH_SECONDS, OVERLAP
     units = _unit_seconds(schedule, grid, work) * _loss(gemm, schedule)
+    if schedule.pipeline == "wgmma":
+        units = _with_absent_rows(gemm, schedule, m, grid, units)
     dram = _dram_seconds(gemm, device, schedule, m, grid)
     l2 = _l2_seconds(gemm, device, schedule, m, grid)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
@@ -336,6 +345,15 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     }
     bound = max(parts, key=parts.__getitem__)
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _with_absent_rows(gemm: Gemm, schedule: GpuSchedule, m: int, grid: Grid, units: float) -> float:
+    """Return the time of the busiest multiprocessor if the last token tile waits for rows beyond M."""
+    absent = grid.along_m * schedule.tile_m - m
+    slabs = padded(gemm.k) * operand_bytes(gemm) / SWIZZLE_ROW / schedule.split_k
+    rows = (schedule.tile_m - absent) * ROW_SECONDS + absent * ABSENT_ROW_SECONDS
+    partial = max(units, grid.rounds * slabs * rows / schedule.cluster)
+    return units + (partial - units) / grid.along_m
 
 
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:

@@ -24,10 +24,10 @@ from targets import TileDevice
 FARTHEST = log(4.0)
 """Shapes whose N and K differ by more than this in sum of logarithms say nothing about each other."""
 
-UNTRIED = 1.05
+UNTRIED = 1.15
 """How much slower than the model says a schedule counts that was not measured where others were."""
 
-PASSED_OVER = 1.06
+PASSED_OVER = 1.3
 """How much slower than the fastest a schedule counts at a point where it was not among those timed."""
 
 LOST = 2.0
@@ -40,9 +40,15 @@ def distance(row: Measurement, gemm: Gemm) -> float:
 
 
 def nearest(rows: Sequence[Measurement], gemm: Gemm) -> list[Measurement]:
-    """Return the measurements of the nearest shape that can run here, none if all are far."""
-    best = min((distance(row, gemm) for row in rows), default=FARTHEST)
-    return [row for row in rows if distance(row, gemm) == best] if best < FARTHEST else []
+    """Return the measurements of the nearest shape that can run here, none if all are far.
+
+    They are of one shape even where two are equally far: then of the one nearer in K, which says
+    how long a block works.
+    """
+    best = min(rows, key=lambda row: (round(distance(row, gemm), 6), abs(log(row.k / gemm.k))), default=None)
+    if best is None or distance(best, gemm) >= FARTHEST:
+        return []
+    return [row for row in rows if (row.n, row.k) == (best.n, best.k)]
 
 
 @dataclass(frozen=True)
