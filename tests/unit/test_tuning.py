@@ -227,4 +227,4 @@ def test_a_partly_filled_token_tile_is_not_free() -> None:
     wide = GpuSchedule("wgmma", 256, 64, 128, stages=3, warps=4)
     problem = replace(GEMM, n=8192, k=8192)
     few, all_ = (predict(problem, H200, wide, m).seconds for m in (128, 256))
-    assert few > 1.5 * all_  # as measured: 113 and 47 us
+    assert few > 1.4 * all_  # measured: 113 and 47 us
