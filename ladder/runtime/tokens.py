@@ -11,6 +11,7 @@ from ladder.runtime.build import Job, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT, torch_dtype
+from tile_types.errors import DTypeError
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types that carry a scale per row."""
+
+SOURCES = ("bfloat16", "float16", "float32")
+"""Types of activations that kernels quantize."""
 
 
 def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,9 +69,19 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
 
     CPUs have a kernel for int8 rows; it gives a row of zeros the scale 0. What else is asked of a
     CPU, `quantize_tokens` computes.
+
+    Raises
+    ------
+    DTypeError
+        If ``activation`` is none of `EIGHT_BIT`, or x no float of 16 or 32 bits.
     """
     import torch
 
+    if activation not in EIGHT_BIT:
+        raise DTypeError(f"tokens are quantized to {', '.join(EIGHT_BIT)}, got {activation!r}")
+    source = str(x.dtype).removeprefix("torch.")
+    if source not in SOURCES:
+        raise DTypeError(f"activations to quantize must be one of {', '.join(SOURCES)}, got {source!r}")
     on_cpu = x.device.type == "cpu"
     if on_cpu and (activation != "int8" or group):
         return quantize_tokens(x, activation, group)
@@ -76,7 +90,6 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     codes = torch.empty(x.shape, dtype=torch_dtype(activation), device=x.device)
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
     if codes.numel():
-        source = str(x.dtype).removeprefix("torch.")
         if on_cpu:
             entry = _cpu_kernel(source)
         else:

@@ -102,6 +102,22 @@ def test_token_quantization_values() -> None:
 
 
 @pytest.mark.parametrize("activation", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_rows_with_infinity_or_nan_keep_saying_so(activation: str, dtype: torch.dtype) -> None:
+    x = matrix(5, 71, dtype=dtype)
+    x[1, 70], x[2, 3], x[3, 40] = torch.nan, torch.inf, -torch.inf
+    _, scale = ladder.quantize_tokens(x, activation)
+    assert scale.isnan().tolist() == [False, True, True, True, False]
+
+
+def test_what_cannot_be_quantized_says_so() -> None:
+    with pytest.raises(ladder.DTypeError, match="quantized to int8, fp8_e4m3, fp8_e5m2, got 'int4'"):
+        ladder.quantize_tokens(matrix(2, 8), "int4")
+    with pytest.raises(ladder.DTypeError, match="got 'int32'"):
+        ladder.quantize_tokens(torch.ones(2, 8, dtype=torch.int32), "fp8_e4m3")
+
+
+@pytest.mark.parametrize("activation", ["int8", "fp8_e4m3"])
 def test_groups_of_tokens(activation: str) -> None:
     x = matrix(2, 5, 300, dtype=torch.bfloat16)
     codes, scale = ladder.quantize_tokens(x, activation, group_size=128)

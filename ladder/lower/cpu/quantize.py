@@ -27,7 +27,8 @@ WIDTH = 32
 def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
     """Emit ``(x[M,K], codes int8[M,K], token_scale float32[M])``: codes = round(x / scale).
 
-    ``scale = max |x| / 127`` per row (0 for a row of zeros); ties go to even.
+    ``scale = max |x| / 127`` per row, 0 for a row of zeros and NaN for one with infinity or NaN; ties
+    go to even.
     """
     del device
     if source not in SOURCES:
@@ -39,7 +40,9 @@ def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
         scales = b.tensor("token_scale", (m,), "float32", align=4)
         with v.parallel(m) as row:
             largest = _largest(x, source, row, k)
-            b.store(scales, largest * T.float32(1 / LARGEST), row)
+            finite = largest <= tirx.max_value("float32")
+            scale = tirx.Select(finite, largest * T.float32(1 / LARGEST), T.float32(float("nan")))
+            b.store(scales, scale, row)
             inverse = b.bind(tirx.Select(largest > T.float32(0), T.float32(LARGEST) / largest, T.float32(0)))
 
             def code(column: Expr, row: Expr = row, inverse: Expr = inverse) -> None:
@@ -51,18 +54,24 @@ def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
 
 
 def _largest(x: Any, source: str, row: Expr, k: Expr) -> Expr:
-    """Emit the largest magnitude of a row."""
+    """Emit the largest magnitude of a row, infinity if NaN is among them."""
     best = v.scratch(WIDTH, "float32")
     b.store(best, v.constant(0, "float32", WIDTH), v.lanes(0, WIDTH))
     with b.loop(k // WIDTH) as chunk, b.vector(WIDTH) as lane:
-        b.store(best, tirx.max(best[lane], T.fabs(as_float(x[row, chunk * WIDTH + lane], source))), lane)
+        b.store(best, _larger(best[lane], as_float(x[row, chunk * WIDTH + lane], source)), lane)
     with b.loop(k - k // WIDTH * WIDTH) as rest:
-        value = T.fabs(as_float(x[row, k // WIDTH * WIDTH + rest], source))
-        b.store(best, tirx.max(best[0], value), 0)
+        b.store(best, _larger(best[0], as_float(x[row, k // WIDTH * WIDTH + rest], source)), 0)
     total = best[0]
     for lane in range(1, WIDTH):
         total = tirx.max(total, best[lane])
     return b.bind(total)
+
+
+def _larger(best: Expr, value: Expr) -> Expr:
+    """Return the larger magnitude; a comparison with NaN is false, so NaN counts as infinity."""
+    magnitude = T.fabs(value)
+    ordered = magnitude <= tirx.max_value("float32")
+    return tirx.Select(ordered, tirx.max(best, magnitude), T.infinity("float32"))
 
 
 def _by_vectors(k: Expr, emit: Any) -> None:
