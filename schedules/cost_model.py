@@ -348,12 +348,14 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
 
 
 def _with_absent_rows(gemm: Gemm, schedule: GpuSchedule, m: int, grid: Grid, units: float) -> float:
-    """Return the time of the busiest multiprocessor if the last token tile waits for rows beyond M."""
-    absent = grid.along_m * schedule.tile_m - m
+    """Return the time of the busiest multiprocessor if copies of rows beyond M hold it up.
+
+    Only a tile of more tokens than there are has such rows: otherwise the last tile ends at M.
+    """
+    absent = max(0, schedule.tile_m - m)
     slabs = padded(gemm.k) * operand_bytes(gemm) / SWIZZLE_ROW / schedule.split_k
     rows = (schedule.tile_m - absent) * ROW_SECONDS + absent * ABSENT_ROW_SECONDS
-    partial = max(units, grid.rounds * slabs * rows / schedule.cluster)
-    return units + (partial - units) / grid.along_m
+    return max(units, grid.rounds * slabs * rows / schedule.cluster) if absent else units
 
 
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:

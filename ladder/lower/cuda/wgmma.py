@@ -215,7 +215,9 @@ class Kernel:
     def _place(self, tile: Expr) -> tuple[Expr, Expr]:
         """Return a tile's first row tile and token.
 
-        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
+        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2. The
+        last token tile ends at M and repeats tokens of the one before (equal values, stored twice): a
+        tensor copy is several times slower on rows beyond M than on rows that exist.
         """
         width = self.schedule.raster * self.m_blocks
         column = b.bind(tile // width)
@@ -223,7 +225,8 @@ class Kernel:
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
-        return row_tile, inside // columns * self.schedule.tile_m
+        last = T.max(self.args.m - self.schedule.tile_m, 0)
+        return row_tile, T.min(inside // columns * self.schedule.tile_m, last)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:
