@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.gpu_gemm import Case, problem
 from benchmarks.harness import environment
+from benchmarks.peers.cases import SHAPES
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Farm, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
@@ -28,17 +29,6 @@ from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, finals
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows, class_of, write_database
 from targets import get_device
-
-SHAPES = (
-    (28672, 8192),
-    (8192, 28672),
-    (8192, 8192),
-    (4096, 4096),
-    (14336, 4096),
-    (4096, 14336),
-    (6144, 4096),
-)
-"""(N, K) of the layers of common models."""
 
 MATRIX = (
     Case("int4", "float16", 128),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.peers.cases import CASES, MB, Bar, Case
+from benchmarks.peers.cases import CASES, MB, Bar
 from benchmarks.peers.records import Point, Results, Row
 
 Rows = Mapping[str, Row]
@@ -203,8 +203,3 @@ def by_bar(results: Results) -> dict[tuple[str, Bar], list[Verdict]]:
 def wrong_rows(results: Results) -> list[Row]:
     """Return the rows whose error exceeds its bound."""
     return [row for row in results.rows if row.get("ok") is False]
-
-
-def case_of(point: Point) -> Case:
-    """Return the case that a point belongs to."""
-    return CASES[point[0]]

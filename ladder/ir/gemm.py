@@ -12,6 +12,14 @@ ZERO_KINDS = ("none", "integer", "float")
 
 ACTIVATIONS = ("float16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
 OUTPUTS = ("float16", "bfloat16", "float32")
+QUANTIZABLE = ("bfloat16", "float16", "float32")
+"""Element types of activations that can be quantized to 8 bits on the fly."""
+
+
+def require_quantizable(source: str) -> None:
+    """Raise `DTypeError` unless activations of this type can be quantized to 8 bits."""
+    if source not in QUANTIZABLE:
+        raise DTypeError(f"activations to quantize must be one of {', '.join(QUANTIZABLE)}, got {source!r}")
 
 
 @dataclass(frozen=True)

@@ -189,8 +189,3 @@ def call_inline(name: str, source: str, dtype: str, *operands: Expr) -> Expr:
 def block_sync() -> None:
     """Emit ``__syncthreads()``."""
     emit(T.cuda.cta_sync())
-
-
-def named_sync(barrier: Expr, threads: int) -> None:
-    """Emit ``bar.sync barrier, threads``."""
-    emit(T.ptx.bar.sync(T.Cast("uint32", barrier), T.uint32(threads)))

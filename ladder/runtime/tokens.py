@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.gemm import require_quantizable
 from ladder.runtime.build import Job, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Activation types that carry a scale per row."""
-
-SOURCES = ("bfloat16", "float16", "float32")
-"""Types of activations that kernels quantize."""
 
 
 def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,8 +78,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     if activation not in EIGHT_BIT:
         raise DTypeError(f"tokens are quantized to {', '.join(EIGHT_BIT)}, got {activation!r}")
     source = str(x.dtype).removeprefix("torch.")
-    if source not in SOURCES:
-        raise DTypeError(f"activations to quantize must be one of {', '.join(SOURCES)}, got {source!r}")
+    require_quantizable(source)
     on_cpu = x.device.type == "cpu"
     if on_cpu and (activation != "int8" or group):
         return quantize_tokens(x, activation, group)

@@ -7,16 +7,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import require_quantizable
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
 from ladder.lower.cpu.arguments import BYTES
 from targets import TileDevice
-from tile_types.errors import DTypeError
 
 Expr = Any
-
-SOURCES = ("bfloat16", "float16", "float32")
 
 LARGEST = 127.0
 """Largest int8 magnitude used: symmetric, so that -x quantizes to minus the code of x."""
@@ -31,8 +29,7 @@ def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
     go to even.
     """
     del device
-    if source not in SOURCES:
-        raise DTypeError(f"activations to quantize must be one of {', '.join(SOURCES)}, got {source!r}")
+    require_quantizable(source)
     with b.function(name) as result:
         m, k = b.symbol("M"), b.symbol("K")
         x = b.tensor("x", (m, k), source, align=BYTES[source])

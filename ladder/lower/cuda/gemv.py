@@ -183,11 +183,6 @@ class Geometry:
         return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
 
     @property
-    def runs_per_turn(self) -> int:
-        """Runs of a slice that are in flight together."""
-        return self.schedule.stages // self.run
-
-    @property
     def round_tiles(self) -> int:
         """Tiles of K that one run of every slice covers."""
         return self.run * self.schedule.split_k

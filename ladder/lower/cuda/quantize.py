@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import require_quantizable
 from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import tir_name
 from ladder.lower.cuda.emission import helper
@@ -20,7 +21,6 @@ from ladder.lower.cuda.launch import Overlap
 from schedules.schedule import check
 from targets import TileDevice
 from tile_types import get_type
-from tile_types.errors import DTypeError
 
 Expr = Any
 
@@ -77,8 +77,7 @@ class Quantization:
     chunks: int = 4
 
     def __post_init__(self) -> None:
-        if self.source not in ITEM_BYTES:
-            raise DTypeError(f"x to quantize must be one of {', '.join(ITEM_BYTES)}, got {self.source!r}")
+        require_quantizable(self.source)
         check(
             self.threads % WARP == 0 and WARP <= self.threads <= 1024,
             f"a row takes 1 to 32 whole warps, got {self.threads} threads",
