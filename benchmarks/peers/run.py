@@ -67,9 +67,9 @@ class Selection:
         return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
 
     def pairs(self) -> Iterator[tuple[Shape, Case]]:
-        """Yield shapes and cases in the order of measurement."""
-        for shape in self.shapes():
-            yield from ((shape, case) for case in self.cases if shape in case.shapes)
+        """Yield shapes and cases in the order of measurement: what times the host last."""
+        every = [(shape, case) for shape in self.shapes() for case in self.cases if shape in case.shapes]
+        yield from sorted(every, key=lambda pair: pair[1].method == "host")
 
     def demands(self) -> Demands:
         """Return the M at which each engine meets each product and shape."""
@@ -123,7 +123,7 @@ class Warming:
         wait(self.needed.get((case.name, shape), []))
 
     def wait_for_all(self) -> None:
-        """Return when everything is done."""
+        """Return when everything is done and the machine is quiet."""
         self.wait_for_peers()
         start = time.perf_counter()
         wait(self.kernels)
@@ -277,7 +277,10 @@ def measure(
     """Yield the rows of every shape and case."""
     demands = selection.demands()
     for shape, case in selection.pairs():
-        warming.wait_for(case, shape)
+        if case.method == "host":
+            warming.wait_for_all()
+        else:
+            warming.wait_for(case, shape)
         start = time.perf_counter()
         rows = bench.rows(case, shape, demands, selection.rounds)
         yield [{"run": run_id, "case": case.name, **row} for row in rows]
