@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import (
-    Call,
     Captured,
     capture_long,
     copies_for,
@@ -438,29 +437,11 @@ def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str,
 
 def host_times(operand: Any, x: Any) -> dict[str, float]:
     """Return microseconds of the bare launch, of `Matmul` and of the operator registered with torch."""
-    from ladder.runtime.operator import matmul
+    from ladder.runtime.operator import host_cost_us
 
-    op, packed, y = operand.operator, operand.packed, operand(x)
-    entry = op.compiled_for(x.device).entries[0]
-    return {
-        "kernel_us": mean_host_us(lambda: entry(x, *packed.tensors, y)),
-        "direct_us": mean_host_us(lambda: op(x, packed)),
-        "operator_us": mean_host_us(lambda: matmul(x, packed.tensors, None, None, op.request.text)),
-    }
-
-
-def mean_host_us(call: Call, batches: int = 11, calls: int = 200) -> float:
-    """Return the median over batches of the host's microseconds per call; the launch queue never fills."""
-    import torch
-
-    means = []
-    for _ in range(batches):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        means.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(means)
+    op = operand.operator
+    cost = host_cost_us(op.compiled_for(x.device), x, operand.packed, direct=op)
+    return {f"{name}_us": value for name, value in cost.items()}
 
 
 METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]] = {
