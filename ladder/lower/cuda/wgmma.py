@@ -284,7 +284,7 @@ class Kernel:
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         """Sum one output tile over K and write it."""
-        rows = wgmma_epilogue.row_values(self, row_tile)
+        rows = wgmma_epilogue.row_values(self, row_tile, token)
         self._first_slab()
         with b.loop(self.turns) as turn:
             for slab in range(self.geo.body):

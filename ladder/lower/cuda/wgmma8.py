@@ -56,28 +56,44 @@ class ByteKernel(Kernel):
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
-        rows = wgmma_epilogue.row_values(self, row_tile)
+        rows = wgmma_epilogue.row_values(self, row_tile, token)
         self._first_slab()
         self._decode_share(0, range(self._items))
-        with b.loop(self.turns) as turn:
-            self._turn(turn)
-        for bank in () if self.geo.promotes else self.banks:
-            pin_registers(bank, self.plan.bank_registers)
+        if self.plan.long and self.geo.promotes:
+            count = self.plan.turns
+            with b.loop((self.turns + count - 1) // count) as interval:
+                self._run(interval * count, T.min(self.turns - interval * count, count))
+                for index in range(self.plan.bank_registers):
+                    b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
+        else:
+            self._run(0, self.turns)
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, rows)
 
-    def _turn(self, turn: Expr) -> None:
-        """Start all units of a turn, each before the one ahead of it is promoted."""
+    def _run(self, first: Expr, count: Expr) -> None:
+        """Run turns ``first .. first+count``; products of one may still run while the next begins."""
+        with b.loop(count) as number:
+            self._turn(first + number, number)
+        if self.plan.long:
+            self._finish(self.units[-1])
+            for bank in self.banks:
+                pin_registers(bank, self.plan.bank_registers)
+
+    def _turn(self, turn: Expr, number: Expr) -> None:
+        """Start all units of a turn, each before the one ahead of it is promoted.
+
+        ``number`` counts the turns since sums were cleared.
+        """
         shares = self._shares()
-        running: Unit | None = None
+        running = self.units[-1] if self.plan.long else None
         for index, unit in enumerate(self.units):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
-            self._start(turn, unit)
+            self._start(number, unit)
             if running:
                 self._wait_products(1)
-                self._release_after(running)
+                self._release_after(running, True if index else number > 0)
             # The loads' latency hides behind the promotion.
             self._fetch_share(turn, unit.slab + 1, share)
             self._remember_scales(unit)
@@ -87,7 +103,8 @@ class ByteKernel(Kernel):
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
-            if (unit.done and self.plan.banks == 1) or index == len(self.units) - 1:
+            last = index == len(self.units) - 1
+            if not self.plan.long and (last or (unit.done and self.plan.banks == 1)):
                 self._finish(unit)
                 running = None
 
@@ -141,15 +158,15 @@ class ByteKernel(Kernel):
             pin_registers(self.operands, count, first)
 
     # ---- products -------------------------------------------------------------------
-    def _start(self, turn: Expr, unit: Unit) -> None:
-        """Start a unit's products as one group."""
+    def _start(self, number: Expr, unit: Unit) -> None:
+        """Start a unit's products as one group; ``number`` counts turns since sums were cleared."""
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
-            adds = not first if self.geo.promotes or not first else turn > 0
+            adds = number > 0 if first and self.plan.long else not first
             registers = self._registers(unit, step)
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
@@ -191,11 +208,12 @@ class ByteKernel(Kernel):
         low = self._row_tile(unit.m) * TILE + self.warp * 16 + self.lane // 4
         return self.scales[self.multiplied.value, row * self.schedule.tile_n + low + half * 8]
 
-    def _release_after(self, unit: Unit) -> None:
-        """Free the previous stage if it ends with a finished unit."""
+    def _release_after(self, unit: Unit, ran: Expr = True) -> None:
+        """Free the previous stage if it ends with a finished unit, which did run."""
         following = self.units[(self.units.index(unit) + 1) % len(self.units)]
         if following.slab != unit.slab and following.slab % self.geo.slabs == 0:
-            self._release()
+            with b.when(ran):
+                self._release()
 
     def _promote(self, unit: Unit) -> None:
         """Add a finished unit's sums, scaled, to the totals, if its interval ends."""
@@ -204,15 +222,18 @@ class ByteKernel(Kernel):
         pin_registers(self.banks[unit.bank], self.plan.bank_registers)
         first = unit.m * self.geo.accumulators + unit.tokens // 2
         for index in range(self.plan.bank_registers):
-            value = self._as_float(self.banks[unit.bank][index])
-            half = index // 2 % 2
-            if self.scales is not None:
-                value = value * self.pending[2 * unit.bank + half]
-            elif self.decoder.decoder.gains[half] != 1.0:
-                value = value * T.float32(self.decoder.decoder.gains[half])
-            b.store(self.total, self.total[first + index] + value, first + index)
+            value = self.total[first + index] + self._sum_in(unit, index)
+            b.store(self.total, value, first + index)
         # The compiler would put the additions off, and keep copies of the sums meanwhile.
         pin_registers(self.total, self.plan.bank_registers, first)
+
+    def _sum_in(self, unit: Unit, index: int) -> Expr:
+        """Return a register of a unit's sums, scaled, as float32."""
+        value, half = self._as_float(self.banks[unit.bank][index]), index // 2 % 2
+        if self.scales is not None:
+            return value * self.pending[2 * unit.bank + half]
+        gain = self.decoder.decoder.gains[half]
+        return value if gain == 1.0 else value * T.float32(gain)
 
     def _as_float(self, register: Expr) -> Expr:
         """Return a sum as float32."""

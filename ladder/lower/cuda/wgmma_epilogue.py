@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel
 
 Expr = Any
+WARP = 32
 WAYS = 2
 """Loads from staging that are in flight at once."""
 
@@ -64,11 +65,46 @@ class PerRow:
         return T.reinterpret(self.registers[index], dtype=self.dtype)
 
 
-def row_values(kernel: Kernel, row_tile: Expr) -> dict[str, PerRow]:
-    """Load row scale and bias of this thread's rows, long before they are used."""
+class PerToken:
+    """The token scales of a tile, which the lanes of each warp keep between them.
+
+    Its index is the accumulator's (of one row tile). All lanes of a warp must ask together.
+    """
+
+    def __init__(self, kernel: Kernel, token: Expr) -> None:
+        self.lane = kernel.lane
+        self.registers = b.local(-(-kernel.schedule.tile_m // WARP), "uint32")
+        for part in range(-(-kernel.schedule.tile_m // WARP)):
+            place = T.min(token + part * WARP + kernel.lane, kernel.args.m - 1)
+            # As in `row_values`: not a plain read.
+            b.ptx("ld.global.u32", self.registers[part], kernel.args.token_scale.ptr_to([place]))
+        self.fetched: dict[int, Expr] = {}
+
+    def start_chunk(self) -> None:
+        """Forget what was fetched: registers are not kept from chunk to chunk."""
+        self.fetched.clear()
+
+    def __getitem__(self, index: int) -> Expr:
+        """Return the scale of an accumulator's token; both rows of a thread share it."""
+        first = index // 4 * 8
+        key = first + index % 2
+        if key not in self.fetched:
+            source = first % WARP + accumulator_token(self.lane, index % 2)
+            held = T.reinterpret("float32", self.registers[first // WARP])
+            every = T.uint32(0xFFFFFFFF)
+            value = b.local(1, "float32")
+            b.store(value, T.tvm_warp_shuffle(every, held, source, WARP, WARP), 0)
+            self.fetched[key] = value[0]
+        return self.fetched[key]
+
+
+def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
+    """Load row scale and bias of this thread's rows and its tokens' scales, long before they are used."""
     geo, args = kernel.geo, kernel.args
     wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
-    held = {}
+    held: dict[str, Any] = {}
+    if args.token_scale is not None:
+        held["token_scale"] = PerToken(kernel, token)
     for name, (tensor, extent) in wanted.items():
         if tensor is None:
             continue
@@ -88,12 +124,12 @@ def _first_row(kernel: Kernel, row_tile: Expr, m: int) -> Expr:
     return (row_tile + kernel.group_index * kernel.geo.m64 + m) * TILE
 
 
-def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, rows: Mapping[str, PerRow]) -> None:
+def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, held: Mapping[str, Any]) -> None:
     """Write one finished tile whose first packed row tile and first token are given.
 
-    ``rows`` is what `row_values` loaded for the tile.
+    ``held`` is what `row_values` loaded for the tile.
     """
-    store = _WarpStore(kernel, rows, row_tile, token)
+    store = _WarpStore(kernel, held, row_tile, token)
     if kernel.exchange is not None:
         kernel.exchange.finish(kernel.sum_of, store.tile)
         return
@@ -104,10 +140,10 @@ def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, rows: Mapping[str, 
 class _WarpStore:
     """Stores one warp's sixteen rows of each row tile."""
 
-    def __init__(self, kernel: Kernel, rows: Mapping[str, PerRow], row_tile: Expr, token: Expr) -> None:
+    def __init__(self, kernel: Kernel, held: Mapping[str, Any], row_tile: Expr, token: Expr) -> None:
         self.kernel, self.gemm, self.geo = kernel, kernel.gemm, kernel.geo
         self.row_tile, self.token = row_tile, token
-        self.args = replace(kernel.args, **rows)
+        self.args = replace(kernel.args, **held)
         self.wide = self.gemm.output == "float32"
         self.run = 4 if self.wide else 8
         self.runs = WARP_ROWS // self.run
@@ -122,8 +158,9 @@ class _WarpStore:
 
     def _chunk(self, m: int, first: int, first_row: Expr, token: Expr) -> None:
         """Transpose and store tokens ``first .. first+chunk`` of row tile ``m``."""
-        stage = self._stage_floats if self.wide else self._stage_halves
-        stage(m, first, token)
+        if self.args.token_scale is not None:
+            self.args.token_scale.start_chunk()
+        (self._stage_floats if self.wide else self._stage_halves)(m, first)
         b.emit(T.cuda.warp_sync())
         row = b.bind(first_row + self.kernel.lane % self.runs * self.run)
         whole = T.And(self.args.n % self.run == 0, row + self.run <= self.args.n)
@@ -132,14 +169,12 @@ class _WarpStore:
         # The next chunk overwrites what this one still reads.
         b.emit(T.cuda.warp_sync())
 
-    def _sum(self, m: int, index: int, token: Expr) -> Expr:
+    def _sum(self, m: int, index: int) -> Expr:
         """Return the finished output of accumulator ``index``, as float32."""
-        kernel = self.kernel
         value = self.value(m * self.geo.accumulators + index)
-        column = T.min(token + accumulator_token(kernel.lane, index), self.args.m - 1)
-        return finish_float(self.gemm, value, column, 2 * m + index // 2 % 2, self.args)
+        return finish_float(self.gemm, value, index, 2 * m + index // 2 % 2, self.args)
 
-    def _stage_halves(self, m: int, first: int, token: Expr) -> None:
+    def _stage_halves(self, m: int, first: int) -> None:
         """Round to 16 bits and store transposed 8x8 matrices: two halves of the rows by up to 16 tokens."""
         name, lane = self.gemm.output, self.kernel.lane
         source = PACK.format(name=name, ptx=PACKED[name])
@@ -148,20 +183,20 @@ class _WarpStore:
             registers = []
             for matrix in range(count):
                 index = (first + start) // 2 + 2 * matrix
-                low, high = (self._sum(m, index + i, token) for i in (0, 1))
+                low, high = (self._sum(m, index + i) for i in (0, 1))
                 registers.append(b.call_inline(f"ladder_pack_{name}", source, "uint32", low, high))
             place = start + lane // 16 % (count // 2) * 8 + lane % 8
             target = swizzled_run(place, lane // 8 % 2) * self.run
             spelling = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16"
             b.ptx(spelling, self.kernel.staging.ptr_to([self.slot, target]), *registers)
 
-    def _stage_floats(self, m: int, first: int, token: Expr) -> None:
+    def _stage_floats(self, m: int, first: int) -> None:
         """Store each sum at its token and row."""
         lane = self.kernel.lane
         for index in range(first // 2, (first + self.geo.chunk) // 2):
             place = accumulator_token(lane, index) - first
             row = lane // 4 + index // 2 % 2 * 8
-            b.store(self.kernel.staging, self._sum(m, index, token), self.slot, place * self.geo.pitch + row)
+            b.store(self.kernel.staging, self._sum(m, index), self.slot, place * self.geo.pitch + row)
 
     def _store_vectors(self, row: Expr, token: Expr) -> None:
         """Store 16 bytes per thread, of as many tokens as a warp covers, a few times at once."""

@@ -109,7 +109,8 @@ class Geometry:
     @property
     def body(self) -> int:
         """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
-        return max(4 if self.lane == 8 and self.promotion_step == self.slab else 2, self.slabs)
+        drains = self.lane == 8 and self.group > 0 and self.promotion_step == self.slab
+        return max(4 if drains else 2, self.slabs)
 
     @property
     def tiles_per_slab(self) -> int:
