@@ -22,6 +22,7 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
+TIE = True
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -50,15 +51,18 @@ class ByteKernel(Kernel):
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
-        # The stage that products read; the ring's own is being decoded.
-        self.multiplied = b.Variable("int32", 0)
+        # The stage that products read, and the one after it; the ring's own is being fetched.
+        self.multiplied, self.upcoming = b.Variable("int32", 0), b.Variable("int32", 0)
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile, token)
         self._first_slab()
+        self.upcoming.set(self.ring.stage.value)
         self._decode_share(0, range(self._items))
+        for slab in range(1, self.plan.ahead):
+            self._fetch_share(0, slab, range(self._items))
         if self.plan.long and self.geo.promotes:
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
@@ -94,19 +98,39 @@ class ByteKernel(Kernel):
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
-            # The loads' latency hides behind the promotion.
-            self._fetch_share(turn, unit.slab + 1, share)
             self._remember_scales(unit)
+            if self.plan.ahead == 2:
+                self._decode_share(unit.slab + 1, share)
+                if TIE:
+                    self._tie(unit.slab + 1)
+            # The loads' latency hides behind the promotion.
+            self._fetch_share(turn, unit.slab + self.plan.ahead, share)
             if running:
                 self._promote(running)
-            self._decode_share(unit.slab + 1, share)
+            if self.plan.ahead == 1:
+                self._decode_share(unit.slab + 1, share)
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
             last = index == len(self.units) - 1
-            if not self.plan.long and (last or (unit.done and self.plan.banks == 1)):
+            if not self.plan.long and (last or (unit.done and self.plan.drains)):
                 self._finish(unit)
                 running = None
+
+    tie: Expr = None
+
+    def _tie(self, slab: int) -> None:
+        source = (
+            "__device__ __forceinline__ int ladder_tie(const unsigned* p, int zero) {\n  unsigned x = p[0];\n"
+            "#pragma unroll\n  for (int i = 1; i < 16; ++i) x ^= p[i];\n  return (int)(x & zero);\n}\n"
+        )
+        place = self.operands.ptr_to([slab % 2 * self.geo.m64 * 16])
+        self.tie = b.keep(b.call_inline("ladder_tie", source, "int32", place, T.shift_right(self.args.m, 31)))
+
+    def _await_stage(self) -> None:
+        stage = self.ring.stage.value if self.tie is None else self.ring.stage.value + self.tie
+        self.tie = None
+        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([stage]), self.ring.phase.value))
 
     def _finish(self, unit: Unit) -> None:
         """Wait for all products and promote those of the last unit."""
@@ -122,7 +146,9 @@ class ByteKernel(Kernel):
         """Note from which stage the products of a slab read."""
         if slab % self.geo.slabs == 0:
             self.previous.set(self.multiplied.value)
-            self.multiplied.set(self.ring.stage.value)
+            self.multiplied.set(self.upcoming.value)
+            following = b.keep(self.upcoming.value + 1)
+            self.upcoming.set(T.Select(following == self.schedule.stages, 0, following))
 
     # ---- decoding ahead -------------------------------------------------------------
     @property
@@ -144,7 +170,8 @@ class ByteKernel(Kernel):
             m, tile = divmod(item, self.geo.tiles_per_slab)
             place = within * self.geo.tiles_per_slab + tile
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
-            if tile == 0:
+            # When all of the slab before is decoded, and before any of this one is.
+            if tile == (0 if self.plan.ahead == 1 else self.geo.tiles_per_slab - 1):
                 self._fetch_rows(m, slab % self.geo.body)
 
     def _decode_share(self, slab: int, share: range) -> None:

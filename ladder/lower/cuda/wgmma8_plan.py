@@ -31,6 +31,8 @@ INTEGER_TOKENS = 224
 """Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
+UNIT_TOKENS = 64
+
 @dataclass(frozen=True)
 class Unit:
     """Products that one commit group starts.
@@ -84,6 +86,8 @@ class Loop:
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
         tile = self.geo.schedule.tile_m
+        if self.geo.gemm.scale and tile > UNIT_TOKENS:
+            return UNIT_TOKENS
         return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
@@ -117,6 +121,19 @@ class Loop:
         if self.long:
             return self.positions
         return 1 if self.unit_tokens > PARTIAL_TOKENS else 2
+
+    @property
+    def drains(self) -> bool:
+        """Whether every unit is promoted before the next one starts."""
+        return not self.long and self.banks == 1
+
+    @property
+    def ahead(self) -> int:
+        """Slabs by which the loads of packed words are ahead of the products.
+
+        Where units drain, words that are there already let decoding start with the products.
+        """
+        return 2 if self.drains else 1
 
     @property
     def turn(self) -> int:
