@@ -261,6 +261,8 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
+        if schedule.tile_m > 128:
+            return sums // 2 * 3 + 32 + 8
         partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
         return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
     # ptxas gives each slab of a turn of the loop operand registers of its own.
@@ -356,7 +358,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
+    if promotes(gemm, schedule) and schedule.tile_m > 128 and (gemm.scale or schedule.pipeline != "wgmma"):
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)

@@ -23,6 +23,18 @@ from schedules.layouts import TILE
 
 Expr = Any
 TIE = True
+CARRY = """
+__device__ __forceinline__ void {name}(float* sums, unsigned* heads) {{
+#pragma unroll
+  for (int i = 0; i < {count} / 2; ++i) {{
+    float low = sums[2 * i] + __uint_as_float(heads[i] << 16);
+    float high = sums[2 * i + 1] + __uint_as_float(heads[i] & 0xffff0000u);
+    heads[i] = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+    sums[2 * i] = low - __uint_as_float(heads[i] << 16);
+    sums[2 * i + 1] = high - __uint_as_float(heads[i] & 0xffff0000u);
+  }}
+}}
+"""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -47,7 +59,9 @@ class ByteKernel(Kernel):
         self.units = self.plan.units()
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
-        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
+        totals = geo.promotes and not self.plan.carries
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if totals else None
+        self.heads = b.local(geo.accumulators // 2, "uint32") if self.plan.carries else None
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
@@ -55,8 +69,10 @@ class ByteKernel(Kernel):
         self.multiplied, self.upcoming = b.Variable("int32", 0), b.Variable("int32", 0)
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
+        for index in range(0 if self.total is None else self.geo.m64 * self.geo.accumulators):
             b.store(self.total, T.float32(0), index)
+        for index in range(self.geo.accumulators // 2 if self.plan.carries else 0):
+            b.store(self.heads, T.uint32(0), index)
         rows = wgmma_epilogue.row_values(self, row_tile, token)
         self._first_slab()
         self.upcoming.set(self.ring.stage.value)
@@ -67,8 +83,16 @@ class ByteKernel(Kernel):
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
-                for index in range(self.plan.bank_registers):
-                    b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
+                if self.plan.carries:
+                    place = (self.banks[0].ptr_to([0]), self.heads.ptr_to([0]))
+                    name = f"ladder_carry{self.plan.bank_registers}"
+                    with b.when((interval + 1) * count < self.turns):
+                        b.emit(b.call_inline(name, CARRY.format(name=name, count=self.plan.bank_registers), "void", *place))
+                        pin_registers(self.heads, self.geo.accumulators // 2)
+                        pin_registers(self.banks[0], self.plan.bank_registers)
+                else:
+                    for index in range(self.plan.bank_registers):
+                        b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
         else:
             self._run(0, self.turns)
         self.ring.advance()
@@ -94,7 +118,7 @@ class ByteKernel(Kernel):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
-            self._start(number, unit)
+            self._start(turn if self.plan.carries else number, unit)
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
@@ -269,4 +293,9 @@ class ByteKernel(Kernel):
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
+        if self.plan.carries:
+            word = self.heads[index // 2]
+            head = T.shift_left(word, T.uint32(16)) if index % 2 == 0 else T.bitwise_and(word, T.uint32(0xFFFF0000))
+            value = self.banks[bank][index] + T.reinterpret("float32", head)
+            return value * T.float32(self.decoder.decoder.gains[index // 2 % 2])
         return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])

@@ -32,6 +32,7 @@ INTEGER_TOKENS = 224
 
 
 UNIT_TOKENS = 64
+CARRY_TOKENS = 128
 
 @dataclass(frozen=True)
 class Unit:
@@ -109,6 +110,11 @@ class Loop:
     def long(self) -> bool:
         """Whether sums stay in the tensor core's registers over many turns: no scales within K."""
         return not self.geo.promotes or (not self.geo.gemm.scale and self.positions == 1)
+
+    @property
+    def carries(self) -> bool:
+        """Whether totals are 16-bit heads of sums whose tails stay in the accumulators."""
+        return self.long and self.geo.promotes and self.unit_tokens > CARRY_TOKENS
 
     @property
     def turns(self) -> int:
