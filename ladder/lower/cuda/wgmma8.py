@@ -23,6 +23,12 @@ from schedules.layouts import TILE
 
 Expr = Any
 TIE = True
+STAGGER = 0
+BARRIER = """
+__device__ __forceinline__ void ladder_bar_{how}(int id) {{
+  asm volatile("bar.{how} %0, 256;" :: "r"(id) : "memory");
+}}
+"""
 CARRY = """
 __device__ __forceinline__ void {name}(float* sums, unsigned* heads) {{
 #pragma unroll
@@ -81,6 +87,8 @@ class ByteKernel(Kernel):
             self._fetch_share(0, slab, range(self._items))
         if self.plan.long and self.geo.promotes:
             count = self.plan.turns
+            if STAGGER and self.schedule.warps == 8:
+                self._bar("sync", self.group_index == 1)
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
                 if self.plan.carries:
@@ -100,8 +108,12 @@ class ByteKernel(Kernel):
 
     def _run(self, first: Expr, count: Expr) -> None:
         """Run turns ``first .. first+count``; products of one may still run while the next begins."""
+        if self.plan.long and STAGGER and self.schedule.warps == 8 and isinstance(first, int):
+            self._bar("sync", self.group_index == 1)
         with b.loop(count) as number:
             self._turn(first + number, number)
+            if self.plan.long and STAGGER and self.schedule.warps == 8:
+                self._bar("arrive", T.And(self.group_index == 0, first + number == STAGGER - 1))
         if self.plan.long:
             self._finish(self.units[-1])
             for bank in self.banks:
@@ -140,6 +152,10 @@ class ByteKernel(Kernel):
             if not self.plan.long and (last or (unit.done and self.plan.drains)):
                 self._finish(unit)
                 running = None
+
+    def _bar(self, how: str, condition: Expr) -> None:
+        with b.when(condition):
+            b.emit(b.call_inline(f"ladder_bar_{how}", BARRIER.format(how=how), "void", 3))
 
     tie: Expr = None
 

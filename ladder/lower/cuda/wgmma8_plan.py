@@ -31,7 +31,7 @@ INTEGER_TOKENS = 224
 """Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
-UNIT_TOKENS = 64
+UNIT_TOKENS = 256
 CARRY_TOKENS = 128
 
 @dataclass(frozen=True)
