@@ -98,7 +98,7 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "mma": frozenset({"experts", "token_group"}),
-    "wgmma": frozenset(),
+    "wgmma": frozenset({"experts"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -386,6 +386,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
+    if gemm.experts and (schedule.persistent or schedule.cluster * schedule.split_k > 1):
+        yield "blocks that work on one expert each neither persist nor form clusters"
     if schedule.cluster * 8 > schedule.tile_m:
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.persistent and schedule.cluster > 2:

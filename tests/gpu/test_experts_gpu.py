@@ -21,6 +21,8 @@ COUNTS = [[3, 0, 17, 1, 64, 2], [0, 0, 0, 0, 0, 70], [1, 1, 1, 1, 1, 1], [0, 0, 
 SCHEDULES = {
     "gemv": GpuSchedule("gemv", 8, stages=4, warps=8, split_k=2),
     "mma": GpuSchedule("mma", 32, stages=3, warps=4),
+    "wgmma": GpuSchedule("wgmma", 32, 64, 128, stages=4, warps=4),
+    "wgmma wide": GpuSchedule("wgmma", 128, 128, 64, stages=4, warps=8),
 }
 
 

@@ -21,6 +21,7 @@ from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.arguments import Arguments, declare_arguments
 from ladder.lower.cuda.decode import load_order
 from ladder.lower.cuda.emission import SharedTable
+from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scales import bytes4, pair16
@@ -117,10 +118,24 @@ class Kernel:
         self._shared_memory()
         self._barriers()
         self.overlap.wait()
-        b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
+        if self.gemm.experts:
+            self._find_tokens()
+        else:
+            self._roles()
         if self.schedule.cluster > 1:
             # No block may leave while others still copy to it or arrive at its barriers.
             b.emit(T.cuda.cluster_sync())
+
+    def _roles(self) -> None:
+        b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
+
+    def _find_tokens(self) -> None:
+        """Run the roles with the arguments of the expert whose tokens the block works on, if there are any."""
+        tile_m, index = self.schedule.tile_m, b.keep(self._place(self.first)[1])
+        tokens = find_tokens(self.args, index, tile_m, b.bind(self.thread % 32), self.overlap)
+        self.args, self.expert_token = tokens.args, b.keep(tokens.first)
+        with b.when(tokens.exists):
+            self._roles()
 
     def _tensor_map(self) -> None:
         """Encode the tensor map of X on the host: rows of 128 swizzled bytes, zero fill outside."""
@@ -141,7 +156,7 @@ class Kernel:
         """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
         plan, args, blocks = self.schedule, self.args, self.geo.blocks
         rows = self.geo.row_tiles * plan.cluster
-        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, (args.m + plan.tile_m - 1) // plan.tile_m
+        n_blocks, m_blocks = (args.n_tiles + rows - 1) // rows, count_token_blocks(args, plan.tile_m)
         self.walkers = self.device.units // blocks
         (block,) = b.block_index([(self.walkers if plan.persistent else n_blocks * m_blocks) * blocks])
         rank: Expr = b.cluster_rank([blocks])[0] if blocks > 1 else 0
@@ -205,19 +220,20 @@ class Kernel:
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
         if not self.schedule.persistent:
-            body(*map(b.keep, self._place(self.first)))
+            row_tile, index = self._place(self.first)
+            first = self.expert_token if self.gemm.experts else self._first_token(index)
+            body(b.keep(row_tile), b.keep(first))
             return
         tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
-            body(*map(b.keep, self._place(tile.value)))
+            row_tile, index = self._place(tile.value)
+            body(b.keep(row_tile), b.keep(self._first_token(index)))
             tile.set(tile.value + self.walkers)
 
     def _place(self, tile: Expr) -> tuple[Expr, Expr]:
-        """Return a tile's first row tile and token.
+        """Return a tile's first row tile and the index of its tokens' tile.
 
-        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2. The
-        last token tile ends at M and repeats tokens of the one before (equal values, stored twice): a
-        tensor copy is several times slower on rows beyond M than on rows that exist.
+        Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
         """
         width = self.schedule.raster * self.m_blocks
         column = b.bind(tile // width)
@@ -225,8 +241,16 @@ class Kernel:
         columns = b.bind(T.min(self.schedule.raster, self.n_blocks - column * self.schedule.raster))
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
+        return row_tile, inside // columns
+
+    def _first_token(self, index: Expr) -> Expr:
+        """Return the first token of a tile.
+
+        The last one ends at M and repeats tokens of the one before (equal values, stored twice): a
+        tensor copy is several times slower on rows beyond M than on rows that exist.
+        """
         last = T.max(self.args.m - self.schedule.tile_m, 0)
-        return row_tile, T.min(inside // columns * self.schedule.tile_m, last)
+        return T.min(index * self.schedule.tile_m, last)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:

@@ -78,6 +78,8 @@ class Geometry:
             f" for ever; use at least {-(-LEAST_SLABS // self.slabs)} stages",
         )
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
+        alone = not plan.persistent and plan.cluster * plan.split_k == 1
+        check(alone or not self.gemm.experts, "one expert's tokens per block: no clusters, not persistent")
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(

@@ -136,6 +136,8 @@ def prefetch(kernel: Kernel, row_tile: Expr) -> None:
     """Bring X's tensor map and a block's first words into caches while the kernel before runs."""
     geo, args, first = kernel.geo, kernel.args, kernel.first_tile
     b.ptx("prefetch.tensormap", T.address_of(kernel.x_map))
+    if kernel.gemm.experts:
+        return  # Which expert's words is not known yet.
     most = PREFETCH_BYTES // (geo.row_tiles * geo.tile_words * 4)
     tiles = b.bind(T.min(args.k_tiles - first, most))
     with b.when(tiles > 0):
