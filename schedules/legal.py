@@ -98,7 +98,7 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "mma": frozenset({"experts", "token_group"}),
-    "wgmma": frozenset({"experts"}),
+    "wgmma": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -358,7 +358,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128 and (gemm.scale or schedule.pipeline != "wgmma"):
+    if promotes(gemm, schedule) and schedule.tile_m > 128 and (gemm.scale or gemm.token_group or schedule.pipeline != "wgmma"):
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)

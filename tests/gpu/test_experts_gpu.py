@@ -120,13 +120,21 @@ def test_dynamic_quantization_compiles_and_captures() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 64, 300])
-def test_blocks_of_weights_and_groups_of_tokens(m: int) -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
-        pytest.skip("needs fp8")
+@pytest.mark.parametrize("tile", [(), (16, 128, 8), (64, 64, 4), (128, 128, 8)])
+def test_blocks_of_weights_and_groups_of_tokens(tile: tuple[int, ...], m: int) -> None:
+    if torch.cuda.get_device_capability() < ((9, 0) if tile else (8, 9)):
+        pytest.skip("needs fp8, or wgmma")
+    plan = None
+    if tile:
+        tile_m, tile_n, warps = tile
+        schedule = GpuSchedule("wgmma", tile_m, tile_n, 128, 4, warps, placement="accumulator")
+        plan = Plan(((1 << 16, schedule),))
     weight = ladder.quantize(
         torch.randn(300, 640, device="cuda"), "fp8_e4m3", block=(128, 128), scale_type="float32"
     )
-    op = ladder.Matmul(300, 640, "fp8_e4m3", "fp8_e4m3", output="float32", group_size=128, token_group=128)
+    op = ladder.Matmul(
+        300, 640, "fp8_e4m3", "fp8_e4m3", output="float32", group_size=128, token_group=128, plan=plan
+    )
     x = torch.randn(m, 640, device="cuda").bfloat16()
     codes, scale = ladder.quantize_tokens(x, "fp8_e4m3", group_size=128)
     exact = (codes.double() * scale.double().repeat_interleave(128, dim=1)) @ weight.dequantize("float64").T

@@ -71,6 +71,9 @@ class ByteKernel(Kernel):
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
+        # Scales of groups of tokens: of the unit that is promoted next, and of the one after it.
+        grouped = 2 if self.gemm.token_group else 0
+        self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
         # The stage that products read, and the one after it; the ring's own is being fetched.
         self.multiplied, self.upcoming = b.Variable("int32", 0), b.Variable("int32", 0)
 
@@ -79,7 +82,9 @@ class ByteKernel(Kernel):
             b.store(self.total, T.float32(0), index)
         for index in range(self.geo.accumulators // 2 if self.plan.carries else 0):
             b.store(self.heads, T.uint32(0), index)
-        rows = wgmma_epilogue.row_values(self, row_tile, token)
+        held = wgmma_epilogue.row_values(self, row_tile, token)
+        self.token = token
+        self._load_factors(0, 0)
         self._first_slab()
         self.upcoming.set(self.ring.stage.value)
         self._decode_share(0, range(self._items))
@@ -104,7 +109,7 @@ class ByteKernel(Kernel):
         else:
             self._run(0, self.turns)
         self.ring.advance()
-        wgmma_epilogue.finish_tile(self, row_tile, token, rows)
+        wgmma_epilogue.finish_tile(self, row_tile, token, held)
 
     def _run(self, first: Expr, count: Expr) -> None:
         """Run turns ``first .. first+count``; products of one may still run while the next begins."""
@@ -143,6 +148,7 @@ class ByteKernel(Kernel):
             self._fetch_share(turn, unit.slab + self.plan.ahead, share)
             if running:
                 self._promote(running)
+            self._load_factors(turn, index + 1)
             if self.plan.ahead == 1:
                 self._decode_share(unit.slab + 1, share)
             running = unit
@@ -275,6 +281,16 @@ class ByteKernel(Kernel):
         low = self._row_tile(unit.m) * TILE + self.warp * 16 + self.lane // 4
         return self.scales[self.multiplied.value, row * self.schedule.tile_n + low + half * 8]
 
+    def _load_factors(self, turn: Expr, index: int) -> None:
+        """Load the scales of the groups of tokens of a turn's unit, or of the next turn's first."""
+        if not self.factors:
+            return
+        unit = self.units[index % len(self.units)]
+        k = (turn + index // len(self.units)) * self.plan.turn + unit.slab * self.geo.slab + unit.start
+        group = T.truncdiv(self.first_tile * TILE + k, self.gemm.token_group)
+        last = self.args.token_scale.shape[1] - 1
+        self.factors[index % 2].load(self.token + unit.tokens, b.keep(T.min(group, last)))
+
     def _release_after(self, unit: Unit, ran: Expr = True) -> None:
         """Free the previous stage if it ends with a finished unit, which did run."""
         following = self.units[(self.units.index(unit) + 1) % len(self.units)]
@@ -287,6 +303,8 @@ class ByteKernel(Kernel):
         if not unit.done:
             return
         pin_registers(self.banks[unit.bank], self.plan.bank_registers)
+        for factors in self.factors:
+            factors.forget()
         first = unit.m * self.geo.accumulators + unit.tokens // 2
         for index in range(self.plan.bank_registers):
             value = self.total[first + index] + self._sum_in(unit, index)
@@ -297,6 +315,8 @@ class ByteKernel(Kernel):
     def _sum_in(self, unit: Unit, index: int) -> Expr:
         """Return a register of a unit's sums, scaled, as float32."""
         value, half = self._as_float(self.banks[unit.bank][index]), index // 2 % 2
+        if self.factors:
+            value = value * self.factors[self.units.index(unit) % 2][index]
         if self.scales is not None:
             return value * self.pending[2 * unit.bank + half]
         gain = self.decoder.decoder.gains[half]

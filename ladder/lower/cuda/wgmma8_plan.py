@@ -109,7 +109,9 @@ class Loop:
     @property
     def long(self) -> bool:
         """Whether sums stay in the tensor core's registers over many turns: no scales within K."""
-        return not self.geo.promotes or (not self.geo.gemm.scale and self.positions == 1)
+        gemm = self.geo.gemm
+        whole = not gemm.scale and not gemm.token_group
+        return not self.geo.promotes or (whole and self.positions == 1)
 
     @property
     def carries(self) -> bool:
@@ -149,7 +151,7 @@ class Loop:
     @property
     def interval(self) -> int:
         """Elements of K that a turn sums on their own; divides a turn, or a slab into units."""
-        interval = gcd(self.geo.group, self.turn)
+        interval = gcd(self.geo.group, self.turn, self.geo.gemm.token_group)
         if self.long:
             return self.turn
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)

@@ -66,22 +66,27 @@ class PerRow:
 
 
 class PerToken:
-    """The token scales of a tile, which the lanes of each warp keep between them.
+    """Scales of neighbouring tokens, which the lanes of each warp keep between them.
 
     Its index is the accumulator's (of one row tile). All lanes of a warp must ask together.
     """
 
-    def __init__(self, kernel: Kernel, token: Expr) -> None:
-        self.lane = kernel.lane
-        self.registers = b.local(-(-kernel.schedule.tile_m // WARP), "uint32")
-        for part in range(-(-kernel.schedule.tile_m // WARP)):
-            place = T.min(token + part * WARP + kernel.lane, kernel.args.m - 1)
-            # As in `row_values`: not a plain read.
-            b.ptx("ld.global.u32", self.registers[part], kernel.args.token_scale.ptr_to([place]))
+    def __init__(self, kernel: Kernel, tokens: int) -> None:
+        self.kernel, self.lane = kernel, kernel.lane
+        self.count = -(-tokens // WARP)
+        self.registers = b.local(self.count, "uint32")
         self.fetched: dict[int, Expr] = {}
 
-    def start_chunk(self) -> None:
-        """Forget what was fetched: registers are not kept from chunk to chunk."""
+    def load(self, token: Expr, *group: Expr) -> None:
+        """Load the scales from token ``token`` on, of one group of K if there are groups."""
+        for part in range(self.count):
+            place = T.min(token + part * WARP + self.lane, self.kernel.args.m - 1)
+            source = self.kernel.args.token_scale.ptr_to([place, *group])
+            # As in `row_values`: not a plain read.
+            b.ptx("ld.global.u32", self.registers[part], source)
+
+    def forget(self) -> None:
+        """Have scales exchanged again: registers are not kept for long."""
         self.fetched.clear()
 
     def __getitem__(self, index: int) -> Expr:
@@ -103,8 +108,9 @@ def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
     geo, args = kernel.geo, kernel.args
     wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
     held: dict[str, Any] = {}
-    if args.token_scale is not None:
-        held["token_scale"] = PerToken(kernel, token)
+    if args.token_scale is not None and not kernel.gemm.token_group:
+        held["token_scale"] = PerToken(kernel, kernel.schedule.tile_m)
+        held["token_scale"].load(token)
     for name, (tensor, extent) in wanted.items():
         if tensor is None:
             continue
@@ -158,8 +164,8 @@ class _WarpStore:
 
     def _chunk(self, m: int, first: int, first_row: Expr, token: Expr) -> None:
         """Transpose and store tokens ``first .. first+chunk`` of row tile ``m``."""
-        if self.args.token_scale is not None:
-            self.args.token_scale.start_chunk()
+        if isinstance(self.args.token_scale, PerToken):
+            self.args.token_scale.forget()
         (self._stage_floats if self.wide else self._stage_halves)(m, first)
         b.emit(T.cuda.warp_sync())
         row = b.bind(first_row + self.kernel.lane % self.runs * self.run)

@@ -111,7 +111,8 @@ class Geometry:
     @property
     def body(self) -> int:
         """Slabs per turn of the math loop: more where each turn ends with a wait for its products."""
-        drains = self.lane == 8 and self.group > 0 and self.promotion_step == self.slab
+        groups = self.group > 0 or self.gemm.token_group > 0
+        drains = self.lane == 8 and groups and self.promotion_step == self.slab
         return max(4 if drains else 2, self.slabs)
 
     @property
@@ -170,7 +171,8 @@ class Geometry:
     @property
     def promotes(self) -> bool:
         """Whether partial sums move to float32 totals at group ends."""
-        return self.lane == 8 and (self.gemm.scale or self.gemm.activation != "int8")
+        groups = self.gemm.scale or self.gemm.token_group > 0
+        return self.lane == 8 and (groups or self.gemm.activation != "int8")
 
     @property
     def scale_step(self) -> int:
