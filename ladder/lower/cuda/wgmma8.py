@@ -168,15 +168,15 @@ class ByteKernel(Kernel):
     def _tie(self, slab: int) -> None:
         source = (
             "__device__ __forceinline__ int ladder_tie(const unsigned* p, int zero) {\n  unsigned x = p[0];\n"
-            "#pragma unroll\n  for (int i = 1; i < 16; ++i) x ^= p[i];\n  return (int)(x & zero);\n}\n"
+            "#pragma unroll\n  for (int i = 1; i < 16; ++i) x ^= p[i];\n  return __any_sync(0xffffffffu, x & zero);\n}\n"
         )
         place = self.operands.ptr_to([slab % 2 * self.geo.m64 * 16])
         self.tie = b.keep(b.call_inline("ladder_tie", source, "int32", place, T.shift_right(self.args.m, 31)))
 
     def _await_stage(self) -> None:
-        stage = self.ring.stage.value if self.tie is None else self.ring.stage.value + self.tie
+        phase = self.ring.phase.value if self.tie is None else self.ring.phase.value + self.tie
         self.tie = None
-        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([stage]), self.ring.phase.value))
+        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), phase))
 
     def _finish(self, unit: Unit) -> None:
         """Wait for all products and promote those of the last unit."""
