@@ -30,11 +30,13 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import LANES, packed_group, padded, planes
 from schedules.legal import (
+    FP8_INTERVAL,
     SWIZZLE_ROW,
     block_rows,
     math_registers,
     operand_bytes,
     promotes,
+    promotes_rarely,
     registers_per_thread,
     resources,
     scale_bytes,
@@ -388,9 +390,10 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     issue = row_tiles * (SLAB_CYCLES + slab / 2 * decode_ops(gemm, schedule.placement))
     stall = 0.0
     if promotes(gemm, schedule):
-        promotions = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
+        groups = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
+        promotions = slab / FP8_INTERVAL if promotes_rarely(gemm) else groups
         issue += row_tiles * promotions * PROMOTION_SLOTS * schedule.tile_m
-        stall = (promotions - 1) * PROMOTION_CYCLES
+        stall = (groups - 1) * PROMOTION_CYCLES
     tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * TENSOR_SHARE)
     chain = count * stall / device.clock

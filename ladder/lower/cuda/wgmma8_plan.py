@@ -13,26 +13,16 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import PARTIAL_TOKENS
+from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, WIDE_TOKENS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
-
-FP8_INTERVAL = 2048
-"""Elements of K after which fp8 partial sums move to float32 registers.
-
-Measured on Hopper, relative Frobenius error of e4m3 sums of that many products each, output
-rounding included, for K from 4096 to 28672 and for data of one sign as well: 128: 2.4e-4,
-512: 4.0e-4, 1024: 5.9e-4, 2048: 8.9e-4, 4096: 1.34e-3, 8192: 2.04e-3. So 2048 keeps a factor
-of two below the 2e-3 that is allowed; intervals do not add up, as totals are float32.
-"""
 
 INTEGER_TOKENS = 224
 """Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
 UNIT_TOKENS = 256
-CARRY_TOKENS = 128
 
 @dataclass(frozen=True)
 class Unit:
@@ -109,14 +99,12 @@ class Loop:
     @property
     def long(self) -> bool:
         """Whether sums stay in the tensor core's registers over many turns: no scales within K."""
-        gemm = self.geo.gemm
-        whole = not gemm.scale and not gemm.token_group
-        return not self.geo.promotes or (whole and self.positions == 1)
+        return not self.geo.promotes or (promotes_rarely(self.geo.gemm) and self.positions == 1)
 
     @property
     def carries(self) -> bool:
         """Whether totals are 16-bit heads of sums whose tails stay in the accumulators."""
-        return self.long and self.geo.promotes and self.unit_tokens > CARRY_TOKENS
+        return self.long and self.geo.promotes and self.unit_tokens > WIDE_TOKENS
 
     @property
     def turns(self) -> int:
