@@ -204,6 +204,34 @@ def test_each_wgmma_schedule_for_any_m(shape: str, activation: str, monkeypatch:
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
 
 
+FP8_SCHEDULES = [
+    GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
+    GpuSchedule("wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
+    GpuSchedule("wgmma", 256, 128, 128, stages=3, warps=8, cluster=2, placement="accumulator"),
+    GpuSchedule("wgmma", 64, 64, 256, stages=3, warps=4, split_k=2, placement="accumulator"),
+]
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+@pytest.mark.parametrize("schedule", FP8_SCHEDULES, ids=lambda s: f"{s.tile_m} {s.cluster} {s.split_k}")
+@pytest.mark.parametrize("k", [1003, 2048, 4100, 28672])
+def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) -> None:
+    """Half of the 2e-3 that is allowed, for sums that cancel and sums that grow alike."""
+    n, plan = 203, Plan(((1 << 20, schedule),))
+    op = ladder.Matmul(n, k, "fp8_e4m3", "fp8_e4m3", output="float32", plan=plan)
+    for one_sided in (False, True):
+        weight = torch.randn(n, k, device="cuda")
+        weight = ladder.quantize(weight.abs() if one_sided else weight, "fp8_e4m3")
+        packed, exact_weight = op.pack(weight, "cuda"), weight.dequantize("float64").cuda()
+        for m in (8, 129, 300):
+            values = torch.randn(m, k, device="cuda")
+            x = (values.abs() if one_sided else values).to(torch.float8_e4m3fn)
+            scale = torch.rand(m, device="cuda") + 0.5
+            exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
+            y = op(x, packed, token_scale=scale)
+            assert float((y.double() - exact).norm() / exact.norm()) <= 1e-3, f"K={k} M={m}"
+
+
 def test_long_k_passes_through_shared_memory_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, ttype, options = _quantized(64, 28672, "int4_g128", "float16")
     op = ladder.Matmul(64, 28672, ttype, "float16", **options)

@@ -22,15 +22,12 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
-TIE = True
-STAGGER = 0
-BARRIER = """
-__device__ __forceinline__ void ladder_bar_{how}(int id) {{
-  asm volatile("bar.{how} %0, 256;" :: "r"(id) : "memory");
-}}
-"""
+
+TAKE_TURNS = True
+STAGGER = False
+
 CARRY = """
-__device__ __forceinline__ void {name}(float* sums, unsigned* heads) {{
+__device__ __forceinline__ void ladder_carry{count}(float* sums, unsigned* heads) {{
 #pragma unroll
   for (int i = 0; i < {count} / 2; ++i) {{
     float low = sums[2 * i] + __uint_as_float(heads[i] << 16);
@@ -74,8 +71,14 @@ class ByteKernel(Kernel):
         # Scales of groups of tokens: of the unit that is promoted next, and of the one after it.
         grouped = 2 if self.gemm.token_group else 0
         self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
-        # The stage that products read, and the one after it; the ring's own is being fetched.
-        self.multiplied, self.upcoming = b.Variable("int32", 0), b.Variable("int32", 0)
+        # The stage that products read; the ring's own is being decoded.
+        self.multiplied = b.Variable("int32", 0)
+        if self._alternates:
+            # By a shuffle, after which ptxas knows that it is the same in all lanes.
+            every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", self.group_index)
+            self.seat = b.keep(T.tvm_warp_shuffle(every, group, 0, 32, 32))
+            with b.when(self.seat == 1):
+                self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(0 if self.total is None else self.geo.m64 * self.geo.accumulators):
@@ -86,26 +89,13 @@ class ByteKernel(Kernel):
         self.token = token
         self._load_factors(0, 0)
         self._first_slab()
-        self.upcoming.set(self.ring.stage.value)
         self._decode_share(0, range(self._items))
-        for slab in range(1, self.plan.ahead):
-            self._fetch_share(0, slab, range(self._items))
+        self._lag()
         if self.plan.long and self.geo.promotes:
             count = self.plan.turns
-            if STAGGER and self.schedule.warps == 8:
-                self._bar("sync", self.group_index == 1)
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
-                if self.plan.carries:
-                    place = (self.banks[0].ptr_to([0]), self.heads.ptr_to([0]))
-                    name = f"ladder_carry{self.plan.bank_registers}"
-                    with b.when((interval + 1) * count < self.turns):
-                        b.emit(b.call_inline(name, CARRY.format(name=name, count=self.plan.bank_registers), "void", *place))
-                        pin_registers(self.heads, self.geo.accumulators // 2)
-                        pin_registers(self.banks[0], self.plan.bank_registers)
-                else:
-                    for index in range(self.plan.bank_registers):
-                        b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
+                self._end_interval((interval + 1) * count < self.turns)
         else:
             self._run(0, self.turns)
         self.ring.advance()
@@ -113,16 +103,55 @@ class ByteKernel(Kernel):
 
     def _run(self, first: Expr, count: Expr) -> None:
         """Run turns ``first .. first+count``; products of one may still run while the next begins."""
-        if self.plan.long and STAGGER and self.schedule.warps == 8 and isinstance(first, int):
-            self._bar("sync", self.group_index == 1)
         with b.loop(count) as number:
             self._turn(first + number, number)
-            if self.plan.long and STAGGER and self.schedule.warps == 8:
-                self._bar("arrive", T.And(self.group_index == 0, first + number == STAGGER - 1))
+            self._lead(first + number)
         if self.plan.long:
             self._finish(self.units[-1])
             for bank in self.banks:
                 pin_registers(bank, self.plan.bank_registers)
+
+    def _end_interval(self, more: Expr) -> None:
+        """Move the sums of an interval to the totals; of the last one, only where they have registers."""
+        if self.heads is None:
+            for index in range(self.plan.bank_registers):
+                b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
+            return
+        count, sums = self.plan.bank_registers, self.banks[0]
+        with b.when(more):
+            source, places = CARRY.format(count=count), (sums.ptr_to([0]), self.heads.ptr_to([0]))
+            b.emit(b.call_inline(f"ladder_carry{count}", source, "void", *places))
+            pin_registers(self.heads, count // 2)
+            pin_registers(sums, count)
+
+    def _lag(self) -> None:
+        if STAGGER and self.plan.long and self.geo.warpgroups == 2:
+            enough = self.turns * self.geo.body > self.schedule.stages * self.geo.slabs
+            with b.when(T.And(self.group_index == 1, enough)):
+                b.emit(T.ptx.bar.sync(T.uint32(3), T.uint32(256)))
+
+    def _lead(self, turn: Expr) -> None:
+        if STAGGER and self.plan.long and self.geo.warpgroups == 2:
+            enough = self.turns * self.geo.body > self.schedule.stages * self.geo.slabs
+            with b.when(T.And(T.And(self.group_index == 0, enough), turn == 0)):
+                b.emit(T.ptx.bar.arrive(T.uint32(3), T.uint32(256)))
+
+    @property
+    def _alternates(self) -> bool:
+        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
+
+        Left alone they fall into step: both wait for products that run at half speed, then both promote.
+        """
+        always = self.plan.drains and all(unit.done for unit in self.units)
+        return TAKE_TURNS and self.geo.warpgroups == 2 and always
+
+    def _take_core(self) -> None:
+        """Wait until the other warpgroup's products end (named barriers 1 and 2)."""
+        b.emit(T.ptx.bar.sync(T.Cast("uint32", 1 + self.seat), T.uint32(256)))
+
+    def _yield_core(self) -> None:
+        """Let the other warpgroup start its products."""
+        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.seat), T.uint32(256)))
 
     def _turn(self, turn: Expr, number: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted.
@@ -139,18 +168,13 @@ class ByteKernel(Kernel):
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
-            self._remember_scales(unit)
-            if self.plan.ahead == 2:
-                self._decode_share(unit.slab + 1, share)
-                if TIE:
-                    self._tie(unit.slab + 1)
             # The loads' latency hides behind the promotion.
-            self._fetch_share(turn, unit.slab + self.plan.ahead, share)
+            self._fetch_share(turn, unit.slab + 1, share)
+            self._remember_scales(unit)
             if running:
                 self._promote(running)
             self._load_factors(turn, index + 1)
-            if self.plan.ahead == 1:
-                self._decode_share(unit.slab + 1, share)
+            self._decode_share(unit.slab + 1, share)
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
@@ -159,27 +183,12 @@ class ByteKernel(Kernel):
                 self._finish(unit)
                 running = None
 
-    def _bar(self, how: str, condition: Expr) -> None:
-        with b.when(condition):
-            b.emit(b.call_inline(f"ladder_bar_{how}", BARRIER.format(how=how), "void", 3))
-
-    tie: Expr = None
-
-    def _tie(self, slab: int) -> None:
-        source = (
-            "__device__ __forceinline__ int ladder_tie(const unsigned* p, int zero) {\n  unsigned x = p[0];\n"
-            "#pragma unroll\n  for (int i = 1; i < 16; ++i) x ^= p[i];\n  return __any_sync(0xffffffffu, x & zero);\n}\n"
-        )
-        place = self.operands.ptr_to([slab % 2 * self.geo.m64 * 16])
-        self.tie = b.keep(b.call_inline("ladder_tie", source, "int32", place, T.shift_right(self.args.m, 31)))
-
-    def _await_stage(self) -> None:
-        phase = self.ring.phase.value if self.tie is None else self.ring.phase.value + self.tie
-        self.tie = None
-        b.emit(T.cuda.mbarrier_wait(self.full.ptr_to([self.ring.stage.value]), phase))
-
     def _finish(self, unit: Unit) -> None:
         """Wait for all products and promote those of the last unit."""
+        if self._alternates:
+            # The last step of this unit runs while the other warpgroup starts.
+            self._wait_products(1)
+            self._yield_core()
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
@@ -192,9 +201,7 @@ class ByteKernel(Kernel):
         """Note from which stage the products of a slab read."""
         if slab % self.geo.slabs == 0:
             self.previous.set(self.multiplied.value)
-            self.multiplied.set(self.upcoming.value)
-            following = b.keep(self.upcoming.value + 1)
-            self.upcoming.set(T.Select(following == self.schedule.stages, 0, following))
+            self.multiplied.set(self.ring.stage.value)
 
     # ---- decoding ahead -------------------------------------------------------------
     @property
@@ -216,8 +223,7 @@ class ByteKernel(Kernel):
             m, tile = divmod(item, self.geo.tiles_per_slab)
             place = within * self.geo.tiles_per_slab + tile
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
-            # When all of the slab before is decoded, and before any of this one is.
-            if tile == (0 if self.plan.ahead == 1 else self.geo.tiles_per_slab - 1):
+            if tile == 0:
                 self._fetch_rows(m, slab % self.geo.body)
 
     def _decode_share(self, slab: int, share: range) -> None:
@@ -236,11 +242,15 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
+        if self._alternates:
+            self._take_core()
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
             adds = number > 0 if first and self.plan.long else not first
             registers = self._registers(unit, step)
+            if self._alternates and step == -(-unit.end // STEP) - 1:
+                b.emit(T.ptx.wgmma.commit_group.sync.aligned())
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 

@@ -124,14 +124,6 @@ class Loop:
         return not self.long and self.banks == 1
 
     @property
-    def ahead(self) -> int:
-        """Slabs by which the loads of packed words are ahead of the products.
-
-        Where units drain, words that are there already let decoding start with the products.
-        """
-        return 2 if self.drains else 1
-
-    @property
     def turn(self) -> int:
         """Elements of K in one turn of the loop."""
         return self.geo.body * self.geo.slab
