@@ -59,6 +59,7 @@ class Rule:
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
     cluster: tuple[int, ...] = (1,)
+    stream_k: tuple[bool, ...] = (False,)
     warp_rows: tuple[int, ...] = (16,)
     placement: tuple[str, ...] = ()
     """Placements to choose from; none: the one of `placement_for`."""
@@ -88,6 +89,7 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4, 8),
         (False, True),
         (1, 2, 4),
+        (False, True),
     ),
 }
 
@@ -384,6 +386,10 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
+    if schedule.stream_k and (not schedule.persistent or schedule.cluster > 1):
+        yield "stream_k shares the tiles of a persistent grid without clusters"
+    if schedule.stream_k and lane_of(gemm.activation) == 8:
+        yield "stream_k adds float32 sums; those of 8-bit cores may be integers"
     if schedule.cluster * 8 > schedule.tile_m:
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.persistent and schedule.cluster > 2:

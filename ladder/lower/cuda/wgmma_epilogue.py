@@ -97,8 +97,15 @@ def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, rows: Mapping[str, 
     if kernel.exchange is not None:
         kernel.exchange.finish(kernel.sum_of, store.tile)
         return
-    for m in range(kernel.geo.m64):
-        store.tile(m, kernel.sum_of)
+
+    def whole() -> None:
+        for m in range(kernel.geo.m64):
+            store.tile(m, kernel.sum_of)
+
+    if kernel.stream is not None:
+        kernel.stream.finish(whole)
+    else:
+        whole()
 
 
 class _WarpStore:
