@@ -15,10 +15,6 @@ Index = Any
 WORKSPACE = "ladder.workspace"
 """Name under which a kernel's host code finds what gives it a workspace: bytes -> address."""
 
-FLAG_BYTES = 1 << 16
-"""Bytes at the beginning of a workspace that hold flags, zero between launches; sums come behind."""
-
-
 def whole_tiles(tiles: Index, blocks: int, highest: Callable[..., Index] = max) -> Index:
     """Return how many of ``tiles`` are walked whole: the full rounds of all blocks but the last one."""
     return highest(tiles // blocks - 1, 0) * blocks

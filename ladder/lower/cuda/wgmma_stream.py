@@ -7,13 +7,14 @@ as they lie in its registers, and the block that began the tile takes them in, s
 stores the tile. Each thread takes what the same thread of the other block left, so a warp waits for
 one flag; sums are added in a fixed order.
 
-Why it cannot go wrong (what `ladder.runtime.workspace` promises is that launches with one workspace
-follow each other on one stream, and that its flags were zero at the beginning):
+Why it cannot go wrong:
 
-* A slot and its flags belong to one share, which hands over at most once; exactly one block takes it
-  and zeroes the flag. So a launch leaves zero flags behind, and may be replayed from a graph.
+* A slot and its flags belong to one share, which hands over at most once, and exactly one block takes it.
+* The workspace is memory from the allocator that serves the launch's stream (`ladder.runtime.workspace`),
+  whose contents are arbitrary: a flag is up if it holds `RAISED`, 64 bits that no data has, and is taken
+  down before the launch ends. So nothing must be set up, and a graph may be replayed.
 * A launch that starts early (`launch.Overlap`) touches the workspace only after it waited for the end
-  of the launches before it.
+  of the launches before it, which may have had the same memory.
 * Shares run from the last block to the first, so a block waits only for blocks of a lower index, which
   the GPU started before it: nobody waits for a block that cannot start (as two such grids that share
   the GPU might).
@@ -29,35 +30,41 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
-from schedules.shares import FLAG_BYTES, WORKSPACE, share_begin, whole_tiles
+from schedules.shares import WORKSPACE, share_begin, whole_tiles
 
 if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel
 
 Expr = Any
 
+RAISED = 0x7FF57E1D7FF9B3C6
+"""A flag that is up: NaNs, with payloads of their own, as float32 and as 16-bit floats."""
+
 HAND_OVER = """
 __device__ __forceinline__ void ladder_hand_over_{count}_{threads}(
-    long long workspace, int share, int thread, const float* sums) {{
-  float4* place = reinterpret_cast<float4*>(workspace + {flags}) + share * {slot} + thread;
+    long long sums_at, long long flags, int share, int thread, const float* sums) {{
+  float4* place = reinterpret_cast<float4*>(sums_at) + share * ({count} / 4 * {threads}) + thread;
+  unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + (share * {threads} + thread) / 32;
 #pragma unroll
   for (int i = 0; i < {count} / 4; ++i)
     __stcg(place + i * {threads}, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-  unsigned* flag = reinterpret_cast<unsigned*>(workspace) + share * ({threads} / 32) + thread / 32;
   __syncwarp();
-  if (thread % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(1u) : "memory");
+  if (thread % 32 == 0)
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" :: "l"(flag), "l"({raised}ull) : "memory");
 }}
 """
 
 TAKE_OVER = """
 __device__ __forceinline__ void ladder_take_over_{count}_{threads}(
-    long long workspace, int share, int thread, float* sums) {{
-  const float4* place = reinterpret_cast<const float4*>(workspace + {flags}) + share * {slot} + thread;
-  unsigned* flag = reinterpret_cast<unsigned*>(workspace) + share * ({threads} / 32) + thread / 32;
-  unsigned ready;
-  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(ready) : "l"(flag) : "memory"); while (!ready);
+    long long sums_at, long long flags, int share, int thread, float* sums) {{
+  const float4* place = reinterpret_cast<const float4*>(sums_at) + share * ({count} / 4 * {threads}) + thread;
+  unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + (share * {threads} + thread) / 32;
+  unsigned long long found;
+  do asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
+  while (found != {raised}ull);
   __syncwarp();
-  if (thread % 32 == 0) asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(flag), "r"(0u) : "memory");
+  if (thread % 32 == 0)
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(flag), "l"(0ull) : "memory");
 #pragma unroll
   for (int i = 0; i < {count} / 4; ++i) {{
     float4 part = __ldcg(place + i * {threads});
@@ -77,7 +84,9 @@ class Stream:
 
     def declare(self) -> None:
         """Ask the host for the workspace; in the host part."""
-        size = FLAG_BYTES + self.kernel.device.units * self.count * self.threads * 4
+        blocks = self.kernel.device.units
+        self.sum_bytes = blocks * self.count * self.threads * 4
+        size = self.sum_bytes + blocks * self.kernel.schedule.warps * 8
         call = Call(Op.get("tirx.tvm_call_packed"), [WORKSPACE, size], ret_ty="int64")
         self.workspace = I.Bind(call)
 
@@ -162,8 +171,8 @@ class Stream:
             begin.set(end)
 
     def _call(self, verb: str, source: str, share: Expr) -> None:
-        sizes = {"count": self.count, "threads": self.threads, "slot": self.count // 4 * self.threads}
-        text = source.format(flags=FLAG_BYTES, **sizes)
+        text = source.format(count=self.count, threads=self.threads, raised=hex(RAISED))
         name = f"ladder_{verb}_{self.count}_{self.threads}"
-        sums = self.kernel.partial.ptr_to([0])
-        b.emit(b.call_inline(name, text, "void", self.workspace, share, self.kernel.thread, sums))
+        flags, sums = self.workspace + self.sum_bytes, self.kernel.partial.ptr_to([0])
+        thread = self.kernel.thread
+        b.emit(b.call_inline(name, text, "void", self.workspace, flags, share, thread, sums))
