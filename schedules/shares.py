@@ -15,6 +15,7 @@ Index = Any
 WORKSPACE = "ladder.workspace"
 """Name under which a kernel's host code finds what gives it a workspace: bytes -> address."""
 
+
 def whole_tiles(tiles: Index, blocks: int, highest: Callable[..., Index] = max) -> Index:
     """Return how many of ``tiles`` are walked whole: the full rounds of all blocks but the last one."""
     return highest(tiles // blocks - 1, 0) * blocks

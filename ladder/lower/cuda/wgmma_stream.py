@@ -2,10 +2,10 @@
 
 Work is counted in *units*, turns of the math loop, tile after tile. Blocks walk whole tiles, in step so
 that they find each other's operands in L2, until less than two rounds are left; the rest is cut into one
-equal *share* of consecutive units per block. So a share may begin inside a tile: the block hands those sums over through a workspace in global memory,
-as they lie in its registers, and the block that began the tile takes them in, share by share, and
-stores the tile. Each thread takes what the same thread of the other block left, so a warp waits for
-one flag; sums are added in a fixed order.
+equal *share* of consecutive units per block. So a share may begin inside a tile: the block hands those
+sums over through a workspace in global memory, as they lie in its registers, and the block that began
+the tile takes them in, share by share, and stores the tile. Each thread takes what the same thread of
+the other block left, so a warp waits for one flag; sums are added in a fixed order.
 
 Why it cannot go wrong:
 
@@ -47,7 +47,8 @@ __device__ __forceinline__ void ladder_hand_over_{count}_{threads}(
   unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + (share * {threads} + thread) / 32;
 #pragma unroll
   for (int i = 0; i < {count} / 4; ++i)
-    __stcg(place + i * {threads}, make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
+    __stcg(place + i * {threads},
+           make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
   __syncwarp();
   if (thread % 32 == 0)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" :: "l"(flag), "l"({raised}ull) : "memory");
@@ -115,7 +116,7 @@ class Stream:
         return self.geo.body * self.geo.tiles_per_slab
 
     def for_each_piece(self, body: Callable[[Expr, Expr], None]) -> None:
-        """Run ``body(first row tile, first token)`` for this block's whole tiles, then the pieces of its share.
+        """Run ``body(first row tile, first token)`` for whole tiles, then the pieces of this block's share.
 
         Meanwhile ``kernel.turns`` and ``kernel.first_tile`` are those of the piece.
         """
