@@ -119,6 +119,9 @@ class _WarpStore:
         self.run = 4 if self.wide else 8
         self.runs = WARP_ROWS // self.run
         self.slot = b.bind(kernel.group_index * 4 + kernel.warp)
+        tile = kernel.schedule.tile_m
+        # Tiles that are cut at different K round differently: what two of them hold, only one may store.
+        self.own = b.keep((token + (tile - 1)) // tile * tile) if kernel.stream is not None else 0
 
     def tile(self, m: int, value: Sum) -> None:
         """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
@@ -185,8 +188,7 @@ class _WarpStore:
                 with b.when(place < self.geo.chunk), b.vector(self.run) as v:
                     b.store(values, self.kernel.staging[self.slot, self._source(place) + v], v)
             for place, values in zip(places, held, strict=True):
-                inside = T.And(place < self.geo.chunk, token + place < self.args.m)
-                with b.when(inside), b.vector(self.run) as v:
+                with b.when(self._inside(place, token)), b.vector(self.run) as v:
                     b.store(self.args.y, values[v], token + place, row + v)
 
     def _store_elements(self, row: Expr, token: Expr) -> None:
@@ -194,10 +196,15 @@ class _WarpStore:
         tokens = 32 // self.runs
         with b.loop(-(-self.geo.chunk // tokens), rolled=True) as turn:
             place = b.bind(turn * tokens + self.kernel.lane // self.runs)
-            inside = T.And(place < self.geo.chunk, token + place < self.args.m)
-            with b.when(inside), b.loop(T.min(self.run, self.args.n - row), rolled=True) as index:
+            count = T.min(self.run, self.args.n - row)
+            with b.when(self._inside(place, token)), b.loop(count, rolled=True) as index:
                 value = self.kernel.staging[self.slot, self._source(place) + index]
                 b.store(self.args.y, value, token + place, row + index)
+
+    def _inside(self, place: Expr, token: Expr) -> Expr:
+        """Whether a staged token of the chunk that begins at ``token`` is this tile's to store."""
+        inside = T.And(place < self.geo.chunk, token + place < self.args.m)
+        return T.And(inside, token + place >= self.own) if self.kernel.stream is not None else inside
 
     def _source(self, place: Expr) -> Expr:
         """Return where the thread's run of a staged token starts."""
