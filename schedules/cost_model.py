@@ -89,8 +89,11 @@ CLUSTER_SECONDS = 5.2e-06
 EXCHANGE_SECONDS = 2.95e-10
 """wgmma, split K: reading one partial sum of another block through distributed shared memory."""
 
-SHARE_SECONDS = 6.0e-11
-"""wgmma, stream-K: taking in one partial sum of another block through L2."""
+CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
+"""wgmma, stream-K: handing over sums and taking in others, per output of a tile, and per other block of it.
+
+Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
+"""
 
 CLUSTER_LOSS = 0.04
 """Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
@@ -356,13 +359,17 @@ def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
 def _unit_seconds(device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
-        rounds = grid.blocks / device.units
-        cuts = -(-device.units // grid.blocks) * (grid.blocks % device.units > 0)
-        taken = cuts * schedule.tile_m * schedule.tile_n * SHARE_SECONDS
-        return BLOCK_SECONDS + rounds * work.together(1) + taken
+        cut = _cut_seconds(schedule, -(-device.units // grid.blocks)) if grid.blocks % device.units else 0.0
+        return BLOCK_SECONDS + grid.blocks / device.units * work.together(1) + cut
     if schedule.persistent:  # one block walks all tiles; loads of the next one overlap the epilogue
         return BLOCK_SECONDS + grid.rounds * work.together(1)
     return work.waves(grid.rounds, grid.resident)
+
+
+def _cut_seconds(schedule: GpuSchedule, parts: int) -> float:
+    """Return what the cuts of stream-K cost a block whose tile has ``parts`` other blocks."""
+    outputs = schedule.tile_m * schedule.tile_n
+    return CUT_SECONDS + outputs * (CUT_OUTPUT_SECONDS + parts * PART_SECONDS)
 
 
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
