@@ -79,13 +79,6 @@ TENSOR_SHARE = 0.987
 HALF_RATE_TOKENS = 32
 """Below this many tokens a wgmma takes as long as with this many."""
 
-ROW_SECONDS, ABSENT_ROW_SECONDS = 0.8e-9, 5.5e-9
-"""wgmma: the tensor copy of 128 bytes of a row of A, and of a row beyond M, which it fills with zeros.
-
-Read off `benchmarks.peers`' sweep of M on an H200 (8192 x 8192, int4, 256-token tiles: 113, 77 and 47 us
-at M = 128, 192 and 256), not fitted.
-"""
-
 BLOCK_SECONDS = 1.07e-06
 """wgmma: set-up of a block: barriers, tensor map, first bytes."""
 
@@ -97,6 +90,12 @@ CLUSTER_SECONDS = 5.2e-06
 
 EXCHANGE_SECONDS = 2.95e-10
 """wgmma, split K: reading one partial sum of another block through distributed shared memory."""
+
+CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
+"""wgmma, stream-K: handing over sums and taking in others, per output of a tile, and per other block of it.
+
+Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
+"""
 
 CLUSTER_LOSS = 0.04
 """Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
@@ -331,9 +330,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
         overlap = GEMV_OVERLAP
     else:
         work, launch, overlap = _wgmma_work(gemm, device, schedule), LAUNCH_SECONDS, OVERLAP
-    units = _unit_seconds(schedule, grid, work) * _loss(gemm, schedule)
-    if schedule.pipeline == "wgmma":
-        units = _with_absent_rows(gemm, schedule, m, grid, units)
+    units = _unit_seconds(device, schedule, grid, work) * _loss(gemm, schedule)
     dram = _dram_seconds(gemm, device, schedule, m, grid)
     l2 = _l2_seconds(gemm, device, schedule, m, grid)
     seconds = launch + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
@@ -349,17 +346,6 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
-def _with_absent_rows(gemm: Gemm, schedule: GpuSchedule, m: int, grid: Grid, units: float) -> float:
-    """Return the time of the busiest multiprocessor if copies of rows beyond M hold it up.
-
-    Only a tile of more tokens than there are has such rows: otherwise the last tile ends at M.
-    """
-    absent = max(0, schedule.tile_m - m)
-    slabs = padded(gemm.k) * operand_bytes(gemm) / SWIZZLE_ROW / schedule.split_k
-    rows = (schedule.tile_m - absent) * ROW_SECONDS + absent * ABSENT_ROW_SECONDS
-    return max(units, grid.rounds * slabs * rows / schedule.cluster) if absent else units
-
-
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
     if schedule.pipeline != "wgmma":
@@ -372,11 +358,20 @@ def is_tight(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return registers_per_thread(gemm, schedule) > math_registers(schedule.warps) - TIGHT_REGISTERS
 
 
-def _unit_seconds(schedule: GpuSchedule, grid: Grid, work: Work) -> float:
+def _unit_seconds(device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
+    if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
+        cut = _cut_seconds(schedule, -(-device.units // grid.blocks)) if grid.blocks % device.units else 0.0
+        return BLOCK_SECONDS + grid.blocks / device.units * work.together(1) + cut
     if schedule.persistent:  # one block walks all tiles; loads of the next one overlap the epilogue
         return BLOCK_SECONDS + grid.rounds * work.together(1)
     return work.waves(grid.rounds, grid.resident)
+
+
+def _cut_seconds(schedule: GpuSchedule, parts: int) -> float:
+    """Return what the cuts of stream-K cost a block whose tile has ``parts`` other blocks."""
+    outputs = schedule.tile_m * schedule.tile_n
+    return CUT_SECONDS + outputs * (CUT_OUTPUT_SECONDS + parts * PART_SECONDS)
 
 
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:

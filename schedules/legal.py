@@ -71,6 +71,7 @@ class Rule:
     split_k: tuple[int, ...]
     persistent: tuple[bool, ...]
     cluster: tuple[int, ...] = (1,)
+    stream_k: tuple[bool, ...] = (False,)
     warp_rows: tuple[int, ...] = (16,)
     placement: tuple[str, ...] = ()
     """Placements to choose from; none: the one of `placement_for`."""
@@ -100,6 +101,7 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4, 8),
         (False, True),
         (1, 2, 4),
+        (False, True),
     ),
 }
 
@@ -402,19 +404,27 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile_n={schedule.tile_n} is not 64 rows for each of {schedule.warps // 4} warpgroups"
     if schedule.stages * schedule.tile_k * operand_bytes(gemm) < LEAST_SLABS * SWIZZLE_ROW:
         yield f"{schedule.stages} stages of {schedule.tile_k} hold no slab that is fetched ahead (it hangs)"
+    yield from _grid_violations(gemm, schedule)
+    if schedule.cluster * 8 > schedule.tile_m:
+        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
+    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
+    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
+        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+
+
+def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
     if gemm.experts and (schedule.persistent or schedule.cluster * schedule.split_k > 1):
         yield "blocks that work on one expert each neither persist nor form clusters"
-    if schedule.cluster * 8 > schedule.tile_m:
-        yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} tokens eight at a time"
     if schedule.persistent and schedule.cluster > 2:
         yield "clusters of more than two blocks may not all fit at once, so persistent ones cannot have them"
+    if schedule.stream_k and (not schedule.persistent or schedule.cluster > 1):
+        yield "stream_k shares the tiles of a persistent grid without clusters"
+    if schedule.stream_k and lane_of(gemm.activation) == 8:
+        yield "stream_k adds float32 sums; those of 8-bit cores may be integers"
     if schedule.cluster * schedule.split_k > 8:
         yield f"{schedule.cluster} x {schedule.split_k} blocks exceed the portable cluster size of 8"
-    row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
-    if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
-        yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
 
 
 _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {

@@ -257,7 +257,7 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
     long_enough = tile.split_k == 1 or padded(gemm.k) // 64 // tile.split_k >= 4
     small = m * gemm.n <= device.units * 128 * 128
-    return long_enough and not (tile.persistent and small)
+    return long_enough and not (tile.persistent and not tile.stream_k and small)
 
 
 def schedule_transform(

@@ -56,6 +56,8 @@ class GpuSchedule(Schedule):
         Weight rows of a ``gemv`` warp: 16, or 32 that share the fragments of A.
     cluster
         Blocks along N that load each tile of A once between them (TMA multicast; ``wgmma`` only).
+    stream_k
+        Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
     """
 
     pipeline: str
@@ -70,6 +72,7 @@ class GpuSchedule(Schedule):
     placement: str = "operand"
     warp_rows: int = 16
     cluster: int = 1
+    stream_k: bool = False
 
     def __post_init__(self) -> None:
         check(self.pipeline in ("gemv", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")

@@ -21,8 +21,14 @@ OUTPUTS = {"int8": "float32", "fp8_e4m3": "float16"}
 
 
 STEPS: dict[str, dict[str, Any]] = {
-    "fused, fewest buffers": {"stages": 0, "split_k": 1, "persistent": False, "cluster": 1},
-    "+ deep pipeline": {"split_k": 1, "persistent": False, "cluster": 1},
+    "fused, fewest buffers": {
+        "stages": 0,
+        "split_k": 1,
+        "persistent": False,
+        "stream_k": False,
+        "cluster": 1,
+    },
+    "+ deep pipeline": {"split_k": 1, "persistent": False, "stream_k": False, "cluster": 1},
     "+ split K, persistence": {"cluster": 1},
 }
 """Fields of the chosen schedule that a step holds back; the schedule itself has all.

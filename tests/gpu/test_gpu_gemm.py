@@ -80,6 +80,8 @@ WGMMA: dict[str, GpuSchedule] = {
     "shared tokens": GpuSchedule("wgmma", 256, 128, stages=4, warps=8, persistent=True, cluster=2),
     "four share tokens": GpuSchedule("wgmma", 64, 128, 256, stages=2, warps=8, cluster=4),
     "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
+    "shares": GpuSchedule("wgmma", 64, 256, 128, stages=4, warps=8, persistent=True, stream_k=True),
+    "small tiles in shares": GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True, stream_k=True),
     "split and shared": GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8, split_k=4, cluster=2),
 }
 
@@ -230,6 +232,33 @@ def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) ->
             exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
             y = op(x, packed, token_scale=scale)
             assert float((y.double() - exact).norm() / exact.norm()) <= 1e-3, f"K={k} M={m}"
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+def test_shares_give_the_same_bits_in_graphs_and_on_streams_side_by_side() -> None:
+    name, m = "int4_g128", 300
+    for n, k, tile_m in ((509, 1021, 64), (6144, 1408, 64), (16384, 1024, 8)):
+        schedule = GpuSchedule("wgmma", tile_m, 128, stages=4, warps=8, persistent=True, stream_k=True)
+        weight, ttype, options = _quantized(n, k, name, "float16")
+        op = ladder.Matmul(n, k, ttype, "float16", plan=Plan(((1 << 20, schedule),)), **options)
+        packed, x = op.pack(weight, "cuda"), torch.randn(m, k, device="cuda").half()
+        first = op(x, packed)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [op(x, packed) for _ in range(3)]
+        for _ in range(20):
+            for result in captured:
+                result.fill_(float("nan"))
+            graph.replay()
+            assert all(torch.equal(result, first) for result in captured)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        beside = []
+        for stream in streams * 10:
+            with torch.cuda.stream(stream):
+                beside.append(op(x, packed))
+        torch.cuda.synchronize()
+        assert all(torch.equal(result, first) for result in beside)
 
 
 def test_long_k_passes_through_shared_memory_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

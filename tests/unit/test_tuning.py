@@ -221,10 +221,3 @@ def test_measurements_of_two_shapes_that_are_equally_near_are_not_mixed() -> Non
     rows = [Measurement(n, n, 4096, schedule, n * 1e-7) for n in (8192, 4096)]
     assert nearest(rows, replace(GEMM, n=14336, k=4096)) == rows[1:]
     assert nearest(rows, replace(GEMM, n=4096, k=14336)) == rows[:1]
-
-
-def test_a_partly_filled_token_tile_is_not_free() -> None:
-    wide = GpuSchedule("wgmma", 256, 64, 128, stages=3, warps=4)
-    problem = replace(GEMM, n=8192, k=8192)
-    few, all_ = (predict(problem, H200, wide, m).seconds for m in (128, 256))
-    assert few > 1.4 * all_  # measured: 113 and 47 us

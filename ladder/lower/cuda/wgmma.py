@@ -29,6 +29,7 @@ from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
+from ladder.lower.cuda.wgmma_stream import Stream
 from schedules.layouts import TILE
 from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
@@ -102,6 +103,8 @@ class Kernel:
         self.decoder = self._choose_decoder()
         self.args: Arguments = declare_arguments(gemm)
         self.overlap = Overlap(device)
+        self.stream = Stream(self) if schedule.stream_k else None
+        self.expert_token: Expr = 0
 
     def _choose_decoder(self) -> ScaledDecoder:
         """Return how weights become operands."""
@@ -111,6 +114,8 @@ class Kernel:
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
         self._tensor_map()
+        if self.stream is not None:
+            self.stream.declare()
         self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=self.geo.resident_blocks(self.device))
         self._grid()
@@ -131,7 +136,7 @@ class Kernel:
 
     def _find_tokens(self) -> None:
         """Run the roles with the arguments of the expert whose tokens the block works on, if there are any."""
-        tile_m, index = self.schedule.tile_m, b.keep(self._place(self.first)[1])
+        tile_m, index = self.schedule.tile_m, b.keep(self._cut(self.first)[1])
         tokens = find_tokens(self.args, index, tile_m, b.bind(self.thread % 32), self.overlap)
         self.args, self.expert_token = tokens.args, b.keep(tokens.first)
         with b.when(tokens.exists):
@@ -148,9 +153,17 @@ class Kernel:
             T.call_packed(
                 "runtime.cuTensorMapEncodeTiled",
                 *(self.x_map, dtype, 2, x.data, extent_k, extent_m, extent_k * element),
-                *(geo.slab, self.schedule.tile_m // self.schedule.cluster, 1, 1, 0, SWIZZLE_128, 2, 0),
+                *(geo.slab, self._copied_tokens(), 1, 1, 0, SWIZZLE_128, 2, 0),
             )
         )
+
+    def _copied_tokens(self) -> Expr:
+        """Return the tokens that one block of a cluster copies: its share of a tile, or of M, by eights.
+
+        Copying rows beyond M, which are filled with zeros, takes several times as long as rows that exist.
+        """
+        whole, each = self.schedule.tile_m // self.schedule.cluster, 8 * self.schedule.cluster
+        return T.min(whole, (self.args.m + each - 1) // each * 8)
 
     def _grid(self) -> None:
         """Place clusters: one per tile (or tiles that share tokens), or as many as fit."""
@@ -168,6 +181,9 @@ class Kernel:
         body_tiles = self.geo.body * self.geo.tiles_per_slab
         self.turns = b.bind((args.k_tiles + body_tiles * plan.split_k - 1) // (body_tiles * plan.split_k))
         self.first_tile = b.bind(self.slice * self.turns * body_tiles) if plan.split_k > 1 else 0
+        self.copied_tokens = b.bind(self._copied_tokens())
+        if self.stream is not None:
+            self.stream.divide()
 
     def _shared_memory(self) -> None:
         geo, stages = self.geo, self.schedule.stages
@@ -208,7 +224,8 @@ class Kernel:
             self.decoder.decoder.fill_table(self.table, self.thread, self.geo.threads)
         if self.overlap.possible:
             with b.when(self.thread == 32):
-                prefetch(self, self._place(self.first)[0])
+                tile, k_tile = (self.first, self.first_tile) if self.stream is None else self.stream.first()
+                prefetch(self, self.place(tile)[0], k_tile)
         if self.schedule.cluster > 1:
             b.emit(T.cuda.cluster_sync())
         else:
@@ -220,17 +237,29 @@ class Kernel:
     def _for_each_tile(self, body: Any) -> None:
         """Run ``body(first row tile, first token)`` for every output tile of this block."""
         if not self.schedule.persistent:
-            row_tile, index = self._place(self.first)
-            first = self.expert_token if self.gemm.experts else self._first_token(index)
-            body(b.keep(row_tile), b.keep(first))
+            body(*map(b.keep, self.place(self.first)))
+            return
+        if self.stream is not None:
+            self.stream.for_each_piece(body)
             return
         tile = b.Variable("int32", self.first)
         with b.repeat_while(tile.value < self.n_blocks * self.m_blocks):
-            row_tile, index = self._place(tile.value)
-            body(b.keep(row_tile), b.keep(self._first_token(index)))
+            body(*map(b.keep, self.place(tile.value)))
             tile.set(tile.value + self.walkers)
 
-    def _place(self, tile: Expr) -> tuple[Expr, Expr]:
+    def place(self, tile: Expr) -> tuple[Expr, Expr]:
+        """Return a tile's first row tile and token.
+
+        The last tile of tokens ends at M and repeats some of the one before (equal values, stored
+        twice): a tensor copy is several times slower on rows beyond M than on rows that exist.
+        """
+        row_tile, index = self._cut(tile)
+        if self.gemm.experts:
+            return row_tile, self.expert_token
+        last = T.max(self.args.m - self.schedule.tile_m, 0)
+        return row_tile, T.min(index * self.schedule.tile_m, last)
+
+    def _cut(self, tile: Expr) -> tuple[Expr, Expr]:
         """Return a tile's first row tile and the index of its tokens' tile.
 
         Walk columns of ``raster`` row blocks, tokens inside, so that neighbours share X and W in L2.
@@ -242,15 +271,6 @@ class Kernel:
         row_block = column * self.schedule.raster + inside % columns
         row_tile = (row_block * self.schedule.cluster + self.member) * self.geo.row_tiles
         return row_tile, inside // columns
-
-    def _first_token(self, index: Expr) -> Expr:
-        """Return the first token of a tile.
-
-        The last one ends at M and repeats tokens of the one before (equal values, stored twice): a
-        tensor copy is several times slower on rows beyond M than on rows that exist.
-        """
-        last = T.max(self.args.m - self.schedule.tile_m, 0)
-        return T.min(index * self.schedule.tile_m, last)
 
     # ---- producer -------------------------------------------------------------------
     def _producer(self) -> None:

@@ -139,8 +139,15 @@ def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, held: Mapping[str, 
     if kernel.exchange is not None:
         kernel.exchange.finish(kernel.sum_of, store.tile)
         return
-    for m in range(kernel.geo.m64):
-        store.tile(m, kernel.sum_of)
+
+    def whole() -> None:
+        for m in range(kernel.geo.m64):
+            store.tile(m, kernel.sum_of)
+
+    if kernel.stream is not None:
+        kernel.stream.finish(whole)
+    else:
+        whole()
 
 
 class _WarpStore:
@@ -154,6 +161,9 @@ class _WarpStore:
         self.run = 4 if self.wide else 8
         self.runs = WARP_ROWS // self.run
         self.slot = b.bind(kernel.group_index * 4 + kernel.warp)
+        tile = kernel.schedule.tile_m
+        # Tiles that are cut at different K round differently: what two of them hold, only one may store.
+        self.own = b.keep((token + (tile - 1)) // tile * tile) if kernel.stream is not None else 0
 
     def tile(self, m: int, value: Sum) -> None:
         """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
@@ -219,8 +229,7 @@ class _WarpStore:
                 with b.when(place < self.geo.chunk), b.vector(self.run) as v:
                     b.store(values, self.kernel.staging[self.slot, self._source(place) + v], v)
             for place, values in zip(places, held, strict=True):
-                inside = T.And(place < self.geo.chunk, token + place < self.args.m)
-                with b.when(inside), b.vector(self.run) as v:
+                with b.when(self._inside(place, token)), b.vector(self.run) as v:
                     b.store(self.args.y, values[v], token + place, row + v)
 
     def _store_elements(self, row: Expr, token: Expr) -> None:
@@ -228,10 +237,15 @@ class _WarpStore:
         tokens = 32 // self.runs
         with b.loop(-(-self.geo.chunk // tokens), rolled=True) as turn:
             place = b.bind(turn * tokens + self.kernel.lane // self.runs)
-            inside = T.And(place < self.geo.chunk, token + place < self.args.m)
-            with b.when(inside), b.loop(T.min(self.run, self.args.n - row), rolled=True) as index:
+            count = T.min(self.run, self.args.n - row)
+            with b.when(self._inside(place, token)), b.loop(count, rolled=True) as index:
                 value = self.kernel.staging[self.slot, self._source(place) + index]
                 b.store(self.args.y, value, token + place, row + index)
+
+    def _inside(self, place: Expr, token: Expr) -> Expr:
+        """Whether a staged token of the chunk that begins at ``token`` is this tile's to store."""
+        inside = T.And(place < self.geo.chunk, token + place < self.args.m)
+        return T.And(inside, token + place >= self.own) if self.kernel.stream is not None else inside
 
     def _source(self, place: Expr) -> Expr:
         """Return where the thread's run of a staged token starts."""

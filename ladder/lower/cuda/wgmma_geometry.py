@@ -80,6 +80,10 @@ class Geometry:
         check(not (plan.persistent and plan.split_k > 1), "a persistent kernel does not split K")
         alone = not plan.persistent and plan.cluster * plan.split_k == 1
         check(alone or not self.gemm.experts, "one expert's tokens per block: no clusters, not persistent")
+        check(
+            not plan.stream_k or (plan.persistent and plan.cluster == 1 and self.lane == 16),
+            "stream_k shares the tiles of a persistent 16-bit kernel without clusters",
+        )
         check(plan.cluster * 8 <= plan.tile_m, f"{plan.cluster} blocks cannot share {plan.tile_m} tokens")
         check(plan.split_k in (1, 2, 4, 8), f"split_k is a cluster size: 1, 2, 4 or 8, got {plan.split_k}")
         check(

@@ -13,6 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from schedules.layouts import TILE
+from schedules.legal import SWIZZLE_ROW
 
 if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel, Ring
@@ -46,7 +47,7 @@ class Producer:
         kernel, stage = self.kernel, self.ring.stage.value
         b.emit(T.cuda.mbarrier_wait(kernel.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
         barrier = kernel.full.ptr_to([stage])
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(self.geo.stage_bytes)))
+        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
         self._fill_x(stage, barrier, token, k_tile)
         for index in range(self.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
@@ -55,10 +56,16 @@ class Producer:
         if kernel.scales is not None or kernel.zeros is not None:
             self._fill_rows(stage, barrier, row_tile, k_tile)
 
+    def _stage_bytes(self) -> Expr:
+        """Return the bytes of a stage: of A, only tokens that are copied."""
+        rest = self.geo.stage_bytes - self.geo.x_bytes
+        rows = self.kernel.copied_tokens * (self.schedule.cluster * self.geo.slabs)
+        return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
+
     def _fill_x(self, stage: Expr, barrier: Expr, token: Expr, k_tile: Expr) -> None:
         """Copy this block's share of the tokens, to every block of the cluster that needs it."""
         geo, kernel, cluster = self.geo, self.kernel, self.schedule.cluster
-        share = self.schedule.tile_m // cluster
+        share = kernel.copied_tokens
         for slab in range(geo.slabs):
             column = k_tile * TILE + slab * geo.slab
             place = slab * self.schedule.tile_m * 128
@@ -132,9 +139,9 @@ class Producer:
         return b.bind(T.min(k // self.geo.group, self.args.groups - 1))
 
 
-def prefetch(kernel: Kernel, row_tile: Expr) -> None:
-    """Bring X's tensor map and a block's first words into caches while the kernel before runs."""
-    geo, args, first = kernel.geo, kernel.args, kernel.first_tile
+def prefetch(kernel: Kernel, row_tile: Expr, first: Expr) -> None:
+    """Bring X's tensor map and a block's first words, from K tile ``first`` on, into caches early."""
+    geo, args = kernel.geo, kernel.args
     b.ptx("prefetch.tensormap", T.address_of(kernel.x_map))
     if kernel.gemm.experts:
         return  # Which expert's words is not known yet.
