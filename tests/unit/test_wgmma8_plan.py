@@ -10,6 +10,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma import emit
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
+from schedules.legal import FP8_INTERVAL, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -26,7 +27,10 @@ def plan(tile: tuple[int, int, int], activation: str, weight: str, group: int, t
 PLANS = [
     plan(tile, activation, weight, group, tile_k)
     for tile, (activation, weight), group, tile_k in product(
-        TILES, (("int8", "int4"), ("int8", "int8"), ("fp8_e4m3", "int4")), (16, 32, 96, 128, 1024), (128, 256)
+        TILES,
+        (("int8", "int4"), ("int8", "int8"), ("fp8_e4m3", "int4")),
+        (16, 32, 96, 128, 1024, 4096),
+        (128, 256),
     )
 ]
 
@@ -52,13 +56,25 @@ def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
     mine = [unit for unit in loop.units() if (unit.m, unit.tokens) == (0, 0)]
     for unit in mine:
         first = unit.slab * geo.slab + unit.start
-        if geo.promotes:
+        if geo.promotes and not loop.long:
             assert unit.fresh == (first % loop.interval == 0)
             assert unit.done == ((first + unit.extent) % loop.interval == 0)
             assert geo.group % loop.interval == 0
         else:
             assert unit.fresh == (first == 0)
             assert not unit.done
+
+
+def test_long_sums_of_fp8_stay_in_the_tensor_core() -> None:
+    for tile, carries in (((128, 128, 8), False), ((256, 128, 8), True), ((64, 64, 4), False)):
+        loop = plan(tile, "fp8_e4m3", "fp8_e4m3", 4096)
+        assert loop.long
+        assert loop.carries == carries
+        assert loop.turns * loop.turn == FP8_INTERVAL
+        assert loop.geo.register_estimate <= math_registers(tile[2])
+    assert not plan((128, 128, 8), "fp8_e4m3", "fp8_e4m3", 128).long
+    # Products of two row tiles in turn would need two sets of sums besides the totals.
+    assert not plan((32, 128, 4), "fp8_e4m3", "fp8_e4m3", 4096).long
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class Kernel:
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
 
     def _find_tokens(self) -> None:
-        """Run the roles with the arguments of the expert whose tokens the block works on, if there are any."""
+        """Run the roles with the arguments of the expert whose tokens the block works on, if any."""
         tile_m, index = self.schedule.tile_m, b.keep(self._cut(self.first)[1])
         tokens = find_tokens(self.args, index, tile_m, b.bind(self.thread % 32), self.overlap)
         self.args, self.expert_token = tokens.args, b.keep(tokens.first)

@@ -26,6 +26,9 @@ Expr = Any
 TAKE_TURNS = True
 STAGGER = False
 
+HEAD_HIGH = 0xFFFF0000
+"""Bits of a pair of heads that belong to the second of its two sums."""
+
 CARRY = """
 __device__ __forceinline__ void ladder_carry{count}(float* sums, unsigned* heads) {{
 #pragma unroll
@@ -64,7 +67,7 @@ class ByteKernel(Kernel):
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
         totals = geo.promotes and not self.plan.carries
         self.total = b.local(geo.m64 * geo.accumulators, "float32") if totals else None
-        self.heads = b.local(geo.accumulators // 2, "uint32") if self.plan.carries else None
+        self.heads: Any = b.local(geo.accumulators // 2, "uint32") if self.plan.carries else None
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
@@ -339,9 +342,13 @@ class ByteKernel(Kernel):
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
-        if self.plan.carries:
-            word = self.heads[index // 2]
-            head = T.shift_left(word, T.uint32(16)) if index % 2 == 0 else T.bitwise_and(word, T.uint32(0xFFFF0000))
-            value = self.banks[bank][index] + T.reinterpret("float32", head)
-            return value * T.float32(self.decoder.decoder.gains[index // 2 % 2])
-        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])
+        value = self._as_float(self.banks[bank][index])
+        if self.heads is not None:
+            value = value + self._head(index)
+        return value * T.float32(self.decoder.decoder.gains[index // 2 % 2])
+
+    def _head(self, index: int) -> Expr:
+        """Return what was carried of a register: the upper half of a float32."""
+        word = self.heads[index // 2]
+        bits = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if index % 2 else T.shift_left(word, T.uint32(16))
+        return T.reinterpret("float32", bits)

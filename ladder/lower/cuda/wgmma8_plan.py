@@ -24,6 +24,7 @@ INTEGER_TOKENS = 224
 
 UNIT_TOKENS = 256
 
+
 @dataclass(frozen=True)
 class Unit:
     """Products that one commit group starts.
