@@ -24,7 +24,6 @@ from schedules.layouts import TILE
 Expr = Any
 
 TAKE_TURNS = True
-STAGGER = False
 
 HEAD_HIGH = 0xFFFF0000
 """Bits of a pair of heads that belong to the second of its two sums."""
@@ -93,7 +92,6 @@ class ByteKernel(Kernel):
         self._load_factors(0, 0)
         self._first_slab()
         self._decode_share(0, range(self._items))
-        self._lag()
         if self.plan.long and self.geo.promotes:
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
@@ -108,7 +106,6 @@ class ByteKernel(Kernel):
         """Run turns ``first .. first+count``; products of one may still run while the next begins."""
         with b.loop(count) as number:
             self._turn(first + number, number)
-            self._lead(first + number)
         if self.plan.long:
             self._finish(self.units[-1])
             for bank in self.banks:
@@ -126,18 +123,6 @@ class ByteKernel(Kernel):
             b.emit(b.call_inline(f"ladder_carry{count}", source, "void", *places))
             pin_registers(self.heads, count // 2)
             pin_registers(sums, count)
-
-    def _lag(self) -> None:
-        if STAGGER and self.plan.long and self.geo.warpgroups == 2:
-            enough = self.turns * self.geo.body > self.schedule.stages * self.geo.slabs
-            with b.when(T.And(self.group_index == 1, enough)):
-                b.emit(T.ptx.bar.sync(T.uint32(3), T.uint32(256)))
-
-    def _lead(self, turn: Expr) -> None:
-        if STAGGER and self.plan.long and self.geo.warpgroups == 2:
-            enough = self.turns * self.geo.body > self.schedule.stages * self.geo.slabs
-            with b.when(T.And(T.And(self.group_index == 0, enough), turn == 0)):
-                b.emit(T.ptx.bar.arrive(T.uint32(3), T.uint32(256)))
 
     @property
     def _alternates(self) -> bool:

@@ -22,9 +22,6 @@ INTEGER_TOKENS = 224
 """Tokens of one integer product at most: TVM 0.27 knows none of 256."""
 
 
-UNIT_TOKENS = 256
-
-
 @dataclass(frozen=True)
 class Unit:
     """Products that one commit group starts.
@@ -78,8 +75,6 @@ class Loop:
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
         tile = self.geo.schedule.tile_m
-        if self.geo.gemm.scale and tile > UNIT_TOKENS:
-            return UNIT_TOKENS
         return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
