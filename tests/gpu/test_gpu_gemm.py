@@ -208,8 +208,7 @@ def test_each_wgmma_schedule_for_any_m(shape: str, activation: str, monkeypatch:
 
 FP8_SCHEDULES = [
     GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
-    GpuSchedule("wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
-    GpuSchedule("wgmma", 256, 128, 128, stages=3, warps=8, cluster=2, placement="accumulator"),
+    GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, cluster=2, placement="accumulator"),
     GpuSchedule("wgmma", 64, 64, 256, stages=3, warps=4, split_k=2, placement="accumulator"),
 ]
 
@@ -218,7 +217,7 @@ FP8_SCHEDULES = [
 @pytest.mark.parametrize("schedule", FP8_SCHEDULES, ids=lambda s: f"{s.tile_m} {s.cluster} {s.split_k}")
 @pytest.mark.parametrize("k", [1003, 2048, 4100, 28672])
 def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) -> None:
-    """Half of the 2e-3 that is allowed, for x of both signs and of one; weights have both."""
+    """A third of the 2e-3 that is allowed, for x of both signs and of one; weights have both."""
     n, plan = 203, Plan(((1 << 20, schedule),))
     op = ladder.Matmul(n, k, "fp8_e4m3", "fp8_e4m3", output="float32", plan=plan)
     for one_sided in (False, True):
@@ -230,7 +229,7 @@ def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) ->
             scale = torch.rand(m, device="cuda") + 0.5
             exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
             y = op(x, packed, token_scale=scale)
-            assert float((y.double() - exact).norm() / exact.norm()) <= 1e-3, f"K={k} M={m}"
+            assert float((y.double() - exact).norm() / exact.norm()) <= 6e-4, f"K={k} M={m}"
 
 
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")

@@ -66,10 +66,9 @@ def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
 
 
 def test_long_sums_of_fp8_stay_in_the_tensor_core() -> None:
-    for tile, carries in (((128, 128, 8), False), ((256, 128, 8), True), ((64, 64, 4), False)):
+    for tile in ((128, 128, 8), (64, 64, 4)):
         loop = plan(tile, "fp8_e4m3", "fp8_e4m3", 4096)
         assert loop.long
-        assert loop.carries == carries
         assert loop.turns * loop.turn == FP8_INTERVAL
         assert loop.geo.register_estimate <= math_registers(tile[2])
     assert not plan((128, 128, 8), "fp8_e4m3", "fp8_e4m3", 128).long

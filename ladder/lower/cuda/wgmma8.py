@@ -25,22 +25,6 @@ Expr = Any
 
 TAKE_TURNS = True
 
-HEAD_HIGH = 0xFFFF0000
-"""Bits of a pair of heads that belong to the second of its two sums."""
-
-CARRY = """
-__device__ __forceinline__ void ladder_carry{count}(float* sums, unsigned* heads) {{
-#pragma unroll
-  for (int i = 0; i < {count} / 2; ++i) {{
-    float low = sums[2 * i] + __uint_as_float(heads[i] << 16);
-    float high = sums[2 * i + 1] + __uint_as_float(heads[i] & 0xffff0000u);
-    heads[i] = __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
-    sums[2 * i] = low - __uint_as_float(heads[i] << 16);
-    sums[2 * i + 1] = high - __uint_as_float(heads[i] & 0xffff0000u);
-  }}
-}}
-"""
-
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
@@ -64,9 +48,7 @@ class ByteKernel(Kernel):
         self.units = self.plan.units()
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
-        totals = geo.promotes and not self.plan.carries
-        self.total = b.local(geo.m64 * geo.accumulators, "float32") if totals else None
-        self.heads: Any = b.local(geo.accumulators // 2, "uint32") if self.plan.carries else None
+        self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
         self._allocate_operands()
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
@@ -83,10 +65,8 @@ class ByteKernel(Kernel):
                 self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        for index in range(0 if self.total is None else self.geo.m64 * self.geo.accumulators):
+        for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
-        for index in range(self.geo.accumulators // 2 if self.plan.carries else 0):
-            b.store(self.heads, T.uint32(0), index)
         held = wgmma_epilogue.row_values(self, row_tile, token)
         self.token = token
         self._load_factors(0, 0)
@@ -96,7 +76,8 @@ class ByteKernel(Kernel):
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
-                self._end_interval((interval + 1) * count < self.turns)
+                for index in range(self.plan.bank_registers):
+                    b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
         else:
             self._run(0, self.turns)
         self.ring.advance()
@@ -110,19 +91,6 @@ class ByteKernel(Kernel):
             self._finish(self.units[-1])
             for bank in self.banks:
                 pin_registers(bank, self.plan.bank_registers)
-
-    def _end_interval(self, more: Expr) -> None:
-        """Move the sums of an interval to the totals; of the last one, only where they have registers."""
-        if self.heads is None:
-            for index in range(self.plan.bank_registers):
-                b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
-            return
-        count, sums = self.plan.bank_registers, self.banks[0]
-        with b.when(more):
-            source, places = CARRY.format(count=count), (sums.ptr_to([0]), self.heads.ptr_to([0]))
-            b.emit(b.call_inline(f"ladder_carry{count}", source, "void", *places))
-            pin_registers(self.heads, count // 2)
-            pin_registers(sums, count)
 
     @property
     def _alternates(self) -> bool:
@@ -152,7 +120,7 @@ class ByteKernel(Kernel):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
-            self._start(turn if self.plan.carries else number, unit)
+            self._start(number, unit)
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
@@ -327,13 +295,4 @@ class ByteKernel(Kernel):
     def partial_sum(self, position: int) -> Expr:
         """Return a register of an unpromoted sum as float32."""
         bank, index = divmod(position, self.plan.bank_registers)
-        value = self._as_float(self.banks[bank][index])
-        if self.heads is not None:
-            value = value + self._head(index)
-        return value * T.float32(self.decoder.decoder.gains[index // 2 % 2])
-
-    def _head(self, index: int) -> Expr:
-        """Return what was carried of a register: the upper half of a float32."""
-        word = self.heads[index // 2]
-        bits = T.bitwise_and(word, T.uint32(HEAD_HIGH)) if index % 2 else T.shift_left(word, T.uint32(16))
-        return T.reinterpret("float32", bits)
+        return self._as_float(self.banks[bank][index]) * T.float32(self.decoder.decoder.gains[index // 2 % 2])

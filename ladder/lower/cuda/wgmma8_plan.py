@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, WIDE_TOKENS, promotes_rarely
+from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -96,11 +96,6 @@ class Loop:
     def long(self) -> bool:
         """Whether sums stay in the tensor core's registers over many turns: no scales within K."""
         return not self.geo.promotes or (promotes_rarely(self.geo.gemm) and self.positions == 1)
-
-    @property
-    def carries(self) -> bool:
-        """Whether totals are 16-bit heads of sums whose tails stay in the accumulators."""
-        return self.long and self.geo.promotes and self.unit_tokens > WIDE_TOKENS
 
     @property
     def turns(self) -> int:
