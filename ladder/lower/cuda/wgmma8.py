@@ -23,8 +23,6 @@ from schedules.layouts import TILE
 
 Expr = Any
 
-TAKE_TURNS = True
-
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
@@ -57,12 +55,6 @@ class ByteKernel(Kernel):
         self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
-        if self._alternates:
-            # By a shuffle, after which ptxas knows that it is the same in all lanes.
-            every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", self.group_index)
-            self.seat = b.keep(T.tvm_warp_shuffle(every, group, 0, 32, 32))
-            with b.when(self.seat == 1):
-                self._yield_core()
 
     def _tile(self, row_tile: Expr, token: Expr) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
@@ -91,23 +83,6 @@ class ByteKernel(Kernel):
             self._finish(self.units[-1])
             for bank in self.banks:
                 pin_registers(bank, self.plan.bank_registers)
-
-    @property
-    def _alternates(self) -> bool:
-        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
-
-        Left alone they fall into step: both wait for products that run at half speed, then both promote.
-        """
-        always = self.plan.drains and all(unit.done for unit in self.units)
-        return TAKE_TURNS and self.geo.warpgroups == 2 and always
-
-    def _take_core(self) -> None:
-        """Wait until the other warpgroup's products end (named barriers 1 and 2)."""
-        b.emit(T.ptx.bar.sync(T.Cast("uint32", 1 + self.seat), T.uint32(256)))
-
-    def _yield_core(self) -> None:
-        """Let the other warpgroup start its products."""
-        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.seat), T.uint32(256)))
 
     def _turn(self, turn: Expr, number: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted.
@@ -141,10 +116,6 @@ class ByteKernel(Kernel):
 
     def _finish(self, unit: Unit) -> None:
         """Wait for all products and promote those of the last unit."""
-        if self._alternates:
-            # The last step of this unit runs while the other warpgroup starts.
-            self._wait_products(1)
-            self._yield_core()
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
@@ -198,15 +169,11 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
-        if self._alternates:
-            self._take_core()
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
             adds = number > 0 if first and self.plan.long else not first
             registers = self._registers(unit, step)
-            if self._alternates and step == -(-unit.end // STEP) - 1:
-                b.emit(T.ptx.wgmma.commit_group.sync.aligned())
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 
