@@ -125,10 +125,9 @@ class Estimator:
         return max(self._typical * predicted, (LOST if self.knows(m) else UNTRIED) * fastest)
 
     def _surrounds(self, m: int) -> bool:
-        """Whether this shape was measured within a factor of two below and above."""
-        return any(m <= 2 * known <= 2 * m for known in self._known) and any(
-            m <= known <= 2 * m for known in self._known
-        )
+        """Whether this shape was measured within a factor of four below and, unless at the end, above."""
+        below = any(known <= m <= 4 * known for known in self._known)
+        return below and (m > self._known[-1] or any(m <= known <= 4 * m for known in self._known))
 
 
 def _corrections(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> dict[Schedule, Correction]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schedules.shares import share_begin, whole_tiles
+from schedules.shares import WORKSPACE, share_begin, whole_tiles
 
 
 def pieces(share: int, tiles: int, turns: int, blocks: int) -> list[tuple[int, int, int]]:
@@ -67,3 +67,12 @@ def test_shares_differ_by_one_unit_at_most() -> None:
         units = (tiles - whole_tiles(tiles, 132)) * 64
         sizes = {share_begin(s + 1, units, 132) - share_begin(s, units, 132) for s in range(132)}
         assert max(sizes) - min(sizes) <= 1
+
+
+def test_kernels_find_what_gives_them_a_workspace() -> None:
+    import tvm_ffi
+
+    from ladder.runtime import workspace
+
+    workspace.register()
+    assert tvm_ffi.get_global_func(WORKSPACE) is not None

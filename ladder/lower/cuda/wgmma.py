@@ -277,6 +277,9 @@ class Kernel:
         """One thread keeps the ring full."""
         if self.geo.reallocates:
             b.ptx("setmaxnreg.dec.sync.aligned.u32", PRODUCER_REGISTERS)
+        if self.stream is not None:
+            with b.when(self.thread // 32 == self.schedule.warps + 1):
+                self.stream.announce()
         # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
         with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
             self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)

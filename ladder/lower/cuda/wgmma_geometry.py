@@ -152,8 +152,11 @@ class Geometry:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the math warpgroups and the producer (a warpgroup where registers move)."""
-        return self.schedule.warps * 32 + (128 if self.reallocates else 32)
+        """Threads of a block: the math warpgroups and the producer (a warpgroup where registers move).
+
+        With stream-K a warp beside the producer announces sums that were handed over.
+        """
+        return self.schedule.warps * 32 + (128 if self.reallocates else 32 + 32 * self.schedule.stream_k)
 
     @property
     def blocks(self) -> int:

@@ -5,7 +5,8 @@ that they find each other's operands in L2, until less than two rounds are left;
 equal *share* of consecutive units per block. So a share may begin inside a tile: the block hands those
 sums over through a workspace in global memory, as they lie in its registers, and the block that began
 the tile takes them in, share by share, and stores the tile. Each thread takes what the same thread of
-the other block left, so a warp waits for one flag; sums are added in a fixed order.
+the other block left, so a warp waits for one flag; sums are added in a fixed order. Flags are raised by
+a warp of its own: the math warps need not wait until their stores have reached L2.
 
 Why it cannot go wrong:
 
@@ -44,13 +45,19 @@ HAND_OVER = """
 __device__ __forceinline__ void ladder_hand_over_{count}_{threads}(
     long long sums_at, long long flags, int share, int thread, const float* sums) {{
   float4* place = reinterpret_cast<float4*>(sums_at) + share * ({count} / 4 * {threads}) + thread;
-  unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + (share * {threads} + thread) / 32;
 #pragma unroll
   for (int i = 0; i < {count} / 4; ++i)
     __stcg(place + i * {threads},
            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]));
-  __syncwarp();
-  if (thread % 32 == 0)
+  asm volatile("bar.arrive 1, {threads} + 32;" ::: "memory");
+}}
+"""
+
+ANNOUNCE = """
+__device__ __forceinline__ void ladder_announce_{threads}(long long flags, int share, int lane) {{
+  unsigned long long* flag = reinterpret_cast<unsigned long long*>(flags) + share * ({threads} / 32) + lane;
+  asm volatile("bar.sync 1, {threads} + 32;" ::: "memory");
+  if (lane < {threads} / 32)
     asm volatile("st.release.gpu.global.u64 [%0], %1;" :: "l"(flag), "l"({raised}ull) : "memory");
 }}
 """
@@ -160,6 +167,14 @@ class Stream:
             store()
 
         b.either(self.skipped > 0, lambda: self._call("hand_over", HAND_OVER, self.share), collect)
+
+    def announce(self) -> None:
+        """Raise the flags of what the math warps hand over, so that they need not wait; one warp."""
+        text = ANNOUNCE.format(threads=self.threads, raised=hex(RAISED))
+        flags, lane = self.workspace + self.sum_bytes, self.kernel.thread % 32
+        with b.when(T.And(self.begin < self.end, self.begin % self.turns > 0)):
+            name = f"ladder_announce_{self.threads}"
+            b.emit(b.call_inline(name, text, "void", flags, self.share, lane))
 
     def _collect(self) -> None:
         """Add the sums of the following shares that lie in the tile at hand."""
