@@ -35,18 +35,33 @@ ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "pairs")
 
 ``lanes``: each code in the lane that its element has in a register; odd widths in planes.
 ``dense`` (odd widths): as many whole codes as fit a lane; the rest of the lanes hold the last codes.
-``... signs``: in each lane the lower three bits of four codes, then their top bits, so that few
-shifts bring signs and magnitudes to their places in that type.
+``... signs``: top bits of four codes of a lane apart from the others, so that few instructions
+bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
 ``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
 The last three are orders of four-bit codes for 16-bit cores.
 """
 
 ODD_BITS = (3, 5, 6, 7)
 
-SIGN_PLACES = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}
-"""Bit of a lane that holds the top bit of each of four codes, whose other bits begin at bits 0, 3, 6, 9.
+SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
+    "float16 signs": (
+        ((0, 3, 0), (14, 1, 3)),
+        ((3, 3, 0), (13, 1, 3)),
+        ((6, 3, 0), (12, 1, 3)),
+        ((9, 3, 0), (15, 1, 3)),
+    ),
+    "bfloat16 signs": (
+        ((0, 3, 0), (9, 1, 3)),
+        ((3, 3, 0), (12, 1, 3)),
+        ((6, 3, 0), (15, 1, 3)),
+        ((13, 2, 0), (10, 1, 2), (11, 1, 3)),
+    ),
+}
+"""Parts of each of four codes in a lane: position, width, and lowest bit of the code.
 
-Two codes have theirs as far from these as a sign is from the last exponent bits of the type.
+A shift brings codes to their places in the type whose signs are as far from the rest as that type's
+sign is from its last exponent bits. The parts of others are far enough apart that one product with a
+sum of powers of two brings them there (`ladder.lower.cuda.fields.gather`).
 """
 
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
@@ -115,7 +130,7 @@ def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[F
     """Return where the codes of one register lie, widest part first, in an order that keeps lanes."""
     if order in SIGN_PLACES:
         word, slot = divmod(register, 4)
-        return Field(word, 3 * slot, 3, 0), Field(word, SIGN_PLACES[order][slot], 1, 3)
+        return tuple(Field(word, *part) for part in SIGN_PLACES[order][slot])
     if order == "dense":
         return tuple(sorted(_dense(bits, lane, register), key=lambda field: -field.width))
     found, first = [], 0

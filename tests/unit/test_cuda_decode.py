@@ -331,7 +331,10 @@ def folded_values(decoder: Any, scales: Any) -> Any:
     m = NumpyMachine()
     words = [m.input(word) for word in place(whole, ttype.elem_bits, lane, decoder.conversion.order)]
     bits = np.tile(scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001), len(codes) // len(scales))
-    rows = [decoder.value(m, words, r, m.input(bits), None).content for r in range(4)]
+    rows = []
+    for r in range(4):
+        factors = decoder.prepare(m, m.input(bits), r % 2)
+        rows.append(decoder.value(m, words, r, factors, None).content)
     return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
 
 

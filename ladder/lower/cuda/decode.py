@@ -332,9 +332,11 @@ class Decoder:
         count: int,
         out: Any,
         out_first: int,
-        scales: tuple[Expr, Expr] | None,
+        scales: tuple[Any, Any] | None,
         zeros: tuple[Any, Any] | None,
         table: SharedTable | None = None,
+        *,
+        prepared: bool = False,
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
 
@@ -351,32 +353,58 @@ class Decoder:
             or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
         table
             The decoder's table, if it has one (`table_words`).
+        prepared
+            Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
         m = TirMachine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
-        factors = (None, None) if scales is None else tuple(m.input(scale) for scale in scales)
+        factors = None if scales is None else self._factors(m, scales, prepared)
         for index in range(first, first + count):
-            value = self.value(m, words, index, factors[index % 2], parts[index % 2])
+            factor = None if factors is None else factors[index % 2]
+            value = self.value(m, words, index, factor, parts[index % 2])
             b.store(out, value.content, out_first + index - first)
+
+    def _factors(self, m: Machine, scales: tuple[Any, Any], prepared: bool) -> list[list[Word]]:
+        """Return the factors of rows g and g+8."""
+        if prepared:
+            return [[m.input(factor) for factor in row] for row in scales]
+        return [self.prepare(m, m.input(scale), half) for half, scale in enumerate(scales)]
+
+    @property
+    def factors(self) -> int:
+        """Registers that `prepare` makes of one row's scale."""
+        return 2 if self.fold is not None and any(self.fold.starts) else 1
+
+    def prepare(self, m: Machine, scale: Word, half: int) -> list[Word]:
+        """Return what multiplies, and what is then added, in row g (``half`` 0) or g+8."""
+        return [scale] if self.fold is None else self.fold.prepare(m, scale, half)
 
     def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
         return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))
 
     def value(
-        self, m: Machine, words: Sequence[Word], index: int, scale: Word | None, zero: tuple[Word, ...] | None
+        self,
+        m: Machine,
+        words: Sequence[Word],
+        index: int,
+        factors: Sequence[Word] | None,
+        zero: tuple[Word, ...] | None,
     ) -> Word:
-        """Return operand register ``index`` on a machine: decoded, less its zero point, scaled."""
+        """Return operand register ``index`` on a machine: decoded, less its zero point, times its scale.
+
+        ``factors`` is what `prepare` made of the scale.
+        """
         recipe = self.choice.recipe
         inside = zero[0] if zero is not None and self.zero == "integer" else None
         value = recipe.register(m, words, index, inside)
         for part in zero if zero is not None and self.zero == "float" else ():
             value = m.float_sub(self.operand, value, part)
-        if scale is None:
+        if factors is None:
             return value
-        if self.fold is None:
-            return m.float_mul(self.operand, value, scale)
-        return self.fold.apply(m, value, self.fold.prepare(m, scale, index % 2))
+        if len(factors) == 1:
+            return m.float_mul(self.operand, value, factors[0])
+        return m.float_fma(self.operand, value, *factors)
 
 
 def operand_type(gemm: Gemm) -> str:

@@ -34,6 +34,7 @@ PIPE_CLOCKS = {
     "shift right": ("alu", 2.0),
     "shift left": ("fma", 2.0),
     "permute": ("alu", 2.0),
+    "multiply": ("fma", 2.0),
     "subtract": ("alu", 2.0),
     "float_sub": ("fma", 1.0),
     "float_mul": ("fma", 1.0),
@@ -110,6 +111,10 @@ class Machine(ABC):
     def shift(self, a: Word, left: int) -> Word:
         """Shift left by ``left`` bits, or logically right by ``-left``."""
         return self._once("shift", (a,), left) if left else a
+
+    def multiply(self, a: Word, factor: int) -> Word:
+        """Return ``a * factor`` modulo 2**32: copies of ``a``, shifted left by each of the factor's bits."""
+        return self._once("multiply", (a,), factor)
 
     def permute(self, a: Word, b: Word, selector: Word) -> Word:
         """Pick four of the eight bytes of (a, b) by the low four nibbles of ``selector`` (prmt)."""

@@ -55,17 +55,13 @@ class Fold:
     starts: tuple[float, float]
     exponent: int
 
-    def prepare(self, m: Machine, scale: Word, half: int) -> tuple[Word, Word | None]:
-        """Return the factor and the addend of row g (``half`` 0) or g+8."""
-        start = self.starts[half]
-        return self._times(m, scale, self.steps[half]), self._times(m, scale, start) if start else None
-
-    def apply(self, m: Machine, raw: Word, prepared: tuple[Word, Word | None]) -> Word:
-        """Return two scaled values."""
-        factor, addend = prepared
-        if addend is None:
-            return m.float_mul(self.operand, raw, factor)
-        return m.float_fma(self.operand, raw, factor, addend)
+    def prepare(self, m: Machine, scale: Word, half: int) -> list[Word]:
+        """Return the factor of row g (``half`` 0) or g+8, and the addend if either row has one."""
+        factors = [self._times(m, scale, self.steps[half])]
+        if any(self.starts):
+            start = self.starts[half]
+            factors.append(self._times(m, scale, start) if start else m.constant(0))
+        return factors
 
     def _times(self, m: Machine, scale: Word, power: float) -> Word:
         """Multiply by a power of two, at once or by factors that the operand type holds."""
