@@ -338,7 +338,7 @@ def folded_values(decoder: Any, scales: Any) -> Any:
     return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
 
 
-FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 44, "fp8_e4m3": 56}
+FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 36, "fp8_e4m3": 56}
 
 
 @pytest.mark.parametrize(("name", "instructions"), FOLDED.items())
