@@ -124,6 +124,7 @@ def problem(case: Case, n: int, k: int) -> Gemm:
         output=OUTPUTS.get(case.activation, case.activation),
         group_size=group,
         scale=group < k,
+        power_scales=group < k and has_power_scales(ttype),
         zero=case.zero,
     )
 

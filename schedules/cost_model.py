@@ -38,6 +38,7 @@ from schedules.legal import (
     registers_per_thread,
     resources,
     scale_bytes,
+    scale_span,
     weight_bits,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
@@ -177,7 +178,7 @@ class Cost:
 def weight_bytes(gemm: Gemm) -> int:
     """Return the bytes of packed weights with their scales and zeros."""
     n, k = padded(gemm.n), padded(gemm.k)
-    groups = -(-k // packed_group(gemm.group_size, gemm.k)) if gemm.activation in LANES else gemm.groups
+    groups = -(-k // (scale_span(gemm) or k)) if gemm.activation in LANES else gemm.groups
     scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
     return n * k * weight_bits(gemm) // 8 + scales
 

@@ -73,6 +73,42 @@ SCALE_EXPONENT = -8
 """Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
 
 
+EXPONENT_GROUP = 32
+"""Elements of K per scale where kernels read exponents instead of scales."""
+
+EXPONENTS = 4
+"""Exponents in a word: those of neighbouring groups, the first one lowest."""
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """How a byte stands for a power of two: ``byte`` is the exponent field of ``scale * 2**raised``.
+
+    Parameters
+    ----------
+    bias, mantissa_bits
+        Of the 16-bit type whose exponent field it is.
+    raised
+        The largest scale that packing leaves, 2**-9, becomes nearly the largest number.
+    lowest
+        Smaller scales become this one, so that products with powers of two of decoders stay normal numbers.
+    """
+
+    bias: int
+    mantissa_bits: int
+    raised: int
+    lowest: int
+
+    @property
+    def highest(self) -> int:
+        """The largest byte."""
+        return SCALE_EXPONENT - 1 + self.raised + self.bias
+
+
+EXPONENT_FORMS = {"float16": Exponents(15, 10, 24, 13), "bfloat16": Exponents(127, 7, 126, 127)}
+"""Of 16-bit cores. float16 keeps 17 powers of two below a row's largest scale, bfloat16 117."""
+
+
 def lane_of(core: str) -> int:
     """Return the bits of one operand element of ``core``.
 
@@ -450,7 +486,8 @@ class PackedScales:
     group
         Elements along K that one row of ``scales`` and ``zeros`` serves.
     scales
-        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None.
+        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None;
+        uint32 ``[ceil(k_pad/128), n_pad]`` of four exponents each (`Exponents`) where kernels read those.
     zeros
         ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
         (integer part, remainder) for real zero points, or None.
@@ -485,7 +522,9 @@ def packed_group(group_size: int, k: int) -> int:
     )
 
 
-def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
+def normalise_scales(
+    weight: ScaledCodes, core: str, *, grouped: bool | None = None, exponents: bool = False
+) -> PackedScales:
     """Bring the scales of a quantized matrix into the form that kernels read.
 
     Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
@@ -501,6 +540,8 @@ def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = N
         Operand type of the tensor core.
     grouped
         Whether to keep scales per group; by default, whether a row has several.
+    exponents
+        Whether to keep exponents of them, of groups of `EXPONENT_GROUP`; NaN goes to ``row_scale``.
 
     Returns
     -------
@@ -510,7 +551,8 @@ def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = N
     Raises
     ------
     ConversionError
-        If 8-bit cores meet real zero points, or integer zero points beyond int8.
+        If 8-bit cores meet real zero points, or integer zero points beyond int8; if a scale of which
+        the exponent is wanted is no power of two.
     ShapeError
         If the group size does not fit, or a row has several scales but ``grouped`` is False.
     """
@@ -534,9 +576,12 @@ def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = N
     else:
         exponent = _row_exponent(scale, zero, weight.ttype)
         row = torch.ldexp(torch.ones_like(scale[0]), exponent)
-        scales = _pad_rows(torch.ldexp(scale, -exponent), n).to(
-            getattr(torch, core) if lane == 16 else torch.float32
-        )
+        lowered = torch.ldexp(scale, -exponent)
+        if exponents:
+            row = torch.where(torch.isfinite(scale).all(dim=0), row, torch.nan)
+            scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
+        else:
+            scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
     zeros = None if zero is None else _pad_rows(_zeros(zero, weight.zero_kind, core), n)
     return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
 
@@ -576,6 +621,24 @@ def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: Elemen
     exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
     # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
     return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)
+
+
+def _exponent_words(scale: torch.Tensor, form: Exponents, groups: int) -> torch.Tensor:
+    """Return the words of scales ``[k_groups, N]``, of which the first ``groups`` lie within K."""
+    import torch
+
+    fraction, exponent = torch.frexp(scale)
+    if bool((torch.isfinite(scale[:groups]) & (fraction[:groups] != 0.5)).any()):
+        raise ConversionError(
+            "a scale is no power of two, but the operator was made for a type whose scales all are;"
+            " name the type with the scales' own type"
+        )
+    byte = (exponent - 1 + form.raised + form.bias).clamp(form.lowest, form.highest).to(torch.uint8)
+    rows, n = -(-len(byte) // EXPONENTS), byte.shape[1]
+    whole = torch.full((rows * EXPONENTS, padded(n)), form.lowest, dtype=torch.uint8, device=byte.device)
+    whole[: len(byte), :n] = byte
+    four = whole.reshape(rows, EXPONENTS, -1).transpose(1, 2).contiguous()
+    return four.view(torch.int32).squeeze(-1).view(torch.uint32)
 
 
 def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:

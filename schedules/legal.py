@@ -8,7 +8,7 @@ from functools import cache
 from math import gcd
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import lane_of, packed_group
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types import get_type
@@ -174,6 +174,23 @@ def block_rows(schedule: GpuSchedule) -> int:
     return schedule.tile_n
 
 
+def streams_exponents(gemm: Gemm) -> bool:
+    """Whether kernels read exponents of group scales, four to a word, instead of the scales."""
+    return (
+        gemm.power_scales
+        and gemm.zero == "none"
+        and lane_of(gemm.activation) == 16
+        and packed_group(gemm.group_size, gemm.k) == EXPONENT_GROUP
+    )
+
+
+def scale_span(gemm: Gemm) -> int:
+    """Return the elements of K that one element of the scale array serves; 0 where one serves the row."""
+    if gemm.group_size >= gemm.k:
+        return 0
+    return EXPONENTS * EXPONENT_GROUP if streams_exponents(gemm) else packed_group(gemm.group_size, gemm.k)
+
+
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the bytes of one pipeline stage: packed weights, activations, scales and zeros."""
     weights = schedule.tile_n * schedule.tile_k * weight_bits(gemm) // 8
@@ -186,7 +203,7 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 def scale_bytes(gemm: Gemm, rows: int, groups: int) -> int:
     """Return the bytes of packed scales and zeros of ``rows`` x ``groups``."""
     wide = lane_of(gemm.activation) == 16
-    scale = (2 if wide else 4) if gemm.scale else 0
+    scale = (2 if wide and not streams_exponents(gemm) else 4) if gemm.scale else 0
     zero = {"none": 0, "integer": 2 if wide else 1, "float": 4}[gemm.zero]
     return rows * groups * (scale + zero)
 
@@ -195,7 +212,7 @@ def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the scale rows of a stage: one if a group covers it, else one per run that never straddles."""
     if gemm.group_size >= gemm.k:
         return 1
-    return schedule.tile_k // gcd(packed_group(gemm.group_size, gemm.k), schedule.tile_k)
+    return schedule.tile_k // gcd(scale_span(gemm), schedule.tile_k)
 
 
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -244,7 +261,7 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the registers below which ptxas spills, roughly; neighbouring tiles share scales."""
-    group = packed_group(gemm.group_size, gemm.k)
+    group = scale_span(gemm) or gemm.k
     values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared

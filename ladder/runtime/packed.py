@@ -35,8 +35,8 @@ def layout_of(gemm: Gemm, family: str) -> str:
         ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
     """
     fields = asdict(gemm)
-    experts = ("experts",) if gemm.experts else ()
-    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *experts))])
+    further = [name for name in ("experts", "power_scales") if fields[name]]
+    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further))])
 
 
 def refuse_layout(found: str, expected: str) -> NoReturn:
@@ -190,10 +190,13 @@ def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.layouts`)."""
     from ladder.lower.cuda.decode import packed_layout
     from schedules import layouts
+    from schedules.legal import streams_exponents
 
     element = weight.ttype.element_type
     layout = packed_layout(element, gemm.activation)
-    scales = layouts.normalise_scales(weight, gemm.activation, grouped=gemm.scale)
+    scales = layouts.normalise_scales(
+        weight, gemm.activation, grouped=gemm.scale, exponents=streams_exponents(gemm)
+    )
     codes = weight.codes()
     words = layout.pack(codes, pad_code=zero_code(element))
     arrays = {

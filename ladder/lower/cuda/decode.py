@@ -31,7 +31,7 @@ from ladder.lower.cuda.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from ladder.lower.cuda.scales import Fold, fold
+from ladder.lower.cuda.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
@@ -336,6 +336,7 @@ class Decoder:
         zeros: tuple[Any, Any] | None,
         table: SharedTable | None = None,
         *,
+        at: int | None = None,
         prepared: bool = False,
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
@@ -353,32 +354,46 @@ class Decoder:
             or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
         table
             The decoder's table, if it has one (`table_words`).
+        at
+            Byte of ``scales`` that holds the exponent, where those are words of exponents.
         prepared
             Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
         m = TirMachine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
-        factors = None if scales is None else self._factors(m, scales, prepared)
+        factors = None if scales is None else self._factors(m, scales, at, prepared)
         for index in range(first, first + count):
             factor = None if factors is None else factors[index % 2]
             value = self.value(m, words, index, factor, parts[index % 2])
             b.store(out, value.content, out_first + index - first)
 
-    def _factors(self, m: Machine, scales: tuple[Any, Any], prepared: bool) -> list[list[Word]]:
+    def _factors(
+        self, m: Machine, scales: tuple[Any, Any], at: int | None, prepared: bool
+    ) -> list[list[Word]]:
         """Return the factors of rows g and g+8."""
         if prepared:
             return [[m.input(factor) for factor in row] for row in scales]
-        return [self.prepare(m, m.input(scale), half) for half, scale in enumerate(scales)]
+        return [self.prepare(m, m.input(scale), half, at) for half, scale in enumerate(scales)]
 
     @property
     def factors(self) -> int:
         """Registers that `prepare` makes of one row's scale."""
-        return 2 if self.fold is not None and any(self.fold.starts) else 1
+        return len(self._powers(0))
 
-    def prepare(self, m: Machine, scale: Word, half: int) -> list[Word]:
-        """Return what multiplies, and what is then added, in row g (``half`` 0) or g+8."""
-        return [scale] if self.fold is None else self.fold.prepare(m, scale, half)
+    def _powers(self, half: int) -> tuple[float, ...]:
+        return (1.0,) if self.fold is None else self.fold.powers(half)
+
+    def prepare(self, m: Machine, scale: Word, half: int, at: int | None = None) -> list[Word]:
+        """Return what multiplies, and what is then added, in row g (``half`` 0) or g+8.
+
+        ``scale`` holds the scale twice or, if ``at`` is given, its exponent in that byte.
+        """
+        powers = self._powers(half)
+        if at is None:
+            return [times(m, self.operand, scale, power) if power else m.constant(0) for power in powers]
+        byte = exponent_byte(m, scale, at)
+        return [power_of(m, self.operand, byte, power) if power else m.constant(0) for power in powers]
 
     def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
         return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))

@@ -120,8 +120,9 @@ class TirMachine(Machine):
     def _do_shift(self, x: Expr, left: int) -> Expr:
         return x << T.uint32(left) if left > 0 else x >> T.uint32(-left)
 
-    def _do_multiply(self, x: Expr, factor: int) -> Expr:
-        return x * T.uint32(factor)
+    def _do_multiply(self, x: Expr, factor: int, addend: int) -> Expr:
+        product = x * T.uint32(factor)
+        return product + T.uint32(addend) if addend else product
 
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)

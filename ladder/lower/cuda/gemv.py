@@ -226,12 +226,14 @@ class Geometry:
     @property
     def group_tiles(self) -> int:
         """Tiles of a run that share scales and zero points."""
-        return gcd(self.run, self.groups.tiles)
+        return gcd(self.run, self.groups.span)
 
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles)
+        return gcd(
+            self.group_tiles, self.groups.tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles
+        )
 
     @property
     def pitch(self) -> int:
@@ -530,7 +532,9 @@ class Gemv:
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         with b.when(self._inside(index) if guarded else True):
-            tile = self.run_at.value * geo.run + index
+            tile = b.bind(self.run_at.value * geo.run + index)
+            for registers in group:
+                registers.tile = tile if geo.run % 2 else index
             self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)
             multiplier.emit(self.ring[slot], group, load_tokens, flush)
 

@@ -21,8 +21,9 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import Arguments
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
-from ladder.lower.cuda.scales import bytes4, pair16
+from ladder.lower.cuda.scales import bytes4, float_of_exponent, pair16
 from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import scale_span, streams_exponents
 from tile_types import get_type
 
 Expr = Any
@@ -73,6 +74,16 @@ class Groups:
         return -(-self.size // TILE)
 
     @property
+    def exponents(self) -> bool:
+        """Whether scales come as words of four exponents."""
+        return streams_exponents(self.gemm)
+
+    @property
+    def span(self) -> int:
+        """Tiles that an element of the scale array serves; 0 when one serves the whole row."""
+        return -(-scale_span(self.gemm) // TILE)
+
+    @property
     def token_tiles(self) -> int:
         """Tiles that share a token scale; 0 when one serves the whole row."""
         return self.gemm.token_group // TILE
@@ -96,17 +107,17 @@ class Groups:
         """Return the row of the scale array that serves a granule of K tile ``tile``."""
         if self.size == 0:
             return 0
-        return tile * self.per_tile + granule if self.tiles == 1 else tile // self.tiles
+        return tile * self.per_tile + granule if self.span == 1 else tile // self.span
 
     def run_row(self, run: Expr, length: int, index: int, granule: int) -> Expr:
         """Return `row` of tile ``index`` of run ``run``, runs being ``length`` tiles.
 
         Knowing that runs start at multiples of their length saves divisions.
         """
-        if self.tiles > 1 and length % self.tiles == 0:
-            return run * (length // self.tiles) + index // self.tiles
-        if self.tiles > 1 and self.tiles % length == 0:
-            return run // (self.tiles // length)
+        if self.span > 1 and length % self.span == 0:
+            return run * (length // self.span) + index // self.span
+        if self.span > 1 and self.span % length == 0:
+            return run // (self.span // length)
         return self.row(run * length + index, granule)
 
 
@@ -176,10 +187,17 @@ class GroupRegisters:
         scale_type, zero_type = types
         self.scales: Any = b.local(self._scale_count, scale_type) if scale_type else None
         self.zeros: Any = b.local(self._zero_count, zero_type) if zero_type else None
+        self.tile: Expr = 0
+        """The tile that is decoded next, counted from any multiple of what an element of scales serves."""
+
+    @property
+    def _scale_parts(self) -> int:
+        """Elements of a row's scales that serve a tile."""
+        return 1 if self.groups.exponents else self.groups.per_tile
 
     @property
     def _scale_count(self) -> int:
-        return self.groups.per_tile * self.rows
+        return self._scale_parts * self.rows
 
     @property
     def _zero_count(self) -> int:
@@ -196,7 +214,7 @@ class GroupRegisters:
     def fetch(self, read: Reader) -> None:
         """Emit the loads of one tile's scales and zero points."""
         for granule in range(self.groups.per_tile):
-            if self.scales is not None:
+            if self.scales is not None and granule < self._scale_parts:
                 for i in range(self.rows):
                     at = granule * self.rows + i
                     b.store(self.scales, read("scales", granule, 0, self._scale_row(i)), at)
@@ -209,10 +227,27 @@ class GroupRegisters:
     def _zero_at(self, granule: int, part: int, row: int) -> int:
         return (granule * self.parts + part) * OPERAND_ROWS + row
 
+    def exponent_at(self, granule: int) -> int | None:
+        """Return the byte of `exponent_word` that serves a granule, or None where scales are no exponents."""
+        if not self.groups.exponents:
+            return None
+        return self.tile % 2 * self.groups.per_tile + granule if isinstance(self.tile, int) else granule
+
+    def _exponent_word(self, row: int) -> Expr:
+        """Return a row's word of exponents: the tile's ones first where it is not known when emitting."""
+        if isinstance(self.tile, int):
+            return self.scales[row]
+        return b.bind(self.scales[row] >> (T.Cast("uint32", T.bitwise_and(self.tile, 1)) * T.uint32(16)))
+
     def operand_scales(self, granule: int) -> tuple[Expr, Expr] | None:
-        """Return the duplicated scales of rows g and g+8, if scales go onto operands."""
+        """Return the scales of rows g and g+8 as the decoder takes them, if they go onto operands.
+
+        Each is held twice; or words of exponents, of which `exponent_at` is meant.
+        """
         if not self.groups.on_operand:
             return None
+        if self.groups.exponents:
+            return self._exponent_word(0), self._exponent_word(1)
         first = granule * self.rows
         low, high = (b.bind(pair16(self.scales[first + i])) for i in range(OPERAND_ROWS))
         return low, high
@@ -234,6 +269,9 @@ class GroupRegisters:
         """Return the float32 scale of an accumulator's row, if scales go onto accumulators."""
         if not self.groups.on_accumulator:
             return None
+        at = self.exponent_at(granule)
+        if at is not None:
+            return b.bind(float_of_exponent(self._exponent_word(row_slot), at, self.groups.gemm.activation))
         return b.bind(T.Cast("float32", self.scales[granule * self.rows + row_slot]))
 
     def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
@@ -480,6 +518,7 @@ class TileMultiplier:
                 group_registers[block].operand_scales(granule),
                 group_registers[block].operand_zeros(granule) if zeros else None,
                 self.table,
+                at=group_registers[block].exponent_at(granule),
             )
 
     def _multiply(

@@ -112,9 +112,12 @@ class Machine(ABC):
         """Shift left by ``left`` bits, or logically right by ``-left``."""
         return self._once("shift", (a,), left) if left else a
 
-    def multiply(self, a: Word, factor: int) -> Word:
-        """Return ``a * factor`` modulo 2**32: copies of ``a``, shifted left by each of the factor's bits."""
-        return self._once("multiply", (a,), factor)
+    def multiply(self, a: Word, factor: int, addend: int = 0) -> Word:
+        """Return ``a * factor + addend`` modulo 2**32.
+
+        A factor of several bits adds copies of ``a``, shifted left.
+        """
+        return self._once("multiply", (a,), factor, addend & 0xFFFFFFFF)
 
     def permute(self, a: Word, b: Word, selector: Word) -> Word:
         """Pick four of the eight bytes of (a, b) by the low four nibbles of ``selector`` (prmt)."""

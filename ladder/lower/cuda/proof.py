@@ -92,8 +92,8 @@ class NumpyMachine(Machine):
         moved = np.left_shift(a, np.uint32(left)) if left > 0 else np.right_shift(a, np.uint32(-left))
         return moved.astype(np.uint32)
 
-    def _do_multiply(self, a: Words, factor: int) -> Words:
-        return a * np.uint32(factor)
+    def _do_multiply(self, a: Words, factor: int, addend: int) -> Words:
+        return a * np.uint32(factor) + np.uint32(addend)
 
     def _do_permute(self, a: Words, b: Words, selector: Words) -> Words:
         pool = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)

@@ -38,10 +38,10 @@ class ScaledDecoder:
         """Registers that hold one row's scale."""
         return self.decoder.factors
 
-    def prepare(self, scale: Expr, half: int) -> list[Expr]:
-        """Return what a row of half ``half`` keeps of its scale, which a register holds twice."""
+    def prepare(self, scale: Expr, half: int, at: int | None = None) -> list[Expr]:
+        """Return what a row of half ``half`` keeps of its scale; arguments as of `Decoder.prepare`."""
         m = TirMachine()
-        return [factor.content for factor in self.decoder.prepare(m, m.input(scale), half)]
+        return [factor.content for factor in self.decoder.prepare(m, m.input(scale), half, at)]
 
     def registers(
         self,

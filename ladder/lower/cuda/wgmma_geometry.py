@@ -19,6 +19,8 @@ from schedules.legal import (
     launch_registers,
     math_register_estimate,
     math_registers,
+    scale_span,
+    streams_exponents,
     table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
@@ -185,9 +187,19 @@ class Geometry:
         return max(1, self.slab // self.scale_step)
 
     @property
+    def exponents(self) -> bool:
+        """Whether scales come as words of four exponents."""
+        return streams_exponents(self.gemm)
+
+    @property
+    def row_step(self) -> int:
+        """Elements of K that a staged row of scales (or zero points) serves."""
+        return math.gcd(scale_span(self.gemm), self.schedule.tile_k)
+
+    @property
     def scale_rows(self) -> int:
         """Rows of scales (or zero points) per stage."""
-        return self.schedule.tile_k // self.scale_step
+        return self.schedule.tile_k // self.row_step
 
     @property
     def promotion_step(self) -> int:
@@ -196,8 +208,8 @@ class Geometry:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one scale."""
-        return 2 if self.lane == 16 else 4
+        """Bytes of one element of the array of scales."""
+        return 2 if self.lane == 16 and not self.exponents else 4
 
     @property
     def zero_bytes(self) -> int:
