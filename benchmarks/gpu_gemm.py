@@ -31,7 +31,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
 )
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import Gemm, has_power_scales
 from tile_types import get_type, type_names
 from tile_types.errors import ConversionError
 
