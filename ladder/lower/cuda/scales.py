@@ -96,7 +96,7 @@ class Fold:
     exponent: int
 
     def powers(self, half: int) -> tuple[float, ...]:
-        """Return the scale's multiples that multiply and, if either row needs it, are added to row g or g+8."""
+        """Return which multiples of the scale multiply row g or g+8 and, where any is, are then added."""
         return (self.steps[half], self.starts[half]) if any(self.starts) else (self.steps[half],)
 
 

@@ -392,7 +392,7 @@ class Kernel:
                 self._load_rows(m, first + row, row)
 
     def _load_exponents(self, m: int, slab: int) -> None:
-        """Turn the exponents of a turn's slab into scale operands of rows g and g+8; turns begin with words."""
+        """Turn the exponents of a turn's slab into scale operands; turns begin with whole words."""
         geo = self.geo
         low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
         for h in (0, 1):
