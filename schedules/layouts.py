@@ -552,7 +552,7 @@ def normalise_scales(
     ------
     ConversionError
         If 8-bit cores meet real zero points, or integer zero points beyond int8; if a scale of which
-        the exponent is wanted is no power of two.
+        the exponent is wanted is no power of two, or above 2**118.
     ShapeError
         If the group size does not fit, or a row has several scales but ``grouped`` is False.
     """
@@ -574,11 +574,14 @@ def normalise_scales(
         row = torch.ones(n, dtype=torch.float64, device=device) if scale is None else scale[0]
         scales = None
     else:
+        infinite = ~torch.isfinite(scale)
+        if exponents:
+            scale = torch.where(infinite, 2.0**-127, scale)
         exponent = _row_exponent(scale, zero, weight.ttype)
         row = torch.ldexp(torch.ones_like(scale[0]), exponent)
         lowered = torch.ldexp(scale, -exponent)
         if exponents:
-            row = torch.where(torch.isfinite(scale).all(dim=0), row, torch.nan)
+            row = torch.where(infinite.any(dim=0), torch.nan, row)
             scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
         else:
             scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
@@ -628,12 +631,17 @@ def _exponent_words(scale: torch.Tensor, form: Exponents, groups: int) -> torch.
     import torch
 
     fraction, exponent = torch.frexp(scale)
-    if bool((torch.isfinite(scale[:groups]) & (fraction[:groups] != 0.5)).any()):
+    if bool((fraction[:groups] != 0.5).any()):
         raise ConversionError(
             "a scale is no power of two, but the operator was made for a type whose scales all are;"
             " name the type with the scales' own type"
         )
-    byte = (exponent - 1 + form.raised + form.bias).clamp(form.lowest, form.highest).to(torch.uint8)
+    wanted = torch.where(scale == 0, form.lowest, exponent - 1 + form.raised + form.bias)
+    if bool((wanted > form.highest).any()):
+        raise ConversionError(
+            "a scale above 2**118 leaves no float32 factor for its row; scale the weight down"
+        )
+    byte = wanted.clamp(form.lowest, form.highest).to(torch.uint8)
     rows, n = -(-len(byte) // EXPONENTS), byte.shape[1]
     whole = torch.full((rows * EXPONENTS, padded(n)), form.lowest, dtype=torch.uint8, device=byte.device)
     whole[: len(byte), :n] = byte

@@ -27,9 +27,10 @@ def require_quantizable(source: str) -> None:
 
 def has_power_scales(ttype: TType) -> bool:
     """Tell whether every scale of a block type is a power of two (e8m0)."""
-    if not ttype.is_block or ttype.metadata_named("scale") is None:
+    scale = ttype.metadata_named("scale")
+    if scale is None:
         return False
-    values = get_type(ttype.metadata_named("scale").ttype).probe_values()
+    values = get_type(scale.ttype).probe_values()
     return bool((np.abs(np.frexp(values[np.isfinite(values)])[0]) == 0.5).all())
 
 

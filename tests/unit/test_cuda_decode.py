@@ -28,10 +28,10 @@ from ladder.lower.cuda.decode import (
 from ladder.lower.cuda.decode_codebook import Lookup, PairTable
 from ladder.lower.cuda.decode_float import Rebias
 from ladder.lower.cuda.decode_int import ByteOffset, Magic
-from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
+from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND, CountingMachine
 from ladder.lower.cuda.proof import NumpyMachine, lanes, place, prove, round_to
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
-from schedules.layouts import FragmentLayout, lane_of
+from schedules.layouts import EXPONENT_FORMS, FragmentLayout, lane_of
 from targets import get_device
 from tile_types import TType, core_values, get_type
 from tile_types.errors import ConversionError, VerificationError
@@ -323,17 +323,21 @@ def test_devices_without_bfloat16_get_another_recipe() -> None:
 
 
 # ---- scales folded into the decode --------------------------------------------------------
-def folded_values(decoder: Any, scales: Any) -> Any:
-    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale."""
+def folded_values(decoder: Any, scales: Any, at: int | None = None) -> Any:
+    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale.
+
+    Scales are 16-bit floats or, with ``at``, words of exponents.
+    """
     ttype, lane = decoder.conversion.ttype, decoder.lane
     codes = np.repeat(ttype.valid_codes().astype(np.uint32), len(scales))
     whole = np.broadcast_to(codes[:, None, None], (len(codes), lane, 32 // lane))
     m = NumpyMachine()
     words = [m.input(word) for word in place(whole, ttype.elem_bits, lane, decoder.conversion.order)]
-    bits = np.tile(scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001), len(codes) // len(scales))
+    held = scales if at is not None else scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001)
+    bits = np.tile(held, len(codes) // len(scales))
     rows = []
     for r in range(4):
-        factors = decoder.prepare(m, m.input(bits), r % 2)
+        factors = decoder.prepare(m, m.input(bits), r % 2, at)
         rows.append(decoder.value(m, words, r, factors, None).content)
     return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
 
@@ -375,6 +379,32 @@ def test_folded_scales_may_underflow_but_not_harm() -> None:
     scales = (2.0**-20 * np.arange(1, 2, 2.0**-4)).astype(np.float16)
     exact = np.r_[0:8, -8:0][:, None] * scales.astype(np.float64)
     assert np.abs(folded_values(decoder, scales) - exact).max() <= 2.0**-24 <= 2.0**-19 * 8 * 2.0**-8
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2", "int4", "nf4"])
+def test_exponents_become_factors(name: str, core: str) -> None:
+    """For every code and every exponent, in every byte of a word; scales 2**-16 of the largest may be 0."""
+    ttype, form = get_type(name), EXPONENT_FORMS[core]
+    gemm = Gemm(64, 64, name, core, group_size=32, power_scales=True)
+    decoder = make_decoder(gemm, get_device(HOPPER), gains=True)
+    byte = np.arange(form.lowest, form.highest + 1)
+    scales = 2.0 ** (byte - form.bias - form.raised)
+    exact = core_values(ttype, core)[ttype.valid_codes()][:, None] * scales / decoder.gains[0]
+    kind, small = FLOAT_CORES[core].numpy, np.abs(exact).max() * (2.0**-16 if core == "float16" else 0.0)
+    for at in range(4):
+        words = (byte << (8 * at) | 0x5A5A5A5A & ~(255 << 8 * at)).astype(np.uint32)
+        got = folded_values(decoder, words, at)
+        np.testing.assert_allclose(got[0, 0], exact.astype(kind).astype(float), rtol=0, atol=small)
+        np.testing.assert_array_equal(got, np.broadcast_to(got[0, 0], got.shape))
+
+
+def test_exponents_of_fp4_cost_one_multiply_add() -> None:
+    for core in ("float16", "bfloat16"):
+        gemm = Gemm(64, 64, "fp4_e2m1", core, group_size=32, power_scales=True)
+        decoder, m = make_decoder(gemm, get_device(HOPPER), gains=True), CountingMachine()
+        decoder.prepare(m, m.input(None), 0, 3)
+        assert m.cost.instructions == 2
 
 
 @pytest.mark.parametrize(
