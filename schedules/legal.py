@@ -74,6 +74,7 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        cluster=(1, 2, 4),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
@@ -348,6 +349,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if schedule.cluster > 1 and "cluster" not in device.features:
+        yield "the device has no clusters of blocks"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in AXES:
@@ -363,6 +366,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.cluster > 1 and gemm.experts:
+        yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
     shared = table_bytes(gemm) + least_token_bytes(gemm, schedule)
