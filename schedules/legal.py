@@ -36,6 +36,10 @@ TOKEN_BUFFERS = 3
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
 
+SPARE_REGISTERS = 12
+"""Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
+turn that copies A."""
+
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
@@ -319,7 +323,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the most registers of a computing thread."""
     if schedule.pipeline == "wgmma":
         return math_registers(schedule.warps)
-    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8)
+    spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
+    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
 
 def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:

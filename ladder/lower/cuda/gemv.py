@@ -42,6 +42,7 @@ from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copi
 from schedules.layouts import TILE
 from schedules.legal import (
     RESIDENT_THREADS,
+    SPARE_REGISTERS,
     TOKEN_BUFFERS,
     TOKEN_BYTES,
     least_token_bytes,
@@ -61,6 +62,9 @@ LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.
 
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
+
+LEAST_COPY = 1 << 15
+"""Bytes of x below which a buffer is not worth its barrier."""
 
 SUM_CLOCKS = 24
 """Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
@@ -130,7 +134,7 @@ class Geometry:
         )
         most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
-            self.registers <= most,
+            self.registers <= most + SPARE_REGISTERS,
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
@@ -223,6 +227,11 @@ class Geometry:
             device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
         )
         return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
+
+    @property
+    def least_units(self) -> int:
+        """Units of rounds of one token that are copied together at least."""
+        return LEAST_COPY // (self.unit_chunks * CHUNK_BYTES)
 
     @property
     def group_tiles(self) -> int:
@@ -475,7 +484,10 @@ class Gemv:
         doublings = (2**i for i in range((plan.tile_m - 1).bit_length()))
         shift = b.keep(sum(T.Cast("int32", self.token_count > count) for count in doublings))
         fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
-        units = T.min(fitting, (self.own_tiles + unit - 1) // unit)
+        needed = (self.own_tiles + unit - 1) // unit
+        # Long rows of x come in as many pieces as there are buffers: work begins with the first.
+        even = T.max((needed + TOKEN_BUFFERS - 1) // TOKEN_BUFFERS, T.int32(geo.least_units) >> shift)
+        units = T.min(fitting, T.min(needed, even))
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)

@@ -431,7 +431,7 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = b.local(4, "uint32")
+        self.tokens = [b.local(4, "uint32") for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)]
 
     def emit(
         self,
@@ -454,12 +454,36 @@ class TileMultiplier:
             Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
+            if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
+                self._by_rows(words, group_registers, load_tokens, span, flush)
+                continue
             for block in range(self.row_blocks):
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
-                load_tokens(token_block, span, self.tokens)
+                load_tokens(token_block, span, self._loaded(token_block))
                 for granule in self._granules(span):
-                    self._multiply(group_registers, token_block, span, granule, flush)
+                    for block in range(self.row_blocks):
+                        self._multiply(block, token_block, span, granule)
+                    self._flush(group_registers, token_block, span, granule, flush)
+
+    def _by_rows(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_tokens: Callable[[int, int, Any], None],
+        span: int,
+        flush: bool,
+    ) -> None:
+        """Emit a span that lies in one granule so that the operands of one row block live at a time."""
+        (granule,) = self._granules(span)
+        for token_block, tokens in enumerate(self.tokens):
+            load_tokens(token_block, span, tokens)
+        for block in range(self.row_blocks):
+            self._decode(words, group_registers, block, span)
+            for token_block in range(self.token_blocks):
+                self._multiply(block, token_block, span, granule)
+        for token_block in range(self.token_blocks):
+            self._flush(group_registers, token_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
         """Return the granules that a span touches."""
@@ -482,23 +506,35 @@ class TileMultiplier:
                 self.table,
             )
 
-    def _multiply(
-        self, group_registers: list[GroupRegisters], token_block: int, span: int, granule: int, flush: bool
-    ) -> None:
-        """Emit a granule's steps within a span, and its flush if it ends there."""
+    def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
+        """Emit a granule's steps of one row block within a span."""
         low = granule * self.groups.registers - span * self.span
+        loaded = self._loaded(token_block)
         for step in range(2):
             inside = [low <= r < low + self.groups.registers for r in range(4 * step, 4 * step + 4)]
             if not any(inside):
                 continue
-            tokens = [self.tokens[2 * step], self.tokens[2 * step + 1]]
-            for block in range(self.row_blocks):
-                first = block * self.span + 4 * step
-                a = [self.operands[first + r] if inside[r] else None for r in range(4)]
-                self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
-                if block == 0:
-                    self.accumulators.add_tokens(token_block, a, tokens)
-        ends = low + self.groups.registers <= self.span
+            tokens = [loaded[2 * step], loaded[2 * step + 1]]
+            first = block * self.span + 4 * step
+            a = [self.operands[first + r] if inside[r] else None for r in range(4)]
+            self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
+            if block == 0:
+                self.accumulators.add_tokens(token_block, a, tokens)
+
+    def _loaded(self, token_block: int) -> Any:
+        """Return the registers that hold a token block's operands."""
+        return self.tokens[token_block % len(self.tokens)]
+
+    def _flush(
+        self,
+        group_registers: list[GroupRegisters],
+        token_block: int,
+        span: int,
+        granule: int,
+        flush: bool,
+    ) -> None:
+        """Emit a token block's flush if the granule ends within the span."""
+        ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span
         inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
         if self.accumulators.flushes and ends and (flush or inner):
             self.accumulators.flush(token_block, granule, group_registers)
