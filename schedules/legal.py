@@ -40,6 +40,9 @@ SPARE_REGISTERS = 12
 """Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
 turn that copies A."""
 
+TOKEN_SUMS = 1024
+"""Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
+
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
@@ -375,7 +378,8 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    shared = table_bytes(gemm) + least_token_bytes(gemm, schedule)
+    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if schedule.placement == "accumulator" else 0
+    shared = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
     if shared > TOKEN_BYTES:
         yield f"buffers of A and tables of {shared} bytes, limit {TOKEN_BYTES}"
 

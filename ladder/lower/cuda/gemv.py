@@ -36,6 +36,7 @@ from ladder.lower.cuda.groups import (
     left_by,
 )
 from ladder.lower.cuda.gemv_sums import reduce_and_store
+from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
@@ -45,6 +46,7 @@ from schedules.legal import (
     SPARE_REGISTERS,
     TOKEN_BUFFERS,
     TOKEN_BYTES,
+    TOKEN_SUMS,
     least_token_bytes,
     registers_per_thread,
 )
@@ -66,8 +68,8 @@ PREFETCH_BYTES = 4 << 20
 LEAST_COPY = 1 << 15
 """Bytes of x below which a buffer is not worth its barrier."""
 
-SUM_CLOCKS = 24
-"""Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
+SUM_CLOCKS = 2
+"""Clocks per tile and eight tokens of taking offsets from the sums of groups of two tiles."""
 
 TABLE_ROOMS = (1 << 16, 1 << 15, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
@@ -105,7 +107,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device, a schedule and the bytes of the decoder's table."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
 
     groups: Groups
     step: MatrixStep
@@ -276,12 +278,19 @@ class Gemv:
             self.decoder = make_decoder(
                 self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
             )
+            tables = 4 * self.decoder.table_words + 4 * TOKEN_BUFFERS * TOKEN_SUMS * self.shares_sums
             try:
-                self.geo = Geometry(self.groups, self.step, device, plan, 4 * self.decoder.table_words)
+                self.geo = Geometry(self.groups, self.step, device, plan, tables)
                 return
             except ScheduleError:
                 if not self.decoder.table_words:
                     raise
+
+    @property
+    def shares_sums(self) -> bool:
+        """Whether the warps of a block share sums of x: those of whole tiles are needed."""
+        summed = left_by(self.decoder, self.gemm).sums_tokens
+        return summed and self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -325,6 +334,8 @@ class Gemv:
             for at in self.words_at.values():
                 at.set(at.value + T.int64(geo.round_tiles * self.tile_words))
             self.loader.advance(geo.round_tiles * geo.tile_chunks)
+            if self.token_sums is not None:
+                self.token_sums.advance()
             self.rounds_left.set(self.rounds_left.value - 1)
 
     # ---- set-up ---------------------------------------------------------------------
@@ -385,6 +396,12 @@ class Gemv:
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
+        pool = b.shared_pool()
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable(table, b.keep(4 * self.lane))
+        self.token_sums = TokenSums(self, pool) if self.shares_sums else None
         self.sums = Accumulators(
             self.groups,
             self.step,
@@ -392,12 +409,8 @@ class Gemv:
             geo.row_blocks,
             plan.tile_m // STEP_TOKENS,
             left_by(self.decoder, self.gemm),
+            None if self.token_sums is None else self.token_sums.read,
         )
-        pool = b.shared_pool()
-        self.table: SharedTable | None = None
-        if self.decoder.table_words:
-            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
-            self.table = SharedTable(table, b.keep(4 * self.lane))
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
@@ -484,6 +497,8 @@ class Gemv:
         doublings = (2**i for i in range((plan.tile_m - 1).bit_length()))
         shift = b.keep(sum(T.Cast("int32", self.token_count > count) for count in doublings))
         fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
+        if self.token_sums is not None:
+            fitting = T.min(fitting, TOKEN_SUMS // plan.tile_m // unit)
         needed = (self.own_tiles + unit - 1) // unit
         # Long rows of x come in as many pieces as there are buffers: work begins with the first.
         even = T.max((needed + TOKEN_BUFFERS - 1) // TOKEN_BUFFERS, T.int32(geo.least_units) >> shift)
@@ -549,6 +564,10 @@ class Gemv:
         current = b.keep(self.buffer.value)
         self.loader.begin(current * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
+        if self.token_sums is not None:
+            self.token_sums.fill(current, self.rounds * geo.round_tiles)
+            self.token_sums.begin(current)
+            b.block_sync()
         self._copy_tokens(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
         self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
 
@@ -564,6 +583,8 @@ class Gemv:
         group = self.group_ring[slot // geo.group_tiles]
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
+        if self.token_sums is not None:
+            self.token_sums.tiles = range(index + 1 - (1 if guarded else geo.flush_tiles), index + 1)
         with b.when(self._inside(index) if guarded else True):
             tile = self.run_at.value * geo.run + index
             self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)

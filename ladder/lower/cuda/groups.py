@@ -266,6 +266,8 @@ class Accumulators:
         16-row and 8-token blocks; fragments are ``[row_blocks][token_blocks]``.
     left
         What decoded registers leave to the sums.
+    known_sums
+        Returns the sums of a lane's two tokens of a block where they need not be computed here.
     """
 
     def __init__(
@@ -276,15 +278,18 @@ class Accumulators:
         row_blocks: int,
         token_blocks: int,
         left: Leftover = NOTHING_LEFT,
+        known_sums: Callable[[int], list[Expr]] | None = None,
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
+        self.known_sums = known_sums
         self.row_blocks, self.token_blocks = row_blocks, token_blocks
         self.token_factor: Callable[[int, int], Expr] | None = None
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
         self.partial = self._cleared(self.fragments, step.carrier)
         self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
-        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if left.sums_tokens else None
+        summed = left.sums_tokens and known_sums is None
+        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if summed else None
 
     def _cleared(self, fragments: int, dtype: str) -> Any:
         """Allocate fragments of zeros."""
@@ -360,24 +365,36 @@ class Accumulators:
 
     def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
         """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
+        sums = self._token_sums(token_block)
         for block, registers in enumerate(group_registers):
             for i in range(self.width):
                 at = (block * self.token_blocks + token_block) * self.width + i
-                self._flush_one(at, token_block * self.width + i, granule, registers)
+                self._flush_one(at, token_block * self.width + i, granule, registers, sums)
         if self.token_sums is not None:
             for i in range(self.width):
                 b.store(self.token_sums, self._zero(), token_block * self.width + i)
 
-    def _flush_one(self, at: int, tokens_at: int, granule: int, registers: GroupRegisters) -> None:
+    def _token_sums(self, token_block: int) -> list[Expr]:
+        """Return the float32 sum of x that belongs to each of a fragment's sums; none where none is needed."""
+        if not self.left.sums_tokens:
+            return []
+        if self.known_sums is not None:
+            pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
+            return [pair[i % 2] for i in range(self.width)]
+        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in range(self.width)]
+
+    def _flush_one(
+        self, at: int, tokens_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
+    ) -> None:
         slot = self.step.lanes.row_slot(at % self.width)
         scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
         factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
         scale = _product(scale, factor)
         total = self.total[at] + (value if scale is None else value * scale)
-        if self.token_sums is not None:
+        if sums:
             shift = registers.shift(self.left, granule, slot)
             shift = shift if scale is None else b.bind(shift * scale)
-            total = total + self._as_float(self.token_sums[tokens_at]) * shift
+            total = total + sums[tokens_at % self.width] * shift
         b.store(self.total, total, at)
         b.store(self.partial, self._zero(), at)
 
