@@ -256,9 +256,10 @@ def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
-    sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
+    # Either scales that were multiplied out, or a second set of sums.
+    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
     operands = schedule.warp_rows // 2 + schedule.tile_m // 2
-    return 24 + operands + schedule.warp_rows // 16 * (sums + fetched)
+    return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
