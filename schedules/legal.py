@@ -175,6 +175,16 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return schedule.placement == "accumulator" and flushed
 
 
+def k_blocks(schedule: GpuSchedule) -> int:
+    """Return the blocks that share K: wgmma's slices, or the blocks of a gemv cluster."""
+    return {"wgmma": schedule.split_k, "gemv": schedule.cluster}.get(schedule.pipeline, 1)
+
+
+def k_slices(schedule: GpuSchedule) -> int:
+    """Return the parts into which K is split, among blocks and among warps of a block."""
+    return schedule.split_k * (schedule.cluster if schedule.pipeline == "gemv" else 1)
+
+
 def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a gemv slice."""
     if schedule.pipeline == "gemv":

@@ -26,6 +26,8 @@ from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.gemv_sums import reduce_and_store
+from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.groups import (
     SUM_TILES,
     Accumulators,
@@ -35,8 +37,6 @@ from ladder.lower.cuda.groups import (
     array_dtype,
     left_by,
 )
-from ladder.lower.cuda.gemv_sums import reduce_and_store
-from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile

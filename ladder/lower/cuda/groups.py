@@ -375,7 +375,7 @@ class Accumulators:
                 b.store(self.token_sums, self._zero(), token_block * self.width + i)
 
     def _token_sums(self, token_block: int) -> list[Expr]:
-        """Return the float32 sum of x that belongs to each of a fragment's sums; none where none is needed."""
+        """Return the float32 sum of x for each sum of a fragment; nothing where none is needed."""
         if not self.left.sums_tokens:
             return []
         if self.known_sums is not None:
@@ -448,7 +448,10 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = [b.local(4, "uint32") for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)]
+        self.tokens = [
+            b.local(4, "uint32")
+            for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)
+        ]
 
     def emit(
         self,
