@@ -32,6 +32,8 @@ from schedules.layouts import LANES, packed_group, padded, planes
 from schedules.legal import (
     SWIZZLE_ROW,
     block_rows,
+    k_blocks,
+    k_slices,
     math_registers,
     operand_bytes,
     promotes,
@@ -126,6 +128,9 @@ GEMV_TOKEN_CYCLES = 0.0108
 
 GEMV_COPY_CYCLES = 0.0273
 """gemv: the same, in time that it takes from its neighbours."""
+
+GEMV_CLUSTER_CYCLES = 1.2e3
+"""gemv: the two barriers of a cluster, and reading the other blocks' sums."""
 
 GEMV_POWER = 1.17
 """gemv: how chain and issue slots add up, see `Work`."""
@@ -305,9 +310,10 @@ class Grid:
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
-    split = schedule.split_k if schedule.pipeline == "wgmma" else 1
+    split = k_blocks(schedule)
     needs = resources(gemm, device, schedule)
-    units = usable_units(device, split * schedule.cluster)
+    shared = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    units = usable_units(device, split * shared)
     blocks = along_m * along_n * split
     rounds = -(-blocks // units)
     resident = max(1, needs.blocks_per_unit)
@@ -419,16 +425,17 @@ def _edge_seconds(schedule: GpuSchedule) -> float:
 
 def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
-    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
     issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
     issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
         issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
-    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm)
+    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm) / schedule.cluster
     ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
     chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied
+    chain += GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue + GEMV_COPY_CYCLES * copied  # per scheduler
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
@@ -477,7 +484,8 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
 def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    activations = grid.along_n / schedule.cluster * m * gemm.k * operand_bytes(gemm)
+    sharing = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
 

@@ -36,6 +36,13 @@ TOKEN_BUFFERS = 3
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
 
+SPARE_REGISTERS = 12
+"""Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
+turn that copies A."""
+
+TOKEN_SUMS = 1024
+"""Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
+
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
@@ -74,6 +81,7 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        cluster=(1, 2, 4),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
@@ -165,6 +173,16 @@ def promotes(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """
     flushed = gemm.scale or gemm.token_group > 0 or gemm.activation.startswith("fp8")
     return schedule.placement == "accumulator" and flushed
+
+
+def k_blocks(schedule: GpuSchedule) -> int:
+    """Return the blocks that share K: wgmma's slices, or the blocks of a gemv cluster."""
+    return {"wgmma": schedule.split_k, "gemv": schedule.cluster}.get(schedule.pipeline, 1)
+
+
+def k_slices(schedule: GpuSchedule) -> int:
+    """Return the parts into which K is split, among blocks and among warps of a block."""
+    return schedule.split_k * (schedule.cluster if schedule.pipeline == "gemv" else 1)
 
 
 def block_rows(schedule: GpuSchedule) -> int:
@@ -265,9 +283,10 @@ def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
-    sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
+    # Either scales that were multiplied out, or a second set of sums.
+    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
     operands = schedule.warp_rows // 2 + schedule.tile_m // 2
-    return 24 + operands + schedule.warp_rows // 16 * (sums + fetched)
+    return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -335,7 +354,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the most registers of a computing thread."""
     if schedule.pipeline == "wgmma":
         return math_registers(schedule.warps)
-    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8)
+    spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
+    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
 
 def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
@@ -365,6 +385,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if schedule.cluster > 1 and "cluster" not in device.features:
+        yield "the device has no clusters of blocks"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in AXES:
@@ -380,9 +402,12 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.cluster > 1 and gemm.experts:
+        yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    shared = table_bytes(gemm) + least_token_bytes(gemm, schedule)
+    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if schedule.placement == "accumulator" else 0
+    shared = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
     if shared > TOKEN_BYTES:
         yield f"buffers of A and tables of {shared} bytes, limit {TOKEN_BYTES}"
 

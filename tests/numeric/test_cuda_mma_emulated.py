@@ -248,6 +248,24 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(placement="accumulator", stages=3, warps=4, split_k=1),
         (6,),
     ),
+    "gemv two blocks split K, sixteen tokens, several buffers of x": (
+        "sm_90a",
+        _gemm(weight="int4", n=203, k=4200, group_size=128, scale=True, output="float16"),
+        _gemv(tile_m=16, warps=4, split_k=2, warp_rows=32, cluster=2),
+        (1, 16, 21),
+    ),
+    "gemv four blocks split K, the last has nothing to do": (
+        "sm_90a",
+        _gemm(weight="int4", activation="bfloat16", n=72, k=300, group_size=64, scale=True, bias=True),
+        _gemv(stages=4, warps=3, split_k=1, cluster=4, placement="accumulator"),
+        (5,),
+    ),
+    "gemv int8 whole sums of two blocks": (
+        "sm_90a",
+        _gemm(activation="int8", weight="int4", k=900, token_scale=True),
+        _gemv(warps=4, split_k=4, cluster=2, placement="accumulator"),
+        (7,),
+    ),
     "gemv Turing": ("sm_75", _gemm(group_size=128, scale=True), _gemv(), (8,)),
     "gemv Volta": ("sm_70", _gemm(group_size=64, scale=True, zero="integer"), _gemv(), (3,)),
     "mma groups, odd K tiles, token warps": (

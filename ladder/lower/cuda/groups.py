@@ -304,6 +304,8 @@ class Accumulators:
         16-row and 8-token blocks; fragments are ``[row_blocks][token_blocks]``.
     left
         What decoded registers leave to the sums.
+    known_sums
+        Returns the sums of a lane's two tokens of a block where they need not be computed here.
     """
 
     def __init__(
@@ -314,15 +316,18 @@ class Accumulators:
         row_blocks: int,
         token_blocks: int,
         left: Leftover = NOTHING_LEFT,
+        known_sums: Callable[[int], list[Expr]] | None = None,
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
+        self.known_sums = known_sums
         self.row_blocks, self.token_blocks = row_blocks, token_blocks
         self.token_factor: Callable[[int, int], Expr] | None = None
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
         self.partial = self._cleared(self.fragments, step.carrier)
         self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
-        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if left.sums_tokens else None
+        summed = left.sums_tokens and known_sums is None
+        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if summed else None
 
     def _cleared(self, fragments: int, dtype: str) -> Any:
         """Allocate fragments of zeros."""
@@ -398,24 +403,36 @@ class Accumulators:
 
     def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
         """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
+        sums = self._token_sums(token_block)
         for block, registers in enumerate(group_registers):
             for i in range(self.width):
                 at = (block * self.token_blocks + token_block) * self.width + i
-                self._flush_one(at, token_block * self.width + i, granule, registers)
+                self._flush_one(at, token_block * self.width + i, granule, registers, sums)
         if self.token_sums is not None:
             for i in range(self.width):
                 b.store(self.token_sums, self._zero(), token_block * self.width + i)
 
-    def _flush_one(self, at: int, tokens_at: int, granule: int, registers: GroupRegisters) -> None:
+    def _token_sums(self, token_block: int) -> list[Expr]:
+        """Return the float32 sum of x for each sum of a fragment; nothing where none is needed."""
+        if not self.left.sums_tokens:
+            return []
+        if self.known_sums is not None:
+            pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
+            return [pair[i % 2] for i in range(self.width)]
+        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in range(self.width)]
+
+    def _flush_one(
+        self, at: int, tokens_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
+    ) -> None:
         slot = self.step.lanes.row_slot(at % self.width)
         scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
         factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
         scale = _product(scale, factor)
         total = self.total[at] + (value if scale is None else value * scale)
-        if self.token_sums is not None:
+        if sums:
             shift = registers.shift(self.left, granule, slot)
             shift = shift if scale is None else b.bind(shift * scale)
-            total = total + self._as_float(self.token_sums[tokens_at]) * shift
+            total = total + sums[tokens_at % self.width] * shift
         b.store(self.total, total, at)
         b.store(self.partial, self._zero(), at)
 
@@ -469,7 +486,10 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = b.local(4, "uint32")
+        self.tokens = [
+            b.local(4, "uint32")
+            for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)
+        ]
 
     def emit(
         self,
@@ -492,12 +512,36 @@ class TileMultiplier:
             Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
+            if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
+                self._by_rows(words, group_registers, load_tokens, span, flush)
+                continue
             for block in range(self.row_blocks):
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
-                load_tokens(token_block, span, self.tokens)
+                load_tokens(token_block, span, self._loaded(token_block))
                 for granule in self._granules(span):
-                    self._multiply(group_registers, token_block, span, granule, flush)
+                    for block in range(self.row_blocks):
+                        self._multiply(block, token_block, span, granule)
+                    self._flush(group_registers, token_block, span, granule, flush)
+
+    def _by_rows(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_tokens: Callable[[int, int, Any], None],
+        span: int,
+        flush: bool,
+    ) -> None:
+        """Emit a span that lies in one granule so that the operands of one row block live at a time."""
+        (granule,) = self._granules(span)
+        for token_block, tokens in enumerate(self.tokens):
+            load_tokens(token_block, span, tokens)
+        for block in range(self.row_blocks):
+            self._decode(words, group_registers, block, span)
+            for token_block in range(self.token_blocks):
+                self._multiply(block, token_block, span, granule)
+        for token_block in range(self.token_blocks):
+            self._flush(group_registers, token_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
         """Return the granules that a span touches."""
@@ -521,23 +565,35 @@ class TileMultiplier:
                 at=group_registers[block].exponent_at(granule),
             )
 
-    def _multiply(
-        self, group_registers: list[GroupRegisters], token_block: int, span: int, granule: int, flush: bool
-    ) -> None:
-        """Emit a granule's steps within a span, and its flush if it ends there."""
+    def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
+        """Emit a granule's steps of one row block within a span."""
         low = granule * self.groups.registers - span * self.span
+        loaded = self._loaded(token_block)
         for step in range(2):
             inside = [low <= r < low + self.groups.registers for r in range(4 * step, 4 * step + 4)]
             if not any(inside):
                 continue
-            tokens = [self.tokens[2 * step], self.tokens[2 * step + 1]]
-            for block in range(self.row_blocks):
-                first = block * self.span + 4 * step
-                a = [self.operands[first + r] if inside[r] else None for r in range(4)]
-                self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
-                if block == 0:
-                    self.accumulators.add_tokens(token_block, a, tokens)
-        ends = low + self.groups.registers <= self.span
+            tokens = [loaded[2 * step], loaded[2 * step + 1]]
+            first = block * self.span + 4 * step
+            a = [self.operands[first + r] if inside[r] else None for r in range(4)]
+            self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
+            if block == 0:
+                self.accumulators.add_tokens(token_block, a, tokens)
+
+    def _loaded(self, token_block: int) -> Any:
+        """Return the registers that hold a token block's operands."""
+        return self.tokens[token_block % len(self.tokens)]
+
+    def _flush(
+        self,
+        group_registers: list[GroupRegisters],
+        token_block: int,
+        span: int,
+        granule: int,
+        flush: bool,
+    ) -> None:
+        """Emit a token block's flush if the granule ends within the span."""
+        ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span
         inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
         if self.accumulators.flushes and ends and (flush or inner):
             self.accumulators.flush(token_block, granule, group_registers)
