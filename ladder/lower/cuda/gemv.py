@@ -311,6 +311,8 @@ class Gemv:
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
+        if self.table is not None:  # while loads are in flight; a barrier comes before the first tile
+            self.decoder.fill_table(self.table.buffer, self.thread, self.geo.threads)
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
         multiplier = TileMultiplier(self.decoder, self.sums, self.table)
@@ -417,8 +419,6 @@ class Gemv:
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
-        if self.table is not None:  # the first barrier comes before the first tile
-            self.decoder.fill_table(self.table.buffer, self.thread, geo.threads)
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
         ]
