@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
@@ -30,15 +31,17 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
-ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "pairs")
+ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed", "pairs")
 """Orders of the bits in words.
 
 ``lanes``: each code in the lane that its element has in a register; odd widths in planes.
 ``dense`` (odd widths): as many whole codes as fit a lane; the rest of the lanes hold the last codes.
 ``... signs``: top bits of four codes of a lane apart from the others, so that few instructions
 bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
+``... crossed``: bits are sums modulo two of bits of codes, so that one instruction on two shifted words
+makes a register of that type (`CROSSED`).
 ``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
-The last three are orders of four-bit codes for 16-bit cores.
+The last four are orders of four-bit codes for 16-bit cores.
 """
 
 ODD_BITS = (3, 5, 6, 7)
@@ -63,6 +66,27 @@ A shift brings codes to their places in the type whose signs are as far from the
 sign is from its last exponent bits. The parts of others are far enough apart that one product with a
 sum of powers of two brings them there (`ladder.lower.cuda.fields.gather`).
 """
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """How registers come from words: the exclusive or of shifted words, masked.
+
+    Parameters
+    ----------
+    place, sign
+        Bits of a lane to which the lower three bits of a code and its top bit come.
+    shifts
+        Of each of a word's four registers: the distances, to the left, of one or two copies.
+    """
+
+    place: int
+    sign: int
+    shifts: tuple[tuple[int, ...], ...]
+
+
+CROSSED = {"float16 crossed": Crossing(9, 15, ((6,), (9,), (0, 2), (0, -3)))}
+"""Found by search: four shifts of a word and no fewer give all its bits to signs and e2m1 magnitudes."""
 
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
@@ -202,7 +226,13 @@ def orders(bits: int, lane: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
-    """Return the pieces of every register."""
+    """Return the pieces of every register, of which words are the exclusive or."""
+    if order in CROSSED:
+        parts = _packed_crossing(CROSSED[order])
+        return tuple(
+            tuple(Piece(index // 4, mask, left) for left, mask in parts[index % 4].items())
+            for index in range(lane)
+        )
     if order == "pairs":
         return tuple(
             (Piece(index // 4, 0xF, 8 * (index % 4)), Piece(index // 4, 0xF0000, 8 * (index % 4) - 12))
@@ -216,6 +246,52 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
         )
         for index in range(lane)
     )
+
+
+@lru_cache(maxsize=256)
+def taken(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of words of which every register is the exclusive or."""
+    if order not in CROSSED:
+        return pieces(bits, lane, order)
+    parts = [_sources(CROSSED[order], slot) for slot in range(4)]
+    return tuple(
+        tuple(Piece(index // 4, 1 << bit, word_bit - bit) for bit, word_bit in parts[index % 4])
+        for index in range(lane)
+    )
+
+
+def _sources(crossing: Crossing, slot: int) -> list[tuple[int, int]]:
+    """Return which bits of a word are summed to which bits of a register that holds codes."""
+    found = []
+    for element, bit, shift in product((0, 16), range(4), crossing.shifts[slot]):
+        place = element + (crossing.sign if bit == 3 else crossing.place + bit) - shift
+        if 0 <= place < 32:
+            found.append((element + bit, place))
+    return found
+
+
+@cache
+def _packed_crossing(crossing: Crossing) -> tuple[dict[int, int], ...]:
+    """Invert `_sources`: masks of each register's code bits by how far left they are added to the word."""
+    rows: list[tuple[int, int]] = []  # bits of the word, and which code bits (32 slot + bit) they sum to
+    for slot in range(4):
+        sums: dict[int, int] = {}
+        for bit, place in _sources(crossing, slot):
+            sums[bit] = sums.get(bit, 0) ^ 1 << place
+        rows += [(places, 1 << (32 * slot + bit)) for bit, places in sums.items()]
+    for place in range(32):
+        pivot = next(index for index in range(place, 32) if rows[index][0] >> place & 1)
+        rows[place], rows[pivot] = rows[pivot], rows[place]
+        places, codes = rows[place]
+        for index in range(32):
+            if index != place and rows[index][0] >> place & 1:
+                rows[index] = rows[index][0] ^ places, rows[index][1] ^ codes
+    parts: tuple[dict[int, int], ...] = ({}, {}, {}, {})
+    for place, (_, codes) in enumerate(rows):
+        for slot, bit in product(range(4), range(32)):
+            if codes >> (32 * slot + bit) & 1:
+                parts[slot][place - bit] = parts[slot].get(place - bit, 0) | 1 << bit
+    return parts
 
 
 @dataclass(frozen=True)
@@ -354,7 +430,7 @@ class FragmentLayout:
         words = [torch.zeros_like(order[:, :, 0]) for _ in range(self.bits)]
         for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
             for word, mask, left in parts:
-                words[word] |= _shifted(order[:, :, register] & _signed(mask), left)
+                words[word] ^= _shifted(order[:, :, register] & _signed(mask), left)
         return torch.cat([block.flatten(2) for block in self._vectors(words)], dim=2).reshape(n_tiles, -1)
 
     def _vectors(self, words: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -384,9 +460,9 @@ class FragmentLayout:
         registers = torch.zeros(
             *tiles.shape[:2], self.registers, THREADS, dtype=torch.int32, device=packed.device
         )
-        for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
+        for register, parts in enumerate(taken(self.bits, self.lane, self.order)):
             for word, mask, left in parts:
-                registers[:, :, register] |= _shifted(words[word], -left) & _signed(mask)
+                registers[:, :, register] ^= _shifted(words[word], -left) & _signed(mask)
         split = registers.reshape(n_tiles, -1, self.registers // 4, 2, 2, 4, 8, 4)
         matrix = split.permute(0, 5, 4, 6, 1, 2, 3, 7).reshape(n_tiles * TILE, -1)
         return matrix.view(torch.int16 if self.lane == 16 else torch.uint8)

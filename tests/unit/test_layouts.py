@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from schedules.layouts import EXPONENT_FORMS, FragmentLayout, normalise_scales, packed_group, planes
+from schedules.layouts import CROSSED, EXPONENT_FORMS, FragmentLayout, normalise_scales, packed_group, planes
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}
@@ -91,6 +92,22 @@ def test_other_orders_equal_a_scalar_reference_and_invert(order: str) -> None:
     packed = layout.pack(codes)
     np.testing.assert_array_equal(packed.numpy(), expected)
     np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+
+
+def test_crossed_words_yield_registers_by_masked_sums() -> None:
+    """Sign and magnitude of e2m1 at bits 15 and 9 to 11 of each half, as the order promises."""
+    codes = np.random.default_rng(1).integers(0, 16, (64, 64)).astype(np.uint8)
+    layout = FragmentLayout(4, 16, "float16 crossed")
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+    words = packed.numpy().astype(np.uint64)
+    for thread, register in product((0, 37, 127), range(16)):
+        word, total = int(words[4 * thread + register // 4]), 0
+        for left in CROSSED[layout.order].shifts[register % 4]:
+            total ^= word << left if left >= 0 else word >> -left
+        for e in (0, 1):
+            code = int(codes[owner(16, register, e, thread)])
+            assert total >> (16 * e) & 0x8E00 == (code & 8) << 12 | (code & 7) << 9
 
 
 def test_masking_a_word_yields_one_register() -> None:

@@ -16,7 +16,13 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.decode_codebook import PairTable, propose_lookup, propose_table
-from ladder.lower.cuda.decode_float import propose_raw_rebias, propose_rebias, propose_through_bfloat
+from ladder.lower.cuda.decode_float import (
+    propose_crossed,
+    propose_raw_crossed,
+    propose_raw_rebias,
+    propose_rebias,
+    propose_through_bfloat,
+)
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.cuda.decode_raw import propose_placed
 from ladder.lower.cuda.decode_signed import propose_signed
@@ -32,7 +38,7 @@ from ladder.lower.cuda.recipes import (
     propose_reference,
 )
 from ladder.lower.cuda.scales import Fold, exponent_byte, fold, power_of, times
-from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.layouts import CROSSED, SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
@@ -46,6 +52,7 @@ STRATEGIES: dict[str, Propose] = {
     "magic": propose_magic,
     "split magic": propose_split_magic,
     "rebias": propose_rebias,
+    "crossed": propose_crossed,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
@@ -57,6 +64,7 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "unscaled": propose_raw_rebias,
+    "crossed, unscaled": propose_raw_crossed,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
@@ -73,6 +81,8 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": ("pairs",),
+    "crossed": tuple(CROSSED),
+    "crossed, unscaled": tuple(CROSSED),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
 
@@ -207,7 +217,12 @@ def packed_order(ttype: TType, core: str) -> str:
         return found[0]
     operand = _operand(ttype, core, "none")
     conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
-    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight()).order
+    return min(filter(_decodable, conversions), key=lambda x: proven_recipes(x)[0].weight()).order
+
+
+def _decodable(conversion: Conversion) -> bool:
+    """Tell whether any recipe reads a type in an order."""
+    return any(True for _ in _proposals(conversion))
 
 
 def packed_layout(ttype: TType, core: str) -> FragmentLayout:

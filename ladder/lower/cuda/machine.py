@@ -24,6 +24,8 @@ XOR = 0x3C
 """lop3 table of ``a ^ b``."""
 OR = 0xFC
 """lop3 table of ``a | b``."""
+XOR_AND = 0x28
+"""lop3 table of ``(a ^ b) & c``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
 REFERENCE_COST = 40

@@ -161,7 +161,7 @@ def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lan
             held |= codes[:, register, element] << np.uint32(lane * element)
         for word, mask, left in parts:
             kept = held & np.uint32(mask)
-            words[word] |= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
+            words[word] ^= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
     return words
 
 
