@@ -187,14 +187,14 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return the GPU arrays (`schedules.layouts`)."""
+    """Return the GPU arrays (`schedules.layouts`, `schedules.packed_scales`)."""
     from ladder.lower.cuda.decode import packed_layout
-    from schedules import layouts
+    from schedules import packed_scales
     from schedules.legal import streams_exponents
 
     element = weight.ttype.element_type
     layout = packed_layout(element, gemm.activation)
-    scales = layouts.normalise_scales(
+    scales = packed_scales.normalise_scales(
         weight, gemm.activation, grouped=gemm.scale, exponents=streams_exponents(gemm)
     )
     codes = weight.codes()

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from schedules.layouts import CROSSED, EXPONENT_FORMS, FragmentLayout, normalise_scales, packed_group, planes
+from schedules.crossed import CROSSED
+from schedules.layouts import EXPONENT_FORMS, FragmentLayout, packed_group, planes
+from schedules.packed_scales import normalise_scales
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}

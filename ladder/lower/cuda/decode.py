@@ -38,7 +38,8 @@ from ladder.lower.cuda.recipes import (
     propose_reference,
 )
 from ladder.lower.cuda.scales import Fold, exponent_byte, fold, power_of, times
-from schedules.layouts import CROSSED, SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
+from schedules.crossed import CROSSED
+from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError

@@ -20,7 +20,7 @@ from ladder.lower.cuda.recipes import (
     Recipe,
     lane_recipes,
 )
-from schedules.layouts import CROSSED
+from schedules.crossed import CROSSED
 from tile_types import TType
 
 
