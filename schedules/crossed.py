@@ -21,7 +21,8 @@ class Crossing:
     place, sign
         Bits of a lane to which the lower three bits of a code and its top bit come.
     shifts
-        Of each of a word's four registers: the distances, to the left, of one or two copies.
+        Of each of a word's four registers: the distances of one or two copies, shifted to the left or,
+        where negative, rotated to the right.
     """
 
     place: int
@@ -29,7 +30,10 @@ class Crossing:
     shifts: tuple[tuple[int, ...], ...]
 
 
-CROSSED = {"float16 crossed": Crossing(9, 15, ((6,), (9,), (0, 2), (0, -3)))}
+CROSSED = {
+    "float16 crossed": Crossing(9, 15, ((6,), (9,), (0, 2), (0, -3))),
+    "bfloat16 crossed": Crossing(6, 15, ((2,), (6,), (0, -4), (0, -6))),
+}
 """Found by search: four shifts of a word and no fewer give all its bits to signs and e2m1 magnitudes."""
 
 
@@ -38,8 +42,8 @@ def sources(crossing: Crossing, slot: int) -> list[tuple[int, int]]:
     found = []
     for element, bit, shift in product((0, 16), range(4), crossing.shifts[slot]):
         place = element + (crossing.sign if bit == 3 else crossing.place + bit) - shift
-        if 0 <= place < 32:
-            found.append((element + bit, place))
+        if shift <= 0 or place >= 0:
+            found.append((element + bit, place % 32))
     return found
 
 

@@ -31,7 +31,7 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
-ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed", "pairs")
+ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed", "bfloat16 crossed", "pairs")
 """Orders of the bits in words.
 
 ``lanes``: each code in the lane that its element has in a register; odd widths in planes.
@@ -41,7 +41,7 @@ bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
 ``... crossed``: bits are sums modulo two of bits of codes, so that one instruction on two shifted words
 makes a register of that type (`CROSSED`).
 ``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
-The last four are orders of four-bit codes for 16-bit cores.
+The last five are orders of four-bit codes for 16-bit cores.
 """
 
 ODD_BITS = (3, 5, 6, 7)

@@ -125,7 +125,7 @@ def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough
 @pytest.mark.parametrize(
     ("name", "core", "order"),
     [("int4", "float16", "lanes"), ("uint4", "bfloat16", "lanes"), ("int4", "int8", "lanes"),
-     ("fp4_e2m1", "float16", "float16 crossed"), ("fp4_e2m1", "bfloat16", "bfloat16 signs"),
+     ("fp4_e2m1", "float16", "float16 crossed"), ("fp4_e2m1", "bfloat16", "bfloat16 crossed"),
      ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "dense"), ("uint7", "int8", "dense"),
      ("nf4", "float16", "pairs"), ("nf4", "bfloat16", "pairs"), ("fp4_e2m1", "fp8_e4m3", "lanes")],
 )  # fmt: skip
@@ -367,7 +367,7 @@ def test_folded_scales_bring_tiny_operands_back() -> None:
     """fp4_e2m1 in bfloat16 is 2**-126 of itself; as such it must not meet x, but a scale may."""
     gemm, device = Gemm(64, 64, "fp4_e2m1", "bfloat16", group_size=32), get_device(HOPPER)
     decoder = make_decoder(gemm, device, gains=True)
-    assert (decoder.choice.strategy, decoder.gains[0]) == ("unscaled", 1.0)
+    assert (decoder.choice.strategy, decoder.gains[0]) == ("crossed, unscaled", 1.0)
     assert make_decoder(gemm, device, "accumulator").gains == (1.0, 1.0)
     scales = (2.0 ** np.arange(-40, -9) * 1.4140625).astype(ml_dtypes.bfloat16)
     exact = get_type("fp4_e2m1").probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]

@@ -96,20 +96,21 @@ def test_other_orders_equal_a_scalar_reference_and_invert(order: str) -> None:
     np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
 
 
-def test_crossed_words_yield_registers_by_masked_sums() -> None:
-    """Sign and magnitude of e2m1 at bits 15 and 9 to 11 of each half, as the order promises."""
+@pytest.mark.parametrize(("order", "place"), [("float16 crossed", 9), ("bfloat16 crossed", 6)])
+def test_crossed_words_yield_registers_by_masked_sums(order: str, place: int) -> None:
+    """Sign and magnitude of e2m1 at bit 15 and from ``place`` on of each half, as the order promises."""
     codes = np.random.default_rng(1).integers(0, 16, (64, 64)).astype(np.uint8)
-    layout = FragmentLayout(4, 16, "float16 crossed")
+    layout = FragmentLayout(4, 16, order)
     packed = layout.pack(codes)
     np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
     words = packed.numpy().astype(np.uint64)
     for thread, register in product((0, 37, 127), range(16)):
         word, total = int(words[4 * thread + register // 4]), 0
-        for left in CROSSED[layout.order].shifts[register % 4]:
-            total ^= word << left if left >= 0 else word >> -left
+        for left in CROSSED[order].shifts[register % 4]:
+            total ^= word << left if left >= 0 else word >> -left | word << 32 + left
         for e in (0, 1):
             code = int(codes[owner(16, register, e, thread)])
-            assert total >> (16 * e) & 0x8E00 == (code & 8) << 12 | (code & 7) << 9
+            assert total >> (16 * e) & (1 << 15 | 7 << place) == (code & 8) << 12 | (code & 7) << place
 
 
 def test_masking_a_word_yields_one_register() -> None:

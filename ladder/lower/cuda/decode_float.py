@@ -61,7 +61,10 @@ class Crossed:
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values, less ``zero``."""
         crossing = CROSSED[self.order]
-        moved = [m.shift(words[index // 4], left) for left in crossing.shifts[index % 4]]
+        word = words[index // 4]
+        moved = [
+            m.shift(word, left) if left >= 0 else m.rotate(word, -left) for left in crossing.shifts[index % 4]
+        ]
         bits = m.constant(repeat(1 << crossing.sign | 7 << crossing.place, 16))
         value = (
             m.lop3(moved[0], moved[1], bits, XOR_AND)

@@ -125,6 +125,9 @@ class TirMachine(Machine):
     def _do_shift(self, x: Expr, left: int) -> Expr:
         return x << T.uint32(left) if left > 0 else x >> T.uint32(-left)
 
+    def _do_rotate(self, x: Expr, right: int) -> Expr:
+        return x >> T.uint32(right) | x << T.uint32(32 - right)
+
     def _do_multiply(self, x: Expr, factor: int, addend: int) -> Expr:
         product = x * T.uint32(factor)
         return product + T.uint32(addend) if addend else product

@@ -35,6 +35,7 @@ PIPE_CLOCKS = {
     "lop3": ("alu", 2.0),
     "shift right": ("alu", 2.0),
     "shift left": ("fma", 2.0),
+    "rotate": ("alu", 2.0),
     "permute": ("alu", 2.0),
     "multiply": ("fma", 2.0),
     "subtract": ("alu", 2.0),
@@ -113,6 +114,10 @@ class Machine(ABC):
     def shift(self, a: Word, left: int) -> Word:
         """Shift left by ``left`` bits, or logically right by ``-left``."""
         return self._once("shift", (a,), left) if left else a
+
+    def rotate(self, a: Word, right: int) -> Word:
+        """Rotate right by ``right`` bits."""
+        return self._once("rotate", (a,), right)
 
     def multiply(self, a: Word, factor: int, addend: int = 0) -> Word:
         """Return ``a * factor + addend`` modulo 2**32.

@@ -92,6 +92,9 @@ class NumpyMachine(Machine):
         moved = np.left_shift(a, np.uint32(left)) if left > 0 else np.right_shift(a, np.uint32(-left))
         return moved.astype(np.uint32)
 
+    def _do_rotate(self, a: Words, right: int) -> Words:
+        return a >> np.uint32(right) | a << np.uint32(32 - right)
+
     def _do_multiply(self, a: Words, factor: int, addend: int) -> Words:
         return a * np.uint32(factor) + np.uint32(addend)
 
