@@ -67,7 +67,7 @@ def test_the_cheapest_strategy(problem: Any, strategy: str) -> None:
 def test_every_strategy_is_needed(strategy: str) -> None:
     if strategy == "table":
         conversion = Conversion(get_type("nf4"), "float16", order="pairs")
-        assert [x.strategy for x in proven_recipes(conversion)] == [*["table"] * 4, "lookup"]
+        assert [x.strategy for x in proven_recipes(conversion)] == ["table", "table", "lookup"]
     elif strategy == "crossed":
         conversion = Conversion(get_type("fp4_e2m1"), "float16", order="float16 crossed")
         assert [x.strategy for x in proven_recipes(conversion)] == ["crossed"]

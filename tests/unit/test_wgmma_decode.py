@@ -6,6 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.wgmma_decode import scaled_decoder
+from schedules.legal import table_bytes
 from targets import get_device
 
 H200 = get_device("cuda/sm_90a")
@@ -31,7 +32,7 @@ def test_raw_operands_meet_their_scale_once(weight: str, factors: int) -> None:
     [gemm("int4", "bfloat16"), gemm("uint4", zero="integer"), gemm("ternary", scale=False), gemm("nf4")],
 )
 def test_others_subtract_and_scale_apart(problem: Gemm) -> None:
-    decoder = scaled_decoder(problem, H200)
+    decoder = scaled_decoder(problem, H200, table_bytes(problem))
     assert decoder.decoder.fold is None
     assert decoder.factors == 1
 

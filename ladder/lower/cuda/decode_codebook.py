@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import permutations
 
 import ml_dtypes
 import numpy as np
@@ -29,10 +29,6 @@ NUMPY_TYPES = {
     "fp8_e4m3": ml_dtypes.float8_e4m3fn,
     "fp8_e5m2": ml_dtypes.float8_e5m2,
 }
-
-
-LOOKED_UP_WORDS = (0, 1)
-"""Words of a tile's four whose codes may be looked up in registers beside a table in shared memory."""
 
 
 @lru_cache(maxsize=1024)
@@ -122,24 +118,12 @@ class Lookup:
 class PairTable:
     """Loads of whole registers from shared memory.
 
-    Parameters
-    ----------
-    operand
-        Operand type.
-    entries
-        The registers of every byte.
-    row
-        Bytes from one to the next.
-    lookup, words
-        How the codes of the first ``words`` words are looked up in registers instead: shared memory
-        has less to do then.
+    ``entries`` holds the registers of every byte, ``row`` bytes apart.
     """
 
     operand: str
     entries: tuple[int, ...]
     row: int
-    lookup: Lookup | None = None
-    words: int = 0
 
     @property
     def bytes(self) -> int:
@@ -148,8 +132,6 @@ class PairTable:
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values."""
-        if self.lookup is not None and index < 4 * self.words:
-            return self.lookup.register(m, words, index, zero)
         value = m.look_up(self.entries, self.row, self._offset(m, words[index // 4], index % 4))
         return value if zero is None else m.float_sub(self.operand, value, zero)
 
@@ -184,6 +166,5 @@ def propose_table(conversion: Conversion) -> Iterator[Recipe]:
     """Propose tables in shared memory for any type of four bits whose codes lie in pairs."""
     table = operand_bits(conversion)
     entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
-    lookup = Lookup(conversion.bits, conversion.operand, conversion.lane, table, conversion.order)
-    for row, words in product(TABLE_ROWS, LOOKED_UP_WORDS):
-        yield PairTable(conversion.operand, entries, row, lookup if words else None, words)
+    for row in TABLE_ROWS:
+        yield PairTable(conversion.operand, entries, row)

@@ -104,7 +104,7 @@ class Kernel:
 
     def _choose_decoder(self) -> ScaledDecoder:
         """Return how weights become operands."""
-        return scaled_decoder(self.gemm, self.device)
+        return scaled_decoder(self.gemm, self.device, self.geo.table_bytes)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:

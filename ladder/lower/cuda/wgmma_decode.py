@@ -9,7 +9,6 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.decode import Decoder, make_decoder
 from ladder.lower.cuda.emission import SharedTable, TirMachine
-from schedules.legal import table_bytes
 from schedules.schedule import check
 from targets import TileDevice
 
@@ -61,9 +60,11 @@ class ScaledDecoder:
         self.decoder.registers(words, first, count, out, out_first, scales, zeros, table, prepared=True)
 
 
-def scaled_decoder(gemm: Gemm, device: TileDevice) -> ScaledDecoder:
-    """Return the decoder of a problem's operands; nothing is left to the finished sums."""
-    room = table_bytes(gemm)
+def scaled_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> ScaledDecoder:
+    """Return the decoder of a problem's operands, which leaves nothing to the finished sums.
+
+    ``room`` is the shared memory in bytes of the table that it must have, 0 for none.
+    """
     decoder = make_decoder(gemm, device, table=room, gains=gemm.scale)
     if decoder.gains != (1.0, 1.0):
         decoder = make_decoder(gemm, device, table=room)

@@ -21,7 +21,7 @@ from schedules.legal import (
     math_registers,
     scale_span,
     streams_exponents,
-    table_bytes,
+    wgmma_table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -277,10 +277,15 @@ class Geometry:
         return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the decode table."""
+        return wgmma_table_bytes(self.gemm, self.schedule)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + self.exchange_bytes + table_bytes(self.gemm) + 3 * 1024
+        return ring + self.staging_bytes + self.exchange_bytes + self.table_bytes + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property
