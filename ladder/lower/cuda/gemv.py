@@ -585,7 +585,8 @@ class Gemv:
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         if self.token_sums is not None:
-            self.token_sums.tiles = range(index + 1 - (1 if guarded else geo.flush_tiles), index + 1)
+            period = 1 if guarded else geo.flush_tiles
+            self.token_sums.tiles = range(index // period * period, index // period * period + period)
         with b.when(self._inside(index) if guarded else True):
             tile = self.run_at.value * geo.run + index
             self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)
