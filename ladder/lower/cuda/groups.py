@@ -317,7 +317,8 @@ class Accumulators:
             sums = self.known_sums(token_block)
             shifts = [offset / gain for offset, gain in zip(self.left.offsets, self.left.gains, strict=True)]
             self.starts[token_block] = [
-                b.bind(sums[i % 2] * T.float32(shifts[self.step.lanes.row_slot(i)])) for i in range(self.width)
+                b.bind(sums[i % 2] * T.float32(shifts[self.step.lanes.row_slot(i)]))
+                for i in range(self.width)
             ]
         return self.starts[token_block]
 
@@ -475,10 +476,8 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = [
-            b.local(4, "uint32")
-            for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)
-        ]
+        held = self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1
+        self.tokens = [b.local(4, "uint32") for _ in range(held)]
 
     def emit(
         self,
