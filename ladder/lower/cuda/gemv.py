@@ -317,12 +317,13 @@ class Gemv:
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
         multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         turn = self.geo.turn_tiles
-        turns = b.keep((self.own_tiles + turn - 1) // turn)
-        whole = b.keep(T.max(self.own_tiles // turn - 1, 0))
-        with b.loop(whole, rolled=True):
-            self._turn(multiplier, guarded=False)
-        with b.loop(turns, whole, rolled=True):
-            self._turn(multiplier, guarded=True)
+        # Counted down: ptxas would compute a bound anew in every turn.
+        whole = T.max(self.own_tiles // turn - 1, 0)
+        for guarded, count in ((False, whole), (True, (self.own_tiles + turn - 1) // turn - whole)):
+            left = b.Variable("int32", count)
+            with b.repeat_while(left.value > 0):
+                self._turn(multiplier, guarded=guarded)
+                left.set(left.value - 1)
         self._finish()
 
     def _turn(self, multiplier: TileMultiplier, *, guarded: bool) -> None:
@@ -586,7 +587,8 @@ class Gemv:
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         if self.token_sums is not None:
-            self.token_sums.tiles = range(index + 1 - (1 if guarded else geo.flush_tiles), index + 1)
+            period = 1 if guarded else geo.flush_tiles
+            self.token_sums.tiles = range(index // period * period, index // period * period + period)
         with b.when(self._inside(index) if guarded else True):
             tile = b.bind(self.run_at.value * geo.run + index)
             for registers in group:

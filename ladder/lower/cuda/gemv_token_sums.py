@@ -7,6 +7,8 @@ memory, ``[buffer][tile][token]``. A flush then reads those of the tiles that it
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
@@ -38,7 +40,7 @@ class TokenSums:
         self.kernel, self.geo, self.step = kernel, kernel.geo, kernel.step
         self.tokens = kernel.schedule.tile_m
         self.table = pool.alloc((TOKEN_BUFFERS * TOKEN_SUMS,), self.step.carrier, align=128)
-        self.place = b.Variable("int32", 0)
+        self.place = b.Variable("uint32", T.uint32(0))
         self.tiles: range = range(0)
 
     def fill(self, buffer: Expr, tiles: Expr) -> None:
@@ -68,23 +70,18 @@ class TokenSums:
         """Go to this slice's first run of a buffer."""
         first = self.kernel.slice * self.geo.run
         pair = self.step.lanes.token(self.kernel.lane, 0)
-        self.place.set(buffer * TOKEN_SUMS + first * self.tokens + pair)
+        word = self.table.ptr_to([buffer * TOKEN_SUMS + first * self.tokens + pair])
+        self.place.set(T.cuda.cvta_generic_to_shared(word))
 
     def advance(self) -> None:
         """Go to the slice's next run."""
-        self.place.set(self.place.value + self.geo.round_tiles * self.tokens)
+        self.place.set(self.place.value + T.uint32(4 * self.geo.round_tiles * self.tokens))
 
     def read(self, token_block: int) -> list[Expr]:
         """Return the sums of a lane's two tokens over ``self.tiles`` of the run, as the carrier."""
-        totals = []
-        pair = b.local(2 * len(self.tiles), self.step.carrier)
+        loaded = b.local(2 * len(self.tiles), "uint32")
         for index, tile in enumerate(self.tiles):
-            with b.vector(2) as v:
-                at = self.place.value + (tile * self.tokens + token_block * STEP_TOKENS)
-                b.store(pair, self.table[at + v], 2 * index + v)
-        for i in range(2):
-            total = pair[i]
-            for index in range(1, len(self.tiles)):
-                total = total + pair[2 * index + i]
-            totals.append(b.bind(total))
-        return totals
+            at = self.place.value + T.uint32(4 * (tile * self.tokens + token_block * STEP_TOKENS))
+            b.ptx("ld.shared.v2.u32", loaded[2 * index], loaded[2 * index + 1], at)
+        parts = [T.reinterpret(loaded[i], dtype=self.step.carrier) for i in range(2 * len(self.tiles))]
+        return [b.bind(reduce(add, parts[i::2])) for i in range(2)]

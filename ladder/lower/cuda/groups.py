@@ -324,6 +324,8 @@ class Accumulators:
         self.token_factor: Callable[[int, int], Expr] | None = None
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
+        self.starts: dict[int, list[Expr]] = {}
+        self.fresh = set(range(self.fragments)) if self.begins_shifted else set()
         self.partial = self._cleared(self.fragments, step.carrier)
         self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
         summed = left.sums_tokens and known_sums is None
@@ -335,6 +337,28 @@ class Accumulators:
         for i in range(fragments * self.width):
             b.store(buffer, T.float32(0) if dtype == "float32" else T.uint32(0), i)
         return buffer
+
+    @property
+    def begins_shifted(self) -> bool:
+        """Whether partial sums begin with what offsets add to them, so that flushes need not add it."""
+        whole = len(self.step.issues) == 1 and self.step.carrier == "float32"
+        return self.left.sums_tokens and self.known_sums is not None and self.left.zero == "none" and whole
+
+    def _start(self, fragment: int) -> list[Expr] | None:
+        """Return what a fragment begins with if this is its first step since its flush."""
+        if fragment not in self.fresh:
+            return None
+        self.fresh.remove(fragment)
+        token_block = fragment % self.token_blocks
+        if token_block not in self.starts:
+            assert self.known_sums is not None
+            sums = self.known_sums(token_block)
+            shifts = [offset / gain for offset, gain in zip(self.left.offsets, self.left.gains, strict=True)]
+            self.starts[token_block] = [
+                b.bind(sums[i % 2] * T.float32(shifts[self.step.lanes.row_slot(i)]))
+                for i in range(self.width)
+            ]
+        return self.starts[token_block]
 
     @property
     def flushes(self) -> bool:
@@ -393,7 +417,8 @@ class Accumulators:
 
     def multiply(self, fragment: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit one step into a fragment."""
-        emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands)
+        start = self._start(fragment)
+        emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands, start)
 
     def add_tokens(self, token_block: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
@@ -404,6 +429,9 @@ class Accumulators:
     def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
         """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
         sums = self._token_sums(token_block)
+        self.starts.pop(token_block, None)
+        if self.begins_shifted:
+            self.fresh |= set(range(token_block, self.fragments, self.token_blocks))
         for block, registers in enumerate(group_registers):
             for i in range(self.width):
                 at = (block * self.token_blocks + token_block) * self.width + i
@@ -414,7 +442,7 @@ class Accumulators:
 
     def _token_sums(self, token_block: int) -> list[Expr]:
         """Return the float32 sum of x for each sum of a fragment; nothing where none is needed."""
-        if not self.left.sums_tokens:
+        if not self.left.sums_tokens or self.begins_shifted:
             return []
         if self.known_sums is not None:
             pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
@@ -486,10 +514,8 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = [
-            b.local(4, "uint32")
-            for _ in range(self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1)
-        ]
+        held = self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1
+        self.tokens = [b.local(4, "uint32") for _ in range(held)]
 
     def emit(
         self,
