@@ -31,7 +31,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
 )
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import Gemm, has_power_scales
 from tile_types import get_type, type_names
 from tile_types.errors import ConversionError
 
@@ -124,6 +124,7 @@ def problem(case: Case, n: int, k: int) -> Gemm:
         output=OUTPUTS.get(case.activation, case.activation),
         group_size=group,
         scale=group < k,
+        power_scales=group < k and has_power_scales(ttype),
         zero=case.zero,
     )
 

@@ -33,6 +33,8 @@ from schedules.legal import (
     FP8_INTERVAL,
     SWIZZLE_ROW,
     block_rows,
+    k_blocks,
+    k_slices,
     math_registers,
     operand_bytes,
     promotes,
@@ -40,6 +42,7 @@ from schedules.legal import (
     registers_per_thread,
     resources,
     scale_bytes,
+    scale_span,
     weight_bits,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
@@ -127,6 +130,9 @@ GEMV_TOKEN_CYCLES = 0.0108
 GEMV_COPY_CYCLES = 0.0273
 """gemv: the same, in time that it takes from its neighbours."""
 
+GEMV_CLUSTER_CYCLES = 1.2e3
+"""gemv: the two barriers of a cluster, and reading the other blocks' sums."""
+
 GEMV_POWER = 1.17
 """gemv: how chain and issue slots add up, see `Work`."""
 
@@ -178,7 +184,7 @@ class Cost:
 def weight_bytes(gemm: Gemm) -> int:
     """Return the bytes of packed weights with their scales and zeros."""
     n, k = padded(gemm.n), padded(gemm.k)
-    groups = -(-k // packed_group(gemm.group_size, gemm.k)) if gemm.activation in LANES else gemm.groups
+    groups = -(-k // (scale_span(gemm) or k)) if gemm.activation in LANES else gemm.groups
     scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
     return n * k * weight_bits(gemm) // 8 + scales
 
@@ -305,9 +311,10 @@ class Grid:
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
     along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // block_rows(schedule))
-    split = schedule.split_k if schedule.pipeline == "wgmma" else 1
+    split = k_blocks(schedule)
     needs = resources(gemm, device, schedule)
-    units = usable_units(device, split * schedule.cluster)
+    shared = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    units = usable_units(device, split * shared)
     blocks = along_m * along_n * split
     rounds = -(-blocks // units)
     resident = max(1, needs.blocks_per_unit)
@@ -416,16 +423,17 @@ def _edge_seconds(schedule: GpuSchedule) -> float:
 
 def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
-    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
     issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
     issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
         issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
-    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm)
+    copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm) / schedule.cluster
     ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
     chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied
+    chain += GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue + GEMV_COPY_CYCLES * copied  # per scheduler
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
@@ -474,7 +482,8 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
 def _l2_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
     """Time for every block to read its tiles through L2; a cluster reads those of A once."""
     l2 = device.layer("l2")
-    activations = grid.along_n / schedule.cluster * m * gemm.k * operand_bytes(gemm)
+    sharing = schedule.cluster if schedule.pipeline == "wgmma" else 1
+    activations = grid.along_n / sharing * m * gemm.k * operand_bytes(gemm)
     moved = grid.along_m * weight_bytes(gemm) + activations
     return moved / (l2.bandwidth * l2.sustained)
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
+from schedules.crossed import CROSSED, packed_crossing, sources
+from tile_types.errors import DTypeError, ShapeError, ValueRangeError
 
 if TYPE_CHECKING:
     import torch
@@ -30,24 +31,42 @@ THREADS = 128
 LANES = {"float16": 16, "bfloat16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8}
 """Bits of one operand element of each core type."""
 
-ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "pairs")
+ORDERS = ("lanes", "dense", "float16 signs", "bfloat16 signs", "float16 crossed", "bfloat16 crossed", "pairs")
 """Orders of the bits in words.
 
 ``lanes``: each code in the lane that its element has in a register; odd widths in planes.
 ``dense`` (odd widths): as many whole codes as fit a lane; the rest of the lanes hold the last codes.
-``... signs``: in each lane the lower three bits of four codes, then their top bits, so that few
-shifts bring signs and magnitudes to their places in that type.
+``... signs``: top bits of four codes of a lane apart from the others, so that few instructions
+bring signs and magnitudes to their places in that type (`SIGN_PLACES`).
+``... crossed``: bits are sums modulo two of bits of codes, so that one instruction on two shifted words
+makes a register of that type (`CROSSED`).
 ``pairs``: both codes of a register in one byte, which selects a pair of values from a table.
-The last three are orders of four-bit codes for 16-bit cores.
+The last five are orders of four-bit codes for 16-bit cores.
 """
 
 ODD_BITS = (3, 5, 6, 7)
 
-SIGN_PLACES = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}
-"""Bit of a lane that holds the top bit of each of four codes, whose other bits begin at bits 0, 3, 6, 9.
+SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
+    "float16 signs": (
+        ((0, 3, 0), (14, 1, 3)),
+        ((3, 3, 0), (13, 1, 3)),
+        ((6, 3, 0), (12, 1, 3)),
+        ((9, 3, 0), (15, 1, 3)),
+    ),
+    "bfloat16 signs": (
+        ((0, 3, 0), (9, 1, 3)),
+        ((3, 3, 0), (12, 1, 3)),
+        ((6, 3, 0), (15, 1, 3)),
+        ((13, 2, 0), (10, 1, 2), (11, 1, 3)),
+    ),
+}
+"""Parts of each of four codes in a lane: position, width, and lowest bit of the code.
 
-Two codes have theirs as far from these as a sign is from the last exponent bits of the type.
+A shift brings codes to their places in the type whose signs are as far from the rest as that type's
+sign is from its last exponent bits. The parts of others are far enough apart that one product with a
+sum of powers of two brings them there (`ladder.lower.cuda.fields.gather`).
 """
+
 
 PACKABLE_BITS = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 
@@ -56,6 +75,42 @@ OPERAND_EXPONENT = 12
 
 SCALE_EXPONENT = -8
 """Group scales stay below 2**-8: float16 holds them times 2**24, the inverse of its smallest number."""
+
+
+EXPONENT_GROUP = 32
+"""Elements of K per scale where kernels read exponents instead of scales."""
+
+EXPONENTS = 4
+"""Exponents in a word: those of neighbouring groups, the first one lowest."""
+
+
+@dataclass(frozen=True)
+class Exponents:
+    """How a byte stands for a power of two: ``byte`` is the exponent field of ``scale * 2**raised``.
+
+    Parameters
+    ----------
+    bias, mantissa_bits
+        Of the 16-bit type whose exponent field it is.
+    raised
+        The largest scale that packing leaves, 2**-9, becomes nearly the largest number.
+    lowest
+        Smaller scales become this one, so that products with powers of two of decoders stay normal numbers.
+    """
+
+    bias: int
+    mantissa_bits: int
+    raised: int
+    lowest: int
+
+    @property
+    def highest(self) -> int:
+        """The largest byte."""
+        return SCALE_EXPONENT - 1 + self.raised + self.bias
+
+
+EXPONENT_FORMS = {"float16": Exponents(15, 10, 24, 13), "bfloat16": Exponents(127, 7, 126, 127)}
+"""Of 16-bit cores. float16 keeps 17 powers of two below a row's largest scale, bfloat16 117."""
 
 
 def lane_of(core: str) -> int:
@@ -115,7 +170,7 @@ def fields(bits: int, lane: int, register: int, order: str = "lanes") -> tuple[F
     """Return where the codes of one register lie, widest part first, in an order that keeps lanes."""
     if order in SIGN_PLACES:
         word, slot = divmod(register, 4)
-        return Field(word, 3 * slot, 3, 0), Field(word, SIGN_PLACES[order][slot], 1, 3)
+        return tuple(Field(word, *part) for part in SIGN_PLACES[order][slot])
     if order == "dense":
         return tuple(sorted(_dense(bits, lane, register), key=lambda field: -field.width))
     found, first = [], 0
@@ -151,7 +206,13 @@ def orders(bits: int, lane: int) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
-    """Return the pieces of every register."""
+    """Return the pieces of every register, of which words are the exclusive or."""
+    if order in CROSSED:
+        parts = packed_crossing(CROSSED[order])
+        return tuple(
+            tuple(Piece(index // 4, mask, left) for left, mask in parts[index % 4].items())
+            for index in range(lane)
+        )
     if order == "pairs":
         return tuple(
             (Piece(index // 4, 0xF, 8 * (index % 4)), Piece(index // 4, 0xF0000, 8 * (index % 4) - 12))
@@ -163,6 +224,18 @@ def pieces(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
             Piece(field.word, every * (((1 << field.width) - 1) << field.shift), field.position - field.shift)
             for field in fields(bits, lane, index, order)
         )
+        for index in range(lane)
+    )
+
+
+@lru_cache(maxsize=256)
+def taken(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of words of which every register is the exclusive or."""
+    if order not in CROSSED:
+        return pieces(bits, lane, order)
+    parts = [sources(CROSSED[order], slot) for slot in range(4)]
+    return tuple(
+        tuple(Piece(index // 4, 1 << bit, word_bit - bit) for bit, word_bit in parts[index % 4])
         for index in range(lane)
     )
 
@@ -303,7 +376,7 @@ class FragmentLayout:
         words = [torch.zeros_like(order[:, :, 0]) for _ in range(self.bits)]
         for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
             for word, mask, left in parts:
-                words[word] |= _shifted(order[:, :, register] & _signed(mask), left)
+                words[word] ^= _shifted(order[:, :, register] & _signed(mask), left)
         return torch.cat([block.flatten(2) for block in self._vectors(words)], dim=2).reshape(n_tiles, -1)
 
     def _vectors(self, words: list[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -333,9 +406,9 @@ class FragmentLayout:
         registers = torch.zeros(
             *tiles.shape[:2], self.registers, THREADS, dtype=torch.int32, device=packed.device
         )
-        for register, parts in enumerate(pieces(self.bits, self.lane, self.order)):
+        for register, parts in enumerate(taken(self.bits, self.lane, self.order)):
             for word, mask, left in parts:
-                registers[:, :, register] |= _shifted(words[word], -left) & _signed(mask)
+                registers[:, :, register] ^= _shifted(words[word], -left) & _signed(mask)
         split = registers.reshape(n_tiles, -1, self.registers // 4, 2, 2, 4, 8, 4)
         matrix = split.permute(0, 5, 4, 6, 1, 2, 3, 7).reshape(n_tiles * TILE, -1)
         return matrix.view(torch.int16 if self.lane == 16 else torch.uint8)
@@ -373,82 +446,6 @@ def _row_chunks(n_tiles: int, k_tiles: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, n_tiles)
 
 
-class ElementLimits(Protocol):
-    """The part of an element type that scale packing needs."""
-
-    @property
-    def minimum(self) -> float:
-        """Smallest value."""
-        ...
-
-    @property
-    def maximum(self) -> float:
-        """Largest value."""
-        ...
-
-
-class ScaledCodes(Protocol):
-    """The part of a ``tile_types.QuantizedTensor`` that scale packing needs."""
-
-    @property
-    def ttype(self) -> ElementLimits:
-        """Element type."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """N and K."""
-        ...
-
-    @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns that share a scale."""
-        ...
-
-    @property
-    def scale(self) -> Any:
-        """``[ceil(N/bn), ceil(K/bk)]`` or None."""
-        ...
-
-    @property
-    def zero(self) -> Any:
-        """Zero points, shaped as the scales, or None."""
-        ...
-
-    @property
-    def zero_kind(self) -> str:
-        """``none``, ``integer`` or ``float``."""
-        ...
-
-    @property
-    def tensor_scale(self) -> float | None:
-        """Factor of all values, or None."""
-        ...
-
-
-@dataclass(frozen=True)
-class PackedScales:
-    """Scales and zero points as GPU kernels read them.
-
-    Parameters
-    ----------
-    group
-        Elements along K that one row of ``scales`` and ``zeros`` serves.
-    scales
-        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None.
-    zeros
-        ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
-        (integer part, remainder) for real zero points, or None.
-    row_scale
-        float32 ``[n_pad]``.
-    """
-
-    group: int
-    scales: torch.Tensor | None
-    zeros: torch.Tensor | None
-    row_scale: torch.Tensor
-
-
 def packed_group(group_size: int, k: int) -> int:
     """Return how many elements along K one packed scale serves.
 
@@ -468,122 +465,3 @@ def packed_group(group_size: int, k: int) -> int:
     raise ShapeError(
         f"group_size {group_size} does not fit the GPU layout; use a multiple of 16 or one scale per row"
     )
-
-
-def normalise_scales(weight: ScaledCodes, core: str, *, grouped: bool | None = None) -> PackedScales:
-    """Bring the scales of a quantized matrix into the form that kernels read.
-
-    Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
-    [2**-9, 2**-8), or its largest scaled value in [2**11, 2**12) if that is less: then neither
-    scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
-    ``row_scale`` holds the whole float32 scale.
-
-    Parameters
-    ----------
-    weight
-        A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
-    core
-        Operand type of the tensor core.
-    grouped
-        Whether to keep scales per group; by default, whether a row has several.
-
-    Returns
-    -------
-    PackedScales
-        With N and K padded; padded scales and zeros are 0.
-
-    Raises
-    ------
-    ConversionError
-        If 8-bit cores meet real zero points, or integer zero points beyond int8.
-    ShapeError
-        If the group size does not fit, or a row has several scales but ``grouped`` is False.
-    """
-    import torch
-
-    n, k = weight.shape
-    lane = lane_of(core)
-    group = packed_group(weight.block[1], k)
-    scale = None if weight.scale is None else _expand(weight.scale, weight, group)
-    zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
-    grouped = scale is not None and weight.block[1] < k if grouped is None else grouped
-    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
-    device = scale.device if scale is not None else zero.device if zero is not None else None
-    if not grouped or scale is None:
-        if scale is not None and weight.block[1] < k:
-            raise ShapeError(
-                f"scales of groups of {weight.block[1]} along K={k} do not fold into one per row"
-            )
-        row = torch.ones(n, dtype=torch.float64, device=device) if scale is None else scale[0]
-        scales = None
-    else:
-        exponent = _row_exponent(scale, zero, weight.ttype)
-        row = torch.ldexp(torch.ones_like(scale[0]), exponent)
-        scales = _pad_rows(torch.ldexp(scale, -exponent), n).to(
-            getattr(torch, core) if lane == 16 else torch.float32
-        )
-    zeros = None if zero is None else _pad_rows(_zeros(zero, weight.zero_kind, core), n)
-    return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
-
-
-def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:
-    """Repeat ``[ceil(N/bn), ceil(K/bk)]`` to float64 ``[k_groups, N]``, zero beyond K."""
-    import numpy as np
-    import torch
-
-    (n, k), (block_n, block_k) = weight.shape, weight.block
-    if isinstance(array, torch.Tensor):
-        values = array.detach().to(torch.float64)
-    else:
-        values = torch.from_numpy(np.asarray(array).astype(np.float64))
-    expected = (-(-n // block_n), -(-k // block_k))
-    if tuple(values.shape) != expected:
-        raise ShapeError(f"scale or zero array has shape {tuple(values.shape)}, expected {expected}")
-    rows = values.repeat_interleave(block_n, dim=0)[:n]
-    columns = rows if block_k >= k else rows.repeat_interleave(block_k // group, dim=1)
-    k_groups = -(-padded(k) // group)
-    result = torch.zeros(k_groups, n, dtype=torch.float64, device=values.device)
-    kept = min(k_groups, columns.shape[1])
-    result[:kept] = columns.t()[:kept]
-    return result
-
-
-def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits) -> torch.Tensor:
-    """Return int32 ``[N]``: the power of two that each row gives up."""
-    import torch
-
-    offset = torch.zeros_like(scale) if zero is None else zero
-    reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
-    largest = (reach * scale.abs()).amax(dim=0)
-    _, exponent = torch.frexp(largest)
-    # What float16 rounds up to the next power of two counts as that.
-    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0) * (1 + 2.0**-11))
-    exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
-    # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
-    return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)
-
-
-def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:
-    """Return zero points ``[k_groups, N]`` (integer) or ``[k_groups, 2, N]`` (real) in kernel types."""
-    import torch
-
-    if LANES[core] == 8:
-        if kind == "float" or int(zero.min()) < -128 or int(zero.max()) > 127:
-            reason = "real numbers" if kind == "float" else "beyond int8"
-            raise ConversionError(
-                f"zero points that are {reason} cannot be subtracted on the 8-bit core {core!r};"
-                " use float16 or bfloat16 activations"
-            )
-        return zero.to(torch.int8)
-    dtype = getattr(torch, core)
-    if kind == "integer":
-        return zero.to(dtype)
-    whole = zero.round().to(dtype)
-    return torch.stack((whole, (zero - whole.to(torch.float64)).to(dtype)), dim=1)
-
-
-def _pad_rows(array: torch.Tensor, n: int) -> torch.Tensor:
-    """Zero-extend the last axis from N to the padded N."""
-    import torch
-
-    return torch.nn.functional.pad(array, (0, padded(n) - n)).contiguous()

@@ -8,7 +8,7 @@ from functools import cache
 from math import gcd
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import lane_of, packed_group
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types import get_type
@@ -22,7 +22,13 @@ STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
 TABLE_BYTES = 32 * 1024
-"""Shared memory of wgmma's decode table: all pairs of 16 values, once for each lane of a warp."""
+"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp.
+
+In twice as much a pair takes one instruction less to find.
+"""
+
+WGMMA_SHARED = 227 * 1024
+"""Shared memory of a block on the devices that have wgmma."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -35,6 +41,13 @@ TOKEN_BUFFERS = 3
 
 RESIDENT_THREADS = 1024
 """Threads per multiprocessor that gemv's registers and buffers of A are meant for."""
+
+SPARE_REGISTERS = 12
+"""Registers by which gemv's estimate may exceed the limit: so many values wait in memory for the rare
+turn that copies A."""
+
+TOKEN_SUMS = 1024
+"""Sums of A over a tile of K that gemv keeps for each of its buffers, four bytes each."""
 
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
@@ -85,6 +98,7 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        cluster=(1, 2, 4),
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
@@ -184,11 +198,38 @@ def promotes_rarely(gemm: Gemm) -> bool:
     return not gemm.scale and not gemm.token_group
 
 
+def k_blocks(schedule: GpuSchedule) -> int:
+    """Return the blocks that share K: wgmma's slices, or the blocks of a gemv cluster."""
+    return {"wgmma": schedule.split_k, "gemv": schedule.cluster}.get(schedule.pipeline, 1)
+
+
+def k_slices(schedule: GpuSchedule) -> int:
+    """Return the parts into which K is split, among blocks and among warps of a block."""
+    return schedule.split_k * (schedule.cluster if schedule.pipeline == "gemv" else 1)
+
+
 def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a gemv slice."""
     if schedule.pipeline == "gemv":
         return schedule.warp_rows * schedule.warps // schedule.split_k
     return schedule.tile_n
+
+
+def streams_exponents(gemm: Gemm) -> bool:
+    """Whether kernels read exponents of group scales, four to a word, instead of the scales."""
+    return (
+        gemm.power_scales
+        and gemm.zero == "none"
+        and lane_of(gemm.activation) == 16
+        and packed_group(gemm.group_size, gemm.k) == EXPONENT_GROUP
+    )
+
+
+def scale_span(gemm: Gemm) -> int:
+    """Return the elements of K that one element of the scale array serves; 0 where one serves the row."""
+    if gemm.group_size >= gemm.k:
+        return 0
+    return EXPONENTS * EXPONENT_GROUP if streams_exponents(gemm) else packed_group(gemm.group_size, gemm.k)
 
 
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -203,7 +244,7 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 def scale_bytes(gemm: Gemm, rows: int, groups: int) -> int:
     """Return the bytes of packed scales and zeros of ``rows`` x ``groups``."""
     wide = lane_of(gemm.activation) == 16
-    scale = (2 if wide else 4) if gemm.scale else 0
+    scale = (2 if wide and not streams_exponents(gemm) else 4) if gemm.scale else 0
     zero = {"none": 0, "integer": 2 if wide else 1, "float": 4}[gemm.zero]
     return rows * groups * (scale + zero)
 
@@ -212,7 +253,7 @@ def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the scale rows of a stage: one if a group covers it, else one per run that never straddles."""
     if gemm.group_size >= gemm.k:
         return 1
-    return schedule.tile_k // gcd(packed_group(gemm.group_size, gemm.k), schedule.tile_k)
+    return schedule.tile_k // gcd(scale_span(gemm), schedule.tile_k)
 
 
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -220,10 +261,16 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return max(table_bytes(gemm) + least_token_bytes(gemm, schedule), sums)
-    pipeline = schedule.stages * (stage_bytes(gemm, schedule) + 16)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
-        return max(pipeline, schedule.tile_m * schedule.tile_n * 4)
-    return pipeline + _staging_bytes(gemm, schedule) + table_bytes(gemm) + 3 * 1024
+        ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
+        return max(ring, schedule.tile_m * schedule.tile_n * 4)
+    return _wgmma_bytes(gemm, schedule) + wgmma_table_bytes(gemm, schedule)
+
+
+def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the shared memory of a wgmma block without its decode table."""
+    ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
+    return ring + _staging_bytes(gemm, schedule) + 3 * 1024
 
 
 def least_token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -236,6 +283,14 @@ def table_bytes(gemm: Gemm) -> int:
     """Return the bytes of a decode table, in which 16-bit cores look up four-bit codebooks."""
     looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
     return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
+
+
+def wgmma_table_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of wgmma's decode table: the larger one where no block has to make room for it."""
+    least = table_bytes(gemm)
+    room = WGMMA_SHARED - _wgmma_bytes(gemm, schedule)
+    alone = 2 * (_wgmma_bytes(gemm, schedule) + least) > WGMMA_SHARED
+    return 2 * least if alone and room >= 2 * least else least
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -261,13 +316,14 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the registers below which ptxas spills, roughly; neighbouring tiles share scales."""
-    group = packed_group(gemm.group_size, gemm.k)
+    group = scale_span(gemm) or gemm.k
     values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
-    sums = schedule.tile_m // 2 * (1 if schedule.placement == "operand" else 2)
+    # Either scales that were multiplied out, or a second set of sums.
+    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
     operands = schedule.warp_rows // 2 + schedule.tile_m // 2
-    return 24 + operands + schedule.warp_rows // 16 * (sums + fetched)
+    return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -335,7 +391,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the most registers of a computing thread."""
     if schedule.pipeline == "wgmma":
         return math_registers(schedule.warps)
-    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8)
+    spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
+    return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
 
 def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
@@ -365,6 +422,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     rule = RULES[schedule.pipeline]
     if device.vendor != "nvidia" or rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
+    if schedule.cluster > 1 and "cluster" not in device.features:
+        yield "the device has no clusters of blocks"
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     for field in AXES:
@@ -380,9 +439,12 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if schedule.cluster > 1 and gemm.experts:
+        yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    shared = table_bytes(gemm) + least_token_bytes(gemm, schedule)
+    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if schedule.placement == "accumulator" else 0
+    shared = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
     if shared > TOKEN_BYTES:
         yield f"buffers of A and tables of {shared} bytes, limit {TOKEN_BYTES}"
 

@@ -27,6 +27,8 @@ from schedules.legal import (
     Rule,
     block_rows,
     is_legal,
+    k_blocks,
+    k_slices,
     operand_bytes,
     placement_for,
     serves,
@@ -255,9 +257,11 @@ def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
 
 def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
     """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
-    long_enough = tile.split_k == 1 or padded(gemm.k) // 64 // tile.split_k >= 4
+    long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
     small = m * gemm.n <= device.units * 128 * 128
-    return long_enough and not (tile.persistent and not tile.stream_k and small)
+    # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
+    busy = k_blocks(tile) == 1 or tile.pipeline != "gemv" or (tile.warps >= 16 and tile.warps % 4 == 0)
+    return long_enough and busy and not (tile.persistent and not tile.stream_k and small)
 
 
 def schedule_transform(

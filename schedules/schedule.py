@@ -55,7 +55,8 @@ class GpuSchedule(Schedule):
     warp_rows
         Weight rows of a ``gemv`` warp: 16, or 32 that share the fragments of A.
     cluster
-        Blocks along N that load each tile of A once between them (TMA multicast; ``wgmma`` only).
+        Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast, ``wgmma``),
+        or that split K (``gemv``).
     stream_k
         Whether a persistent grid shares its last tiles evenly, cutting K wherever a share ends.
     """

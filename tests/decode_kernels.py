@@ -166,8 +166,8 @@ def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
         h = register % 2
         count = {"none": 0, "integer": 1, "float": 2}[decoder.zero]
         zero = tuple(zeros[2 * h : 2 * h + count]) or None
-        scale = scales[h] if is_scaled(gemm, placement) else None
-        value = decoder.value(m, words, register, scale, zero)
+        factors = decoder.prepare(m, scales[h], h) if is_scaled(gemm, placement) else None
+        value = decoder.value(m, words, register, factors, zero)
         rows.append(np.broadcast_to(value.content, (128,)))
     return np.stack(rows)
 

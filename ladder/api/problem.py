@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.ir.gemm import ACTIVATIONS, Gemm
+from ladder.ir.gemm import ACTIVATIONS, Gemm, has_power_scales
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ShapeError, unknown_name
@@ -76,6 +76,7 @@ def gemm_for(
         output=output or DEFAULT_OUTPUT.get(activation, activation),
         group_size=group,
         scale=group < k,
+        power_scales=group < k and has_power_scales(ttype),
         zero=kind,
         token_scale=activation in EIGHT_BIT if token_scale is None else token_scale,
         bias=bias,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from tile_types import TType, get_type
 from tile_types.errors import DTypeError, ShapeError
 
 ZERO_KINDS = ("none", "integer", "float")
@@ -20,6 +23,15 @@ def require_quantizable(source: str) -> None:
     """Raise `DTypeError` unless activations of this type can be quantized to 8 bits."""
     if source not in QUANTIZABLE:
         raise DTypeError(f"activations to quantize must be one of {', '.join(QUANTIZABLE)}, got {source!r}")
+
+
+def has_power_scales(ttype: TType) -> bool:
+    """Tell whether every scale of a block type is a power of two (e8m0)."""
+    scale = ttype.metadata_named("scale")
+    if scale is None:
+        return False
+    values = get_type(scale.ttype).probe_values()
+    return bool((np.abs(np.frexp(values[np.isfinite(values)])[0]) == 0.5).all())
 
 
 @dataclass(frozen=True)
@@ -57,6 +69,8 @@ class Gemm:
     masked
         How experts find their tokens: expert e has the first ``counts[e]`` of its M / E rows of A, or,
         if False, rows ``offsets[e]`` to ``offsets[e + 1]``. Other rows of the result are not written.
+    power_scales
+        Whether group scales are powers of two, as those of MX types are: kernels may read exponents.
     token_group
         Elements along K that share a token scale, a multiple of 64: ``token_scale[m, k//token_group]``
         multiplies the sum over its elements; 0: one scale per row of A.
@@ -76,6 +90,7 @@ class Gemm:
     experts: int = 0
     masked: bool = False
     token_group: int = 0
+    power_scales: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
@@ -91,6 +106,8 @@ class Gemm:
                 "token scales come per row or per multiple of 64 elements, got"
                 f" token_group={self.token_group} token_scale={self.token_scale}"
             )
+        if self.power_scales and not self.scale:
+            raise ShapeError("power_scales speaks of group scales; there are none (scale=False)")
         if self.zero not in ZERO_KINDS:
             raise ShapeError(f"zero must be one of {', '.join(ZERO_KINDS)}, got {self.zero!r}")
         for label, value, allowed in (
@@ -127,8 +144,10 @@ class Gemm:
         their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        for name in ("n", "k", "experts", "masked", "token_group"):
+        for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
             del fields[name]
+        if self.power_scales:
+            fields["power_scales"] = True
         if self.experts:
             fields["experts"] = "masked" if self.masked else "contiguous"
         if self.token_group:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import show_shape
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import Gemm, has_power_scales
 from ladder.ir.graph import Graph, Node
 from ladder.ir.operator import Attributes
 from ladder.ir.ops import get_operator, unary_operators
@@ -72,7 +72,8 @@ def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
 def _weight_type(gemm: Gemm) -> str:
     if not gemm.scale and gemm.zero == "none":
         return gemm.weight
-    return group_scaled(gemm.weight, gemm.group_size, zero=gemm.zero).name
+    scale = "e8m0" if gemm.power_scales else "float16"
+    return group_scaled(gemm.weight, gemm.group_size, scale=scale, zero=gemm.zero).name
 
 
 def _token_type(gemm: Gemm) -> str:
@@ -260,7 +261,7 @@ class _Recogniser:
             raise self.unrecognised(node)
         source = chains[0][-1]
         self.used.add(source.name)
-        return _weight_fields(source.tile, k) | {"scale": False}
+        return _weight_fields(source.tile, k) | {"scale": False, "power_scales": False}
 
     def chain(self, value: str) -> list[Node]:
         """Return the nodes from a value to its input along first operands, without conversions."""
@@ -284,10 +285,12 @@ class _Recogniser:
 def _weight_fields(tile: Tile, k: int) -> dict[str, Any]:
     ttype = tile.ttype
     size = min(ttype.block_size, k) if ttype.is_block else k
+    scale = ttype.metadata_named("scale") is not None and size < k
     return {
         "weight": ttype.element_type.name,
         "group_size": size,
-        "scale": ttype.metadata_named("scale") is not None and size < k,
+        "scale": scale,
+        "power_scales": scale and has_power_scales(ttype),
         "zero": ttype.zero_kind,
     }
 

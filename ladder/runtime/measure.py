@@ -210,6 +210,8 @@ def _weight(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Any, list[torch.
         options["scale_type"] = "bfloat16" if gemm.activation == "bfloat16" else None
     if gemm.scale:
         options["group_size"] = gemm.group_size
+    if gemm.power_scales:
+        options["scale_type"] = "e8m0"
     if gemm.zero != "none":
         options["zero"] = gemm.zero
     weight = quantize(values, gemm.weight, **options)

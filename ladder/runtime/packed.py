@@ -35,8 +35,8 @@ def layout_of(gemm: Gemm, family: str) -> str:
         ``"cuda"`` or ``"cpu"``: each has one layout for all its devices and all M.
     """
     fields = asdict(gemm)
-    experts = ("experts",) if gemm.experts else ()
-    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *experts))])
+    further = [name for name in ("experts", "power_scales") if fields[name]]
+    return " ".join([family, *(f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further))])
 
 
 def refuse_layout(found: str, expected: str) -> NoReturn:
@@ -187,13 +187,16 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
-    """Return the GPU arrays (`schedules.layouts`)."""
+    """Return the GPU arrays (`schedules.layouts`, `schedules.packed_scales`)."""
     from ladder.lower.cuda.decode import packed_layout
-    from schedules import layouts
+    from schedules import packed_scales
+    from schedules.legal import streams_exponents
 
     element = weight.ttype.element_type
     layout = packed_layout(element, gemm.activation)
-    scales = layouts.normalise_scales(weight, gemm.activation, grouped=gemm.scale)
+    scales = packed_scales.normalise_scales(
+        weight, gemm.activation, grouped=gemm.scale, exponents=streams_exponents(gemm)
+    )
     codes = weight.codes()
     words = layout.pack(codes, pad_code=zero_code(element))
     arrays = {

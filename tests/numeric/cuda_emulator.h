@@ -20,17 +20,19 @@ struct Index3 { int x, y, z; };
 struct Copy { void* to; const void* from; int bytes; };
 struct Warp { int arrived = 0, generation = 0; uint32_t in[32][32]; uint32_t out[32][16]; const void* address[32]; };
 struct Fiber {
-  ucontext_t context; std::vector<char> stack; bool done = false; int id = 0;
+  ucontext_t context; std::vector<char> stack; bool done = false; int id = 0, rank = 0, cluster_phase = 0;
   std::vector<Copy> open; std::vector<std::vector<Copy>> groups;
 };
+struct Block { std::vector<uchar> memory; uchar* shared; int arrived = 0, generation = 0; };
 static ucontext_t emu_main;
+static std::vector<Block> emu_blocks;  // of one cluster
 static std::vector<Fiber> emu_fibers;
 static std::vector<Warp> emu_warps;
 static Fiber* emu_now;
 static uchar* emu_shared;
 static size_t emu_shared_bytes;
 static Index3 emu_block;
-static int emu_threads, emu_arrived, emu_generation;
+static int emu_threads, emu_cluster_arrived, emu_cluster_generation;
 static bool emu_progress, emu_eager;
 static void (*emu_kernel)();
 struct EmuThread { static int get() { return emu_now->id; } };
@@ -40,30 +42,42 @@ struct EmuThread { static int get() { return emu_now->id; } };
 static void emu_fail(const char* why) { fprintf(stderr, "emulator: %s\n", why); abort(); }
 static void emu_yield() { swapcontext(&emu_now->context, &emu_main); }
 static void emu_block_sync() {
-  int mine = emu_generation;
+  Block& block = emu_blocks[emu_now->rank];
+  int mine = block.generation;
   emu_progress = true;
-  if (++emu_arrived == emu_threads) { emu_arrived = 0; emu_generation++; return; }
-  while (emu_generation == mine) emu_yield();
+  if (++block.arrived == emu_threads) { block.arrived = 0; block.generation++; return; }
+  while (block.generation == mine) emu_yield();
 }
+static void emu_cluster_arrive() {
+  emu_now->cluster_phase = emu_cluster_generation;
+  emu_progress = true;
+  if (++emu_cluster_arrived == emu_threads * (int)emu_blocks.size()) { emu_cluster_arrived = 0; emu_cluster_generation++; }
+}
+static void emu_cluster_wait() { while (emu_cluster_generation == emu_now->cluster_phase) emu_yield(); }
+static Warp& emu_warp() { return emu_warps[(emu_now->rank * emu_threads + emu_now->id) / 32]; }
 template <class F> static void emu_collective(F compute) {
-  Warp& warp = emu_warps[emu_now->id / 32];
+  Warp& warp = emu_warp();
   int mine = warp.generation;
   emu_progress = true;
   if (++warp.arrived == 32) { compute(warp); warp.arrived = 0; warp.generation++; return; }
   while (warp.generation == mine) emu_yield();
 }
-static Warp& emu_warp() { return emu_warps[emu_now->id / 32]; }
 static int emu_lane() { return emu_now->id % 32; }
+// Addresses of another block's shared memory carry its rank + 1 above bit 24.
 static uchar* emu_at(uint32_t offset, size_t bytes) {
+  uchar* base = offset >> 24 ? emu_blocks[(offset >> 24) - 1].shared : emu_shared;
+  offset &= 0xffffff;
   if (offset + bytes > emu_shared_bytes) emu_fail("shared access out of bounds");
   if (offset % bytes) emu_fail("misaligned shared access");
-  return emu_shared + offset;
+  return base + offset;
 }
+static void ptx_mapa(uint32_t& d, uint32_t offset, int rank) { d = offset | (uint32_t)(rank + 1) << 24; }
 template <class T> static const T* emu_at(const T* p, size_t bytes) {
   if ((size_t)p % bytes) emu_fail("misaligned global access");
   return p;
 }
 static uint32_t emu_offset(const void* p) { return (uint32_t)((const uchar*)p - emu_shared); }
+#define __cvta_generic_to_shared emu_offset
 
 // ---- loads, stores, copies -------------------------------------------------------------------
 template <class P> static void ptx_ld1(uint32_t& a, P p) { memcpy(&a, emu_at(p, 4), 4); }
@@ -77,6 +91,7 @@ static void ptx_st4(uint32_t p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) 
   uint32_t v[4] = {a, b, c, d}; memcpy(emu_at(p, 16), v, 16);
 }
 static void ptx_nothing() {}
+static void ptx_move(uint32_t& d, uint32_t a) { d = a; }
 template <class P> static void ptx_gst2(P p, uint32_t a, uint32_t b) {
   uint32_t v[2] = {a, b}; memcpy((void*)emu_at(p, 8), v, 8);
 }
@@ -256,33 +271,38 @@ static void ptx_halves(uint32_t& d, float high, float low) {
 }
 static void ptx_join(uint32_t& d, uint16_t low, uint16_t high) { d = low | (uint32_t)high << 16; }
 
-// ---- the block -------------------------------------------------------------------------------
+// ---- the block, or the blocks of a cluster ---------------------------------------------------
 static void emu_entry() { emu_kernel(); emu_now->done = true; emu_progress = true; emu_yield(); }
-static void emu_run_block(int threads, size_t shared, bool eager, bool reverse) {
-  std::vector<uchar> memory(shared + 1024, 0xff);
-  emu_shared = (uchar*)(((size_t)memory.data() + 1023) / 1024 * 1024);
+static void emu_start(Fiber& f, int rank, int id) {
+  f.stack.resize(96 << 10); f.done = false; f.rank = rank; f.id = id; f.open.clear(); f.groups.clear();
+  getcontext(&f.context);
+  f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size(); f.context.uc_link = &emu_main;
+  makecontext(&f.context, emu_entry, 0);
+}
+static void emu_run_cluster(int first, int y, int blocks, int threads, size_t shared, bool eager, bool reverse) {
   emu_shared_bytes = shared; emu_threads = threads; emu_eager = eager;
-  emu_arrived = emu_generation = 0;
-  emu_warps.assign(threads / 32, Warp());
-  emu_fibers.resize(threads);
-  for (int i = 0; i < threads; i++) {
-    Fiber& f = emu_fibers[i];
-    f.stack.resize(96 << 10); f.done = false; f.id = i; f.open.clear(); f.groups.clear();
-    getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data(); f.context.uc_stack.ss_size = f.stack.size(); f.context.uc_link = &emu_main;
-    makecontext(&f.context, emu_entry, 0);
+  emu_cluster_arrived = emu_cluster_generation = 0;
+  emu_blocks.assign(blocks, Block());
+  for (auto& block : emu_blocks) {
+    block.memory.assign(shared + 1024, 0xff);
+    block.shared = (uchar*)(((size_t)block.memory.data() + 1023) / 1024 * 1024);
   }
+  emu_warps.assign(blocks * threads / 32, Warp());
+  emu_fibers.resize(blocks * threads);
+  for (int i = 0; i < blocks * threads; i++) emu_start(emu_fibers[i], i / threads, i % threads);
   // One warp runs as far as it can before the next starts, to expose missing barriers.
-  for (int left = threads; left > 0;) {
+  for (int left = blocks * threads, warps = left / 32; left > 0;) {
     bool moved = false;
-    for (int k = 0; k < threads / 32; k++) {
-      int warp = reverse ? threads / 32 - 1 - k : k;
+    for (int k = 0; k < warps; k++) {
+      int warp = reverse ? warps - 1 - k : k;
       do {
         emu_progress = false;
         for (int l = 0; l < 32; l++) {
           Fiber& f = emu_fibers[warp * 32 + l];
           if (f.done) continue;
           emu_now = &f;
+          emu_shared = emu_blocks[f.rank].shared;
+          emu_block = Index3{first + f.rank, y, 0};
           swapcontext(&emu_main, &f.context);
           if (f.done) left--;
         }

@@ -25,6 +25,10 @@ INSTRUCTIONS = (
     (r"ld\.(global|shared)[\w.:]*\.v4\.[ub]32", "ptx_ld4"),
     (r"ld\.(global|shared)[\w.:]*\.v2\.[ub]32", "ptx_ld2"),
     (r"ld\.(global|shared)[\w.:]*\.[ub]32", "ptx_ld1"),
+    (r"ld\.shared::cluster\.v4\.u32", "ptx_ld4"),
+    (r"mapa\.shared::cluster\.u32", "ptx_mapa"),
+    (r"barrier\.cluster\.arrive\.release", "emu_cluster_arrive"),
+    (r"barrier\.cluster\.wait\.acquire", "emu_cluster_wait"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"st\.global\.v2\.[ub]32", "ptx_gst2"),
     (r"cp\.async\.cg\.shared\.global[\w.:]*", "ptx_cp_async"),
@@ -43,6 +47,7 @@ INSTRUCTIONS = (
     (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e4m3\.e5m2\.f32", "ptx_mma4<E4M3, E5M2, float, 16, 32>"),
     (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e5m2\.e5m2\.f32", "ptx_mma4<E5M2, E5M2, float, 16, 32>"),
     (r"mma\.sync\.aligned\.m8n8k4\.row\.col\.f32\.f16\.f16\.f32", "ptx_mma884"),
+    (r"mov\.u32", "ptx_move"),
     (r"lop3\.b32", "ptx_lop3"),
     (r"prmt\.b32", "ptx_prmt"),
     (r"sub\.rn\.f16x2", "ptx_sub2<__half>"),
@@ -91,7 +96,7 @@ def _statement(match: re.Match[str]) -> str:
         function = next((call for pattern, call in INSTRUCTIONS if re.fullmatch(pattern, name)), None)
         if function is None:
             raise NotImplementedError(f"the emulator has no {instruction!r}")
-        rest = re.sub(r"[{}\[\]]|\.b16", "", rest)
+        rest = re.sub(r"[{}\[\]]|\.b16", "", rest).replace("%%cluster_ctarank", "emu_now->rank")
         arguments = re.sub(r"%(\d+)", lambda m: operands[int(m[1])], rest)
         calls.append(f"{function}({arguments});")
     return " ".join(calls)
@@ -132,11 +137,11 @@ class Kernel:
             "#define __CUDA_ARCH__ 800\n"
             f"{text}\nstatic void** emu_arguments;\n"
             f"static void emu_call() {{ {entry[0]}({binds}); }}\n"
-            'extern "C" void emu_run(void** a, int x, int y, int threads, size_t shared, int eager,'
-            " int reverse) {\n"
+            'extern "C" void emu_run(void** a, int x, int y, int cluster, int threads, size_t shared,'
+            " int eager, int reverse) {\n"
             "  emu_arguments = a; emu_kernel = emu_call;\n"
-            "  for (int j = 0; j < y; j++) for (int i = 0; i < x; i++) {\n"
-            "    emu_block = Index3{i, j, 0}; emu_run_block(threads, shared, eager, reverse); } }\n"
+            "  for (int j = 0; j < y; j++) for (int i = 0; i < x; i += cluster)\n"
+            "    emu_run_cluster(i, j, cluster, threads, shared, eager, reverse); }\n"
         )
         path = folder / "kernel.cpp"
         path.write_text(text)
@@ -160,6 +165,7 @@ class Kernel:
             table,
             launch.get("blockIdx.x", 1),
             launch.get("blockIdx.y", 1),
+            launch.get("clusterCtaIdx.x", 1),
             launch["threadIdx.x"],
             ctypes.c_size_t(launch.get("tirx.use_dyn_shared_memory", 0)),
             int(eager),

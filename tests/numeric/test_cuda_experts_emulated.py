@@ -105,6 +105,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
         _gemv(placement="accumulator", tile_m=16),
         ((19, 0, 2),),
     ),
+    "gemv exponents of MX scales": (
+        "sm_90a",
+        _gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, k=330),
+        _gemv(),
+        ((3, 0, 9, 1),),
+    ),
     "mma many experts": (
         "sm_80",
         _gemm(n=64, k=64, weight="int2"),

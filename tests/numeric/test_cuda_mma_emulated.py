@@ -12,7 +12,8 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.decode import packed_layout
-from schedules.layouts import SCALE_EXPONENT, lane_of, packed_group, padded
+from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
+from schedules.legal import streams_exponents
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
@@ -64,8 +65,10 @@ class Problem:
         if gemm.scale:
             # As the runtime packs them: far below float16's largest number, with a power of two per row.
             stored = rng.uniform(0.25, 0.99, (rows, n_pad)) * 2.0**SCALE_EXPONENT
+            if gemm.power_scales:
+                stored = 2.0 ** rng.integers(-12, SCALE_EXPONENT, (rows, n_pad))
             stored = stored.astype(np.float32 if narrow else kind)
-            self.arrays.append(stored)
+            self.arrays.append(exponents(stored, gemm) if streams_exponents(gemm) else stored)
             scale = stored.astype(np.float64)
         zero = self._zeros(rng, rows, n_pad, narrow)
         row_scale = rng.uniform(0.5, 2, n_pad).astype(np.float32)
@@ -117,6 +120,15 @@ class Problem:
         assert np.isnan(memory[-guard:].astype(np.float32)).all(), "stored beyond the output"
         assert np.isfinite(y.astype(np.float64)).all(), "some outputs were not stored"
         return float(np.linalg.norm(y.astype(np.float64) - self.expected) / np.linalg.norm(self.expected))
+
+
+def exponents(scale: np.ndarray[Any, Any], gemm: Gemm) -> np.ndarray[Any, Any]:
+    """Return the words of exponents of ``[k_groups, n_pad]`` powers of two."""
+    form = EXPONENT_FORMS[gemm.activation]
+    byte = np.log2(scale.astype(np.float64)).astype(int) + form.raised + form.bias
+    whole = np.full((-(-len(byte) // 4) * 4, byte.shape[1]), form.lowest)
+    whole[: len(byte)] = byte
+    return sum(whole[at::4].astype(np.uint32) << np.uint32(8 * at) for at in range(4))
 
 
 def _pad_columns(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -236,6 +248,24 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(placement="accumulator", stages=3, warps=4, split_k=1),
         (6,),
     ),
+    "gemv two blocks split K, sixteen tokens, several buffers of x": (
+        "sm_90a",
+        _gemm(weight="int4", n=203, k=4200, group_size=128, scale=True, output="float16"),
+        _gemv(tile_m=16, warps=4, split_k=2, warp_rows=32, cluster=2),
+        (1, 16, 21),
+    ),
+    "gemv four blocks split K, the last has nothing to do": (
+        "sm_90a",
+        _gemm(weight="int4", activation="bfloat16", n=72, k=300, group_size=64, scale=True, bias=True),
+        _gemv(stages=4, warps=3, split_k=1, cluster=4, placement="accumulator"),
+        (5,),
+    ),
+    "gemv int8 whole sums of two blocks": (
+        "sm_90a",
+        _gemm(activation="int8", weight="int4", k=900, token_scale=True),
+        _gemv(warps=4, split_k=4, cluster=2, placement="accumulator"),
+        (7,),
+    ),
     "gemv Turing": ("sm_75", _gemm(group_size=128, scale=True), _gemv(), (8,)),
     "gemv Volta": ("sm_70", _gemm(group_size=64, scale=True, zero="integer"), _gemv(), (3,)),
     "mma groups, odd K tiles, token warps": (
@@ -326,6 +356,42 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemm(activation="int8", k=330, token_scale=True, token_group=64),
         _mma(placement="accumulator"),
         (3,),
+    ),
+    "gemv exponents of MX scales": (
+        "sm_90a",
+        _gemm(weight="fp4_e2m1", group_size=32, scale=True, power_scales=True, k=650),
+        _gemv(stages=4, warps=4, split_k=2, warp_rows=32),
+        (3,),
+    ),
+    "gemv exponents, odd runs": (
+        "sm_80",
+        _gemm(weight="fp4_e2m1", activation="bfloat16", group_size=32, scale=True, power_scales=True, k=720),
+        _gemv(stages=3, warps=6, split_k=3),
+        (2,),
+    ),
+    "gemv exponents on sums": (
+        "sm_80",
+        _gemm(weight="fp6_e2m3", group_size=32, scale=True, power_scales=True, k=700),
+        _gemv(stages=2, warps=4, split_k=2, placement="accumulator"),
+        (5,),
+    ),
+    "gemv exponents on sums, single tiles": (
+        "sm_80",
+        _gemm(weight="fp4_e2m1", activation="bfloat16", group_size=32, scale=True, power_scales=True, k=330),
+        _gemv(stages=3, warps=4, split_k=1, placement="accumulator"),
+        (9,),
+    ),
+    "mma exponents, half a word per stage": (
+        "sm_80",
+        _gemm(weight="fp8_e4m3", group_size=32, scale=True, power_scales=True, k=330),
+        _mma(warps=8, tile_m=32),
+        (40,),
+    ),
+    "mma exponents, a word per stage": (
+        "sm_80",
+        _gemm(weight="fp4_e2m1", activation="bfloat16", group_size=32, scale=True, power_scales=True, k=330),
+        _mma(tile_k=128),
+        (9,),
     ),
     "mma one group per stage": (
         "sm_80",

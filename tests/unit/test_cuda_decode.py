@@ -28,10 +28,10 @@ from ladder.lower.cuda.decode import (
 from ladder.lower.cuda.decode_codebook import Lookup, PairTable
 from ladder.lower.cuda.decode_float import Rebias
 from ladder.lower.cuda.decode_int import ByteOffset, Magic
-from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND
+from ladder.lower.cuda.machine import AND_OR, AND_XOR, XNOR_AND, CountingMachine
 from ladder.lower.cuda.proof import NumpyMachine, lanes, place, prove, round_to
 from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Lanes16, Meaning
-from schedules.layouts import FragmentLayout, lane_of
+from schedules.layouts import EXPONENT_FORMS, FragmentLayout, lane_of
 from targets import get_device
 from tile_types import TType, core_values, get_type
 from tile_types.errors import ConversionError, VerificationError
@@ -68,6 +68,9 @@ def test_every_strategy_is_needed(strategy: str) -> None:
     if strategy == "table":
         conversion = Conversion(get_type("nf4"), "float16", order="pairs")
         assert [x.strategy for x in proven_recipes(conversion)] == ["table", "table", "lookup"]
+    elif strategy == "crossed":
+        conversion = Conversion(get_type("fp4_e2m1"), "float16", order="float16 crossed")
+        assert [x.strategy for x in proven_recipes(conversion)] == ["crossed"]
     elif strategy == "reference":
         wide = TType("odd_codebook", 5, lambda code, ops: ops.cast(code * code, "float32"))
         assert proven_recipes(Conversion(wide, "float16"))[0].strategy == "reference"
@@ -122,7 +125,7 @@ def test_zero_points_are_left_to_the_accumulator_where_its_sums_are_exact_enough
 @pytest.mark.parametrize(
     ("name", "core", "order"),
     [("int4", "float16", "lanes"), ("uint4", "bfloat16", "lanes"), ("int4", "int8", "lanes"),
-     ("fp4_e2m1", "float16", "float16 signs"), ("fp4_e2m1", "bfloat16", "bfloat16 signs"),
+     ("fp4_e2m1", "float16", "float16 crossed"), ("fp4_e2m1", "bfloat16", "bfloat16 crossed"),
      ("int3", "float16", "dense"), ("fp6_e2m3", "bfloat16", "dense"), ("uint7", "int8", "dense"),
      ("nf4", "float16", "pairs"), ("nf4", "bfloat16", "pairs"), ("fp4_e2m1", "fp8_e4m3", "lanes")],
 )  # fmt: skip
@@ -323,19 +326,26 @@ def test_devices_without_bfloat16_get_another_recipe() -> None:
 
 
 # ---- scales folded into the decode --------------------------------------------------------
-def folded_values(decoder: Any, scales: Any) -> Any:
-    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale."""
+def folded_values(decoder: Any, scales: Any, at: int | None = None) -> Any:
+    """``[register, lane, code, scale]``: what the decoder makes of every code with every scale.
+
+    Scales are 16-bit floats or, with ``at``, words of exponents.
+    """
     ttype, lane = decoder.conversion.ttype, decoder.lane
     codes = np.repeat(ttype.valid_codes().astype(np.uint32), len(scales))
     whole = np.broadcast_to(codes[:, None, None], (len(codes), lane, 32 // lane))
     m = NumpyMachine()
     words = [m.input(word) for word in place(whole, ttype.elem_bits, lane, decoder.conversion.order)]
-    bits = np.tile(scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001), len(codes) // len(scales))
-    rows = [decoder.value(m, words, r, m.input(bits), None).content for r in range(4)]
+    held = scales if at is not None else scales.view(np.uint16).astype(np.uint32) * np.uint32(0x10001)
+    bits = np.tile(held, len(codes) // len(scales))
+    rows = []
+    for r in range(4):
+        factors = decoder.prepare(m, m.input(bits), r % 2, at)
+        rows.append(decoder.value(m, words, r, factors, None).content)
     return np.array([lanes(decoder.operand, row) for row in rows]).reshape(4, 2, -1, len(scales))
 
 
-FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 44, "fp8_e4m3": 56}
+FOLDED = {"int4": 20, "uint4": 20, "int8": 24, "int2": 26, "ternary": 26, "fp4_e2m1": 32, "fp8_e4m3": 56}
 
 
 @pytest.mark.parametrize(("name", "instructions"), FOLDED.items())
@@ -357,7 +367,7 @@ def test_folded_scales_bring_tiny_operands_back() -> None:
     """fp4_e2m1 in bfloat16 is 2**-126 of itself; as such it must not meet x, but a scale may."""
     gemm, device = Gemm(64, 64, "fp4_e2m1", "bfloat16", group_size=32), get_device(HOPPER)
     decoder = make_decoder(gemm, device, gains=True)
-    assert (decoder.choice.strategy, decoder.gains[0]) == ("unscaled", 1.0)
+    assert (decoder.choice.strategy, decoder.gains[0]) == ("crossed, unscaled", 1.0)
     assert make_decoder(gemm, device, "accumulator").gains == (1.0, 1.0)
     scales = (2.0 ** np.arange(-40, -9) * 1.4140625).astype(ml_dtypes.bfloat16)
     exact = get_type("fp4_e2m1").probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]
@@ -372,6 +382,32 @@ def test_folded_scales_may_underflow_but_not_harm() -> None:
     scales = (2.0**-20 * np.arange(1, 2, 2.0**-4)).astype(np.float16)
     exact = np.r_[0:8, -8:0][:, None] * scales.astype(np.float64)
     assert np.abs(folded_values(decoder, scales) - exact).max() <= 2.0**-24 <= 2.0**-19 * 8 * 2.0**-8
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["fp4_e2m1", "fp6_e2m3", "fp6_e3m2", "fp8_e4m3", "fp8_e5m2", "int4", "nf4"])
+def test_exponents_become_factors(name: str, core: str) -> None:
+    """For every code and every exponent, in every byte of a word; scales 2**-16 of the largest may be 0."""
+    ttype, form = get_type(name), EXPONENT_FORMS[core]
+    gemm = Gemm(64, 64, name, core, group_size=32, power_scales=True)
+    decoder = make_decoder(gemm, get_device(HOPPER), gains=True)
+    byte = np.arange(form.lowest, form.highest + 1)
+    scales = 2.0 ** (byte - form.bias - form.raised)
+    exact = core_values(ttype, core)[ttype.valid_codes()][:, None] * scales / decoder.gains[0]
+    kind, small = FLOAT_CORES[core].numpy, np.abs(exact).max() * (2.0**-16 if core == "float16" else 0.0)
+    for at in range(4):
+        words = (byte << (8 * at) | 0x5A5A5A5A & ~(255 << 8 * at)).astype(np.uint32)
+        got = folded_values(decoder, words, at)
+        np.testing.assert_allclose(got[0, 0], exact.astype(kind).astype(float), rtol=0, atol=small)
+        np.testing.assert_array_equal(got, np.broadcast_to(got[0, 0], got.shape))
+
+
+def test_exponents_of_fp4_cost_one_multiply_add() -> None:
+    for core in ("float16", "bfloat16"):
+        gemm = Gemm(64, 64, "fp4_e2m1", core, group_size=32, power_scales=True)
+        decoder, m = make_decoder(gemm, get_device(HOPPER), gains=True), CountingMachine()
+        decoder.prepare(m, m.input(None), 0, 3)
+        assert m.cost.instructions == 2
 
 
 @pytest.mark.parametrize(
@@ -394,6 +430,7 @@ EMITTED = [
     Gemm(64, 64, "uint4", "bfloat16", group_size=32, zero="float"),
     Gemm(64, 64, "int8", "bfloat16", scale=False),
     Gemm(64, 64, "fp8_e5m2fnuz", "float16"),
+    Gemm(64, 64, "fp4_e2m1", "float16"),
     Gemm(64, 64, "nf4", "float16"),
     Gemm(64, 64, "fp4_e2m1", "fp8_e4m3"),
     Gemm(64, 64, "int3", "int8", group_size=32, zero="integer"),

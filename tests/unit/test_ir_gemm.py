@@ -138,7 +138,7 @@ ROW = tensor("r", (N,), "float32")
         (expression(group_size=32), Gemm(N, K, "nf4", group_size=32)),
         (expression(order="ba", group_size=32), Gemm(N, K, "nf4", group_size=32)),
         (expression("int4", group_size=-1), Gemm(N, K, "int4", scale=False)),
-        (expression("mxfp4"), Gemm(N, K, "fp4_e2m1", group_size=32)),
+        (expression("mxfp4"), Gemm(N, K, "fp4_e2m1", group_size=32, power_scales=True)),
         (expression("nvfp4"), Gemm(N, K, "fp4_e2m1", group_size=16)),
         (expression("uint4", group_size=32, zero="float"), Gemm(N, K, "uint4", group_size=32, zero="float")),
         (expression("float16"), Gemm(N, K, "float16", scale=False)),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from schedules.layouts import FragmentLayout, normalise_scales, packed_group, planes
+from schedules.crossed import CROSSED
+from schedules.layouts import EXPONENT_FORMS, FragmentLayout, packed_group, planes
+from schedules.packed_scales import normalise_scales
 from tile_types.errors import ConversionError, DTypeError, ShapeError, ValueRangeError
 
 PLANE_WIDTHS = {1: [1], 2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8], 16: [16]}
@@ -70,7 +73,9 @@ def element_bit(order: str, register: int, e: int, bit: int) -> int:
     slot = register % 4
     if order == "pairs":
         return 8 * slot + 4 * e + bit
-    top = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (14, 12, 15, 13)}[order][slot]
+    if order == "bfloat16 signs" and slot == 3:
+        return 16 * e + (13, 14, 10, 11)[bit]
+    top = {"float16 signs": (14, 13, 12, 15), "bfloat16 signs": (9, 12, 15)}[order][slot]
     return 16 * e + (top if bit == 3 else 3 * slot + bit)
 
 
@@ -89,6 +94,23 @@ def test_other_orders_equal_a_scalar_reference_and_invert(order: str) -> None:
     packed = layout.pack(codes)
     np.testing.assert_array_equal(packed.numpy(), expected)
     np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+
+
+@pytest.mark.parametrize(("order", "place"), [("float16 crossed", 9), ("bfloat16 crossed", 6)])
+def test_crossed_words_yield_registers_by_masked_sums(order: str, place: int) -> None:
+    """Sign and magnitude of e2m1 at bit 15 and from ``place`` on of each half, as the order promises."""
+    codes = np.random.default_rng(1).integers(0, 16, (64, 64)).astype(np.uint8)
+    layout = FragmentLayout(4, 16, order)
+    packed = layout.pack(codes)
+    np.testing.assert_array_equal(layout.unpack(packed, 64, 64).numpy(), codes)
+    words = packed.numpy().astype(np.uint64)
+    for thread, register in product((0, 37, 127), range(16)):
+        word, total = int(words[4 * thread + register // 4]), 0
+        for left in CROSSED[order].shifts[register % 4]:
+            total ^= word << left if left >= 0 else word >> -left | word << 32 + left
+        for e in (0, 1):
+            code = int(codes[owner(16, register, e, thread)])
+            assert total >> (16 * e) & (1 << 15 | 7 << place) == (code & 8) << 12 | (code & 7) << place
 
 
 def test_masking_a_word_yields_one_register() -> None:
@@ -226,6 +248,47 @@ def test_scales_outside_float16_survive() -> None:
     assert (packed.scales[:, 1].to(torch.float64) * row[1]).tolist() == [2.0**100, 2.0**101]
     # float32 has no normal number below 2**-126: the row factor stops there and the scales take the rest
     assert (packed.scales[:, 0].to(torch.float64) * row[0]).tolist() == [2.0**-127, 2.0**-126]
+
+
+@pytest.mark.parametrize("core", ["float16", "bfloat16"])
+def test_exponents_times_row_scale_are_the_scale(core: str) -> None:
+    rng = np.random.default_rng(0)
+    scale = 2.0 ** (rng.integers(-100, 100, (70, 1)) + rng.integers(0, 17, (70, 7)))
+    packed = normalise_scales(Weight((70, 200), (1, 32), scale=scale), core, exponents=True)
+    assert packed.scales is not None
+    assert (packed.scales.dtype, packed.scales.shape) == (torch.uint32, (2, 128))
+    row = packed.row_scale[:70, None].to(torch.float64).numpy()
+    np.testing.assert_array_equal(unpacked_exponents(packed.scales, core)[:7, :70].T * row, scale)
+
+
+def unpacked_exponents(words: torch.Tensor, core: str) -> Any:
+    """Return the scales ``[k_groups, n_pad]`` that words of exponents stand for."""
+    form = EXPONENT_FORMS[core]
+    byte = words.view(torch.uint8).reshape(*words.shape, 4).permute(0, 2, 1).flatten(0, 1)
+    return 2.0 ** (byte.numpy().astype(float) - form.bias - form.raised)
+
+
+def test_exponents_far_below_the_rows_largest_stop_there() -> None:
+    """2**-17 of the largest scale is below float16's rounding of what the largest multiplies."""
+    scale = np.array([[1.0, 2.0**-17, 2.0**-18, 2.0**-120]])
+    packed = normalise_scales(Weight((1, 128), (1, 32), scale=scale), "float16", exponents=True)
+    assert packed.scales is not None
+    got = unpacked_exponents(packed.scales, "float16")[:, 0] * float(packed.row_scale[0])
+    assert got.tolist() == [1.0, 2.0**-17, 2.0**-17, 2.0**-17]
+
+
+def test_a_scale_that_is_nan_makes_its_row_nan() -> None:
+    scale = np.array([[np.nan, 1.0], [2.0, 4.0]])
+    packed = normalise_scales(Weight((2, 64), (1, 32), scale=scale), "float16", exponents=True)
+    assert packed.row_scale[:2].isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("scale", [0.75, 0.0, -1.0, 2.0**119])
+def test_exponents_of_other_scales_are_refused(scale: float) -> None:
+    with pytest.raises(ConversionError, match="a scale"):
+        normalise_scales(
+            Weight((1, 64), (1, 32), scale=np.array([[scale, scale]])), "bfloat16", exponents=True
+        )
 
 
 def test_one_scale_per_row_is_exact_float32() -> None:

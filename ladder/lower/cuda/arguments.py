@@ -8,6 +8,7 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from schedules.layouts import lane_of
+from schedules.legal import streams_exponents
 from tile_types import get_type
 
 Expr = Any
@@ -62,6 +63,13 @@ class Arguments:
     masked: Expr = False
 
 
+def scale_dtype(gemm: Gemm) -> str:
+    """Return the element type of the array of scales."""
+    if streams_exponents(gemm):
+        return "uint32"
+    return "float32" if lane_of(gemm.activation) == 8 else gemm.activation
+
+
 def declare_arguments(gemm: Gemm) -> Arguments:
     """Declare the arguments in calling order; every extent is symbolic."""
     m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K")
@@ -72,7 +80,7 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     narrow = lane_of(gemm.activation) == 8
     zero_shape = (groups, 2, n_pad) if gemm.zero == "float" else (groups, n_pad)
     optional = {
-        "scales": (gemm.scale, (groups, n_pad), "float32" if narrow else gemm.activation),
+        "scales": (gemm.scale, (groups, n_pad), scale_dtype(gemm)),
         "zeros": (gemm.zero != "none", zero_shape, "int8" if narrow else gemm.activation),
     }
     x = b.tensor("x", (m, k_x), tir_name(gemm.activation))

@@ -16,7 +16,13 @@ from typing import Any
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.decode_codebook import PairTable, propose_lookup, propose_table
-from ladder.lower.cuda.decode_float import propose_raw_rebias, propose_rebias, propose_through_bfloat
+from ladder.lower.cuda.decode_float import (
+    propose_crossed,
+    propose_raw_crossed,
+    propose_raw_rebias,
+    propose_rebias,
+    propose_through_bfloat,
+)
 from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
 from ladder.lower.cuda.decode_raw import propose_placed
 from ladder.lower.cuda.decode_signed import propose_signed
@@ -31,7 +37,8 @@ from ladder.lower.cuda.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from ladder.lower.cuda.scales import Fold, fold
+from ladder.lower.cuda.scales import Fold, exponent_byte, fold, power_of, times
+from schedules.crossed import CROSSED
 from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
@@ -46,6 +53,7 @@ STRATEGIES: dict[str, Propose] = {
     "magic": propose_magic,
     "split magic": propose_split_magic,
     "rebias": propose_rebias,
+    "crossed": propose_crossed,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
     "lookup": propose_lookup,
@@ -57,6 +65,7 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "unscaled": propose_raw_rebias,
+    "crossed, unscaled": propose_raw_crossed,
     "signed": propose_signed,
 }
 """Further ways where raw numbers will do."""
@@ -73,6 +82,8 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": ("pairs",),
+    "crossed": tuple(CROSSED),
+    "crossed, unscaled": tuple(CROSSED),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
 
@@ -207,7 +218,12 @@ def packed_order(ttype: TType, core: str) -> str:
         return found[0]
     operand = _operand(ttype, core, "none")
     conversions = [Conversion(ttype, operand, raw=True, order=order) for order in found]
-    return min(conversions, key=lambda conversion: proven_recipes(conversion)[0].weight()).order
+    return min(filter(_decodable, conversions), key=lambda x: proven_recipes(x)[0].weight()).order
+
+
+def _decodable(conversion: Conversion) -> bool:
+    """Tell whether any recipe reads a type in an order."""
+    return any(True for _ in _proposals(conversion))
 
 
 def packed_layout(ttype: TType, core: str) -> FragmentLayout:
@@ -332,9 +348,12 @@ class Decoder:
         count: int,
         out: Any,
         out_first: int,
-        scales: tuple[Expr, Expr] | None,
+        scales: tuple[Any, Any] | None,
         zeros: tuple[Any, Any] | None,
         table: SharedTable | None = None,
+        *,
+        at: int | None = None,
+        prepared: bool = False,
     ) -> None:
         """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
 
@@ -351,32 +370,72 @@ class Decoder:
             or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
         table
             The decoder's table, if it has one (`table_words`).
+        at
+            Byte of ``scales`` that holds the exponent, where those are words of exponents.
+        prepared
+            Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
         m = TirMachine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
-        factors = (None, None) if scales is None else tuple(m.input(scale) for scale in scales)
+        factors = None if scales is None else self._factors(m, scales, at, prepared)
         for index in range(first, first + count):
-            value = self.value(m, words, index, factors[index % 2], parts[index % 2])
+            factor = None if factors is None else factors[index % 2]
+            value = self.value(m, words, index, factor, parts[index % 2])
             b.store(out, value.content, out_first + index - first)
+
+    def _factors(
+        self, m: Machine, scales: tuple[Any, Any], at: int | None, prepared: bool
+    ) -> list[list[Word]]:
+        """Return the factors of rows g and g+8."""
+        if prepared:
+            return [[m.input(factor) for factor in row] for row in scales]
+        return [self.prepare(m, m.input(scale), half, at) for half, scale in enumerate(scales)]
+
+    @property
+    def factors(self) -> int:
+        """Registers that `prepare` makes of one row's scale."""
+        return len(self._powers(0))
+
+    def _powers(self, half: int) -> tuple[float, ...]:
+        return (1.0,) if self.fold is None else self.fold.powers(half)
+
+    def prepare(self, m: Machine, scale: Word, half: int, at: int | None = None) -> list[Word]:
+        """Return what multiplies, and what is then added, in row g (``half`` 0) or g+8.
+
+        ``scale`` holds the scale twice or, if ``at`` is given, its exponent in that byte.
+        """
+        powers = self._powers(half)
+        if at is None:
+            return [times(m, self.operand, scale, power) if power else m.constant(0) for power in powers]
+        byte = exponent_byte(m, scale, at)
+        return [power_of(m, self.operand, byte, power) if power else m.constant(0) for power in powers]
 
     def _parts(self, m: Machine, zero: Any) -> tuple[Word, ...]:
         return tuple(m.input(part) for part in (zero if self.zero == "float" else (zero,)))
 
     def value(
-        self, m: Machine, words: Sequence[Word], index: int, scale: Word | None, zero: tuple[Word, ...] | None
+        self,
+        m: Machine,
+        words: Sequence[Word],
+        index: int,
+        factors: Sequence[Word] | None,
+        zero: tuple[Word, ...] | None,
     ) -> Word:
-        """Return operand register ``index`` on a machine: decoded, less its zero point, scaled."""
+        """Return operand register ``index`` on a machine: decoded, less its zero point, times its scale.
+
+        ``factors`` is what `prepare` made of the scale.
+        """
         recipe = self.choice.recipe
         inside = zero[0] if zero is not None and self.zero == "integer" else None
         value = recipe.register(m, words, index, inside)
         for part in zero if zero is not None and self.zero == "float" else ():
             value = m.float_sub(self.operand, value, part)
-        if scale is None:
+        if factors is None:
             return value
-        if self.fold is None:
-            return m.float_mul(self.operand, value, scale)
-        return self.fold.apply(m, value, self.fold.prepare(m, scale, index % 2))
+        if len(factors) == 1:
+            return m.float_mul(self.operand, value, factors[0])
+        return m.float_fma(self.operand, value, *factors)
 
 
 def operand_type(gemm: Gemm) -> str:

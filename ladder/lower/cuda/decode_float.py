@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ladder.lower.cuda.fields import Field, gather, moves
-from ladder.lower.cuda.machine import Machine, Word
+from ladder.lower.cuda.machine import AND, XOR_AND, Machine, Word, repeat
 from ladder.lower.cuda.recipes import (
     FLOAT_CORES,
     Conversion,
@@ -20,6 +20,7 @@ from ladder.lower.cuda.recipes import (
     Recipe,
     lane_recipes,
 )
+from schedules.crossed import CROSSED
 from tile_types import TType
 
 
@@ -47,6 +48,32 @@ class Rebias:
         if self.factor != 1.0:
             value = m.float_mul(name, value, m.constant(self.core.bits(self.factor)))
         return value if zero is None else m.float_sub(name, value, zero)
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """As `Rebias`, of codes in a crossed order: one instruction on one or two shifted words."""
+
+    core: FloatCore
+    order: str
+    factor: float
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two values, less ``zero``."""
+        crossing = CROSSED[self.order]
+        word = words[index // 4]
+        moved = [
+            m.shift(word, left) if left >= 0 else m.rotate(word, -left) for left in crossing.shifts[index % 4]
+        ]
+        bits = m.constant(repeat(1 << crossing.sign | 7 << crossing.place, 16))
+        value = (
+            m.lop3(moved[0], moved[1], bits, XOR_AND)
+            if len(moved) > 1
+            else m.lop3(moved[0], bits, m.constant(0), AND)
+        )
+        if self.factor != 1.0:
+            value = m.float_mul(self.core.name, value, m.constant(self.core.bits(self.factor)))
+        return value if zero is None else m.float_sub(self.core.name, value, zero)
 
 
 @dataclass(frozen=True)
@@ -102,6 +129,25 @@ def _through_bfloat(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
 def propose_rebias(conversion: Conversion) -> Iterator[Recipe]:
     """Propose field moves for types that are floating-point formats."""
     yield from lane_recipes(conversion, _rebias(conversion))
+
+
+def _crossed(conversion: Conversion) -> Iterator[Crossed]:
+    crossing = CROSSED[conversion.order]
+    for core, recipe in _rebias(conversion):
+        placed = recipe.signed and recipe.core.mantissa_bits - recipe.mantissa_bits == crossing.place
+        if placed and core == conversion.operand and crossing.sign == 15:
+            yield Crossed(recipe.core, conversion.order, recipe.factor)
+
+
+def propose_crossed(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose masked sums of shifted words for small floats in a crossed order."""
+    yield from _crossed(conversion)
+
+
+def propose_raw_crossed(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+    """Propose the same whose power of two is left to scales or to the accumulator."""
+    for recipe in _crossed(conversion):
+        yield replace(recipe, factor=1.0), Meaning(gains=(recipe.factor, recipe.factor))
 
 
 def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:

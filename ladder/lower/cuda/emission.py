@@ -58,11 +58,14 @@ static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int
 """
 
 FILL_PAIRS = """
-static __constant__ unsigned short {name}_values[16] = {{{values}}};
+static __device__ __forceinline__ unsigned int {name}_value(int code) {{
+  unsigned long long four = code & 8 ? (code & 4 ? {3} : {2}) : (code & 4 ? {1} : {0});
+  return (unsigned int)(four >> (16 * (code & 3))) & 0xFFFF;
+}}
 static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
 #pragma unroll 1
   for (int at = thread; at < 2048; at += threads) {{
-    unsigned int pair = {name}_values[at / 8 % 16] | (unsigned int){name}_values[at / 128] << 16;
+    unsigned int pair = {name}_value(at / 8 % 16) | {name}_value(at / 128) << 16;
     reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
   }}
 }}
@@ -72,11 +75,13 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
     """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Entries begin ``row`` bytes apart.
+    Entries begin ``row`` bytes apart. Values are immediate operands: constant memory would have to
+    be read first, by every launch.
     """
-    text = ", ".join(map(str, values))
-    name = f"ladder_fill_pairs_{zlib.crc32(text.encode()):08x}_{row}"
-    source = FILL_PAIRS.format(name=name, values=text, row=row // 16)
+    fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
+    text = [f"{four:#x}ull" for four in fours]
+    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}_{row}"
+    source = FILL_PAIRS.format(*text, name=name, row=row // 16)
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
 
 
@@ -119,6 +124,13 @@ class TirMachine(Machine):
 
     def _do_shift(self, x: Expr, left: int) -> Expr:
         return x << T.uint32(left) if left > 0 else x >> T.uint32(-left)
+
+    def _do_rotate(self, x: Expr, right: int) -> Expr:
+        return x >> T.uint32(right) | x << T.uint32(32 - right)
+
+    def _do_multiply(self, x: Expr, factor: int, addend: int) -> Expr:
+        product = x * T.uint32(factor)
+        return product + T.uint32(addend) if addend else product
 
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)

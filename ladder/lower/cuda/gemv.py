@@ -1,7 +1,8 @@
 """The pipeline for few tokens: packed words stream from global memory into registers.
 
 A block owns 16 or 32 rows per row-warp, any number of them, so that a grid fills the
-multiprocessors evenly; its warps split K. Tiles go to the slices in *runs* of
+multiprocessors evenly; its warps split K, and so may the blocks of a cluster: then each needs only
+its share of x. Tiles go to the slices in *runs* of
 neighbours, so that tiles of a group share one fetch of its scales. Each thread keeps
 ``stages`` tiles of words in flight, x passes through shared memory in chunks of K (the fewer
 tokens, the longer), and ``mma`` reduces. Slices are added in shared memory at the end. Nothing
@@ -24,8 +25,9 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.emission import SharedTable
-from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.gemv_sums import reduce_and_store
+from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.groups import (
     SUM_TILES,
     Accumulators,
@@ -41,8 +43,10 @@ from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copi
 from schedules.layouts import TILE
 from schedules.legal import (
     RESIDENT_THREADS,
+    SPARE_REGISTERS,
     TOKEN_BUFFERS,
     TOKEN_BYTES,
+    TOKEN_SUMS,
     least_token_bytes,
     registers_per_thread,
 )
@@ -61,8 +65,11 @@ LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
 
-SUM_CLOCKS = 24
-"""Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
+LEAST_COPY = 1 << 15
+"""Bytes of x below which a buffer is not worth its barrier."""
+
+SUM_CLOCKS = 2
+"""Clocks per tile and eight tokens of taking offsets from the sums of groups of two tiles."""
 
 TABLE_ROOMS = (1 << 16, 1 << 15, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
@@ -100,7 +107,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device, a schedule and the bytes of the decoder's table."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
 
     groups: Groups
     step: MatrixStep
@@ -129,7 +136,7 @@ class Geometry:
         )
         most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
         check(
-            self.registers <= most,
+            self.registers <= most + SPARE_REGISTERS,
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
@@ -224,14 +231,21 @@ class Geometry:
         return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
+    def least_units(self) -> int:
+        """Units of rounds of one token that are copied together at least."""
+        return LEAST_COPY // (self.unit_chunks * CHUNK_BYTES)
+
+    @property
     def group_tiles(self) -> int:
         """Tiles of a run that share scales and zero points."""
-        return gcd(self.run, self.groups.tiles)
+        return gcd(self.run, self.groups.span)
 
     @property
     def flush_tiles(self) -> int:
         """Tiles of a run after which partial sums are flushed, where they are at all."""
-        return gcd(self.group_tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles)
+        return gcd(
+            self.group_tiles, self.groups.tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles
+        )
 
     @property
     def pitch(self) -> int:
@@ -266,16 +280,24 @@ class Gemv:
             self.decoder = make_decoder(
                 self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
             )
+            tables = 4 * self.decoder.table_words + 4 * TOKEN_BUFFERS * TOKEN_SUMS * self.shares_sums
             try:
-                self.geo = Geometry(self.groups, self.step, device, plan, 4 * self.decoder.table_words)
+                self.geo = Geometry(self.groups, self.step, device, plan, tables)
                 return
             except ScheduleError:
                 if not self.decoder.table_words:
                     raise
 
+    @property
+    def shares_sums(self) -> bool:
+        """Whether the warps of a block share sums of x: those of whole tiles are needed."""
+        summed = left_by(self.decoder, self.gemm).sums_tokens
+        return summed and self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
+
     def emit(self) -> None:
         """Emit the whole body."""
-        self.overlap.declare("blockIdx.x", "blockIdx.y", "threadIdx.x")
+        shared = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
+        self.overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         self._locate()
         self.overlap.release()
         self._allocate()
@@ -289,16 +311,19 @@ class Gemv:
         for slot in range(self.schedule.stages):
             self._load(slot, slot // self.geo.run * self.geo.round_tiles + slot % self.geo.run, guarded=True)
         self._place_tokens()
+        if self.table is not None:  # while loads are in flight; a barrier comes before the first tile
+            self.decoder.fill_table(self.table.buffer, self.thread, self.geo.threads)
         with b.when(self.thread < self.geo.rows):
             b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
         multiplier = TileMultiplier(self.decoder, self.sums, self.table)
         turn = self.geo.turn_tiles
-        turns = b.keep((self.args.k_tiles + turn - 1) // turn)
-        whole = b.keep(T.max(self.args.k_tiles // turn - 1, 0))
-        with b.loop(whole, rolled=True):
-            self._turn(multiplier, guarded=False)
-        with b.loop(turns, whole, rolled=True):
-            self._turn(multiplier, guarded=True)
+        # Counted down: ptxas would compute a bound anew in every turn.
+        whole = T.max(self.own_tiles // turn - 1, 0)
+        for guarded, count in ((False, whole), (True, (self.own_tiles + turn - 1) // turn - whole)):
+            left = b.Variable("int32", count)
+            with b.repeat_while(left.value > 0):
+                self._turn(multiplier, guarded=guarded)
+                left.set(left.value - 1)
         self._finish()
 
     def _turn(self, multiplier: TileMultiplier, *, guarded: bool) -> None:
@@ -314,6 +339,8 @@ class Gemv:
             for at in self.words_at.values():
                 at.set(at.value + T.int64(geo.round_tiles * self.tile_words))
             self.loader.advance(geo.round_tiles * geo.tile_chunks)
+            if self.token_sums is not None:
+                self.token_sums.advance()
             self.rounds_left.set(self.rounds_left.value - 1)
 
     # ---- set-up ---------------------------------------------------------------------
@@ -322,12 +349,15 @@ class Gemv:
         geo, args = self.geo, self.args
         strips = args.n_tiles * geo.tile_strips
         b.device(geo.resident_blocks)
+        blocks = self.schedule.cluster
         block, token_block = b.block_index(
             [
-                (strips + geo.row_warps - 1) // geo.row_warps,
+                (strips + geo.row_warps - 1) // geo.row_warps * blocks,
                 count_token_blocks(args, self.schedule.tile_m),
             ]
         )
+        self.rank: Expr = b.keep(b.cluster_rank([blocks])[0]) if blocks > 1 else T.int32(0)
+        block = b.bind(block // blocks) if blocks > 1 else block
         self.thread = b.thread_index(geo.threads)
         warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
@@ -345,16 +375,38 @@ class Gemv:
         self.column = b.keep(strip * self.schedule.warp_rows)
         # The run being consumed, counted over all slices, and by vector width where its words start.
         self.tile_words = 128 * self.groups.bits
-        self.run_at = b.Variable("int32", self.slice)
-        start = b.bind((strip // geo.tile_strips * args.k_tiles + self.slice * geo.run) * self.tile_words)
+        first_run = self._share_tiles()
+        self.run_at = b.Variable("int32", first_run + self.slice)
+        start = b.bind(
+            (strip // geo.tile_strips * args.k_tiles + (first_run + self.slice) * geo.run) * self.tile_words
+        )
         self.words_at = {
             width: b.Variable("int64", T.Cast("int64", start + owner * width))
             for _, width in load_order(self.groups.bits)
         }
 
+    def _share_tiles(self) -> Expr:
+        """Share K among the blocks of a cluster in whole runs; return this block's first run."""
+        blocks, run, tiles = self.schedule.cluster, self.geo.run, self.args.k_tiles
+        if blocks == 1:
+            self.first_tile, self.end_tile, self.own_tiles = T.int32(0), tiles, tiles
+            return T.int32(0)
+        runs = b.keep((tiles + run * blocks - 1) // (run * blocks))
+        first_run = b.keep(self.rank * runs)
+        self.first_tile = b.keep(T.min(first_run * run, tiles))
+        self.end_tile = b.keep(T.min((first_run + runs) * run, tiles))
+        self.own_tiles = b.bind(self.end_tile - self.first_tile)
+        return first_run
+
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         geo, plan = self.geo, self.schedule
+        pool = b.shared_pool()
+        self.table: SharedTable | None = None
+        if self.decoder.table_words:
+            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
+            self.table = SharedTable(table, b.keep(4 * self.lane))
+        self.token_sums = TokenSums(self, pool) if self.shares_sums else None
         self.sums = Accumulators(
             self.groups,
             self.step,
@@ -362,18 +414,12 @@ class Gemv:
             geo.row_blocks,
             plan.tile_m // STEP_TOKENS,
             left_by(self.decoder, self.gemm),
+            None if self.token_sums is None else self.token_sums.read,
         )
-        pool = b.shared_pool()
-        self.table: SharedTable | None = None
-        if self.decoder.table_words:
-            table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
-            self.table = SharedTable(table, b.keep(4 * self.lane))
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
         pool.commit()
-        if self.table is not None:  # the first barrier comes before the first tile
-            self.decoder.fill_table(self.table.buffer, self.thread, geo.threads)
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
         ]
@@ -391,12 +437,13 @@ class Gemv:
         if not self.overlap.possible or self.gemm.experts:
             return
         args, whole = self.args, self.args.k_tiles * self.tile_words
-        words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
+        even = PREFETCH_BYTES // 4 // self.schedule.cluster // args.n_tiles // 4 * 4
+        words = T.min(self.own_tiles * self.tile_words, even)
         strips = self.geo.tile_strips
         tile = (self.first_strip + strips - 1) // strips + self.thread
         mine = tile * strips < self.first_strip + self.geo.row_warps
         with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
-            start = args.words.ptr_to([0, 0, tile * whole])
+            start = args.words.ptr_to([0, 0, tile * whole + self.first_tile * self.tile_words])
             b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
@@ -405,7 +452,7 @@ class Gemv:
     # ---- weights --------------------------------------------------------------------
     def _inside(self, distance: int) -> Expr:
         """Return whether the tile ``distance`` after the first of the current run lies within K."""
-        return self.run_at.value * self.geo.run + distance < self.args.k_tiles
+        return self.run_at.value * self.geo.run + distance < self.end_tile
 
     def _load(self, slot: int, distance: int, *, guarded: bool) -> None:
         """Emit the loads of a tile's words and, after the last tile of a group, of its scales.
@@ -453,14 +500,20 @@ class Gemv:
         doublings = (2**i for i in range((plan.tile_m - 1).bit_length()))
         shift = b.keep(sum(T.Cast("int32", self.token_count > count) for count in doublings))
         fitting = T.int32(geo.buffer_chunks // geo.unit_chunks) >> shift
-        units = T.min(fitting, (self.args.k_tiles + unit - 1) // unit)
+        if self.token_sums is not None:
+            fitting = T.min(fitting, TOKEN_SUMS // plan.tile_m // unit)
+        needed = (self.own_tiles + unit - 1) // unit
+        # Long rows of x come in as many pieces as there are buffers: work begins with the first.
+        even = T.max((needed + TOKEN_BUFFERS - 1) // TOKEN_BUFFERS, T.int32(geo.least_units) >> shift)
+        units = T.min(fitting, T.min(needed, even))
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
         self.token_tile = TokenTile(self.token_chunks)
         self._share_copies(shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
-        self.next_chunk = b.Variable("int32", 0)
+        self.next_chunk = b.Variable("int32", self.first_tile * geo.tile_chunks)
+        self.end_column = b.keep(T.min(self.args.k_x, self.end_tile * TILE))
         self.loader = RunLoader(
             self.step.lanes,
             self.lane,
@@ -489,13 +542,13 @@ class Gemv:
         per_chunk = CHUNK_BYTES // self.step.element_bytes
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
         first = b.bind(self.next_chunk.value)
-        with b.when(first < self.args.k_tiles * self.geo.tile_chunks):
+        with b.when(first < self.end_tile * self.geo.tile_chunks):
             token = b.Variable("int32", self.own_token)
             with b.repeat_while(token.value < self.token_count):
                 at = b.Variable("int32", self.own_piece)
                 with b.repeat_while(at.value < self.token_chunks):
                     column = b.bind((first + at.value) * per_chunk)
-                    valid = b.bind(column < self.args.k_x)
+                    valid = b.bind(column < self.end_column)
                     row = self.first_token + token.value
                     source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
                     target = self.tokens.ptr_to([base + self.token_tile.word(token.value, at.value)])
@@ -514,6 +567,10 @@ class Gemv:
         current = b.keep(self.buffer.value)
         self.loader.begin(current * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
+        if self.token_sums is not None:
+            self.token_sums.fill(current, self.rounds * geo.round_tiles)
+            self.token_sums.begin(current)
+            b.block_sync()
         self._copy_tokens(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
         self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
 
@@ -529,14 +586,19 @@ class Gemv:
         group = self.group_ring[slot // geo.group_tiles]
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
+        if self.token_sums is not None:
+            period = 1 if guarded else geo.flush_tiles
+            self.token_sums.tiles = range(index // period * period, index // period * period + period)
         with b.when(self._inside(index) if guarded else True):
-            tile = self.run_at.value * geo.run + index
+            tile = b.bind(self.run_at.value * geo.run + index)
+            for registers in group:
+                registers.tile = tile if geo.run % 2 else index
             self.sums.scale_tokens(self.args, self.lane, self.first_token, tile)
             multiplier.emit(self.ring[slot], group, load_tokens, flush)
 
     # ---- reduction and output -------------------------------------------------------
     def _finish(self) -> None:
-        """Add the slices and store the block's outputs."""
+        """Leave this warp's sums in shared memory, where all slices of K are added and stored."""
         self.sums.join_lanes()
         b.block_sync()
         lanes = self.step.lanes
@@ -549,20 +611,4 @@ class Gemv:
                     row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
                     at = (self.slice, token_block * STEP_TOKENS + token, row)
                     b.store(self.slices, self.sums.result(fragment, i), *at)
-        b.block_sync()
-        outputs = b.bind(self.token_count * self.geo.rows)
-        with b.loop(b.bind((outputs + self.geo.threads - 1) // self.geo.threads), rolled=True) as turn:
-            output = b.bind(turn * self.geo.threads + self.thread)
-            token, row = b.bind(output // self.geo.rows), b.bind(output % self.geo.rows)
-            inside = T.And(output < outputs, self.first_row + row < self.args.n)
-            with b.when(inside):
-                self._store(token, row)
-
-    def _store(self, token: Expr, row: Expr) -> None:
-        """Store one output."""
-        total = self.slices[0, token, row]
-        for index in range(1, self.schedule.split_k):
-            total = total + self.slices[index, token, row]
-        value = b.bind(T.Cast("float32", total))
-        m, n = self.first_token + token, self.first_row + row
-        b.store(self.args.y, finish(self.gemm, value, m, n, self.args), m, n)
+        reduce_and_store(self)

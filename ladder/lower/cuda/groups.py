@@ -21,8 +21,9 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.arguments import Arguments
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
-from ladder.lower.cuda.scales import bytes4, pair16
+from ladder.lower.cuda.scales import bytes4, float_of_exponent, pair16
 from schedules.layouts import TILE, lane_of, packed_group
+from schedules.legal import scale_span, streams_exponents
 from tile_types import get_type
 
 Expr = Any
@@ -73,6 +74,16 @@ class Groups:
         return -(-self.size // TILE)
 
     @property
+    def exponents(self) -> bool:
+        """Whether scales come as words of four exponents."""
+        return streams_exponents(self.gemm)
+
+    @property
+    def span(self) -> int:
+        """Tiles that an element of the scale array serves; 0 when one serves the whole row."""
+        return -(-scale_span(self.gemm) // TILE)
+
+    @property
     def token_tiles(self) -> int:
         """Tiles that share a token scale; 0 when one serves the whole row."""
         return self.gemm.token_group // TILE
@@ -96,17 +107,17 @@ class Groups:
         """Return the row of the scale array that serves a granule of K tile ``tile``."""
         if self.size == 0:
             return 0
-        return tile * self.per_tile + granule if self.tiles == 1 else tile // self.tiles
+        return tile * self.per_tile + granule if self.span == 1 else tile // self.span
 
     def run_row(self, run: Expr, length: int, index: int, granule: int) -> Expr:
         """Return `row` of tile ``index`` of run ``run``, runs being ``length`` tiles.
 
         Knowing that runs start at multiples of their length saves divisions.
         """
-        if self.tiles > 1 and length % self.tiles == 0:
-            return run * (length // self.tiles) + index // self.tiles
-        if self.tiles > 1 and self.tiles % length == 0:
-            return run // (self.tiles // length)
+        if self.span > 1 and length % self.span == 0:
+            return run * (length // self.span) + index // self.span
+        if self.span > 1 and self.span % length == 0:
+            return run // (self.span // length)
         return self.row(run * length + index, granule)
 
 
@@ -176,10 +187,17 @@ class GroupRegisters:
         scale_type, zero_type = types
         self.scales: Any = b.local(self._scale_count, scale_type) if scale_type else None
         self.zeros: Any = b.local(self._zero_count, zero_type) if zero_type else None
+        self.tile: Expr = 0
+        """The tile that is decoded next, counted from any multiple of what an element of scales serves."""
+
+    @property
+    def _scale_parts(self) -> int:
+        """Elements of a row's scales that serve a tile."""
+        return 1 if self.groups.exponents else self.groups.per_tile
 
     @property
     def _scale_count(self) -> int:
-        return self.groups.per_tile * self.rows
+        return self._scale_parts * self.rows
 
     @property
     def _zero_count(self) -> int:
@@ -196,7 +214,7 @@ class GroupRegisters:
     def fetch(self, read: Reader) -> None:
         """Emit the loads of one tile's scales and zero points."""
         for granule in range(self.groups.per_tile):
-            if self.scales is not None:
+            if self.scales is not None and granule < self._scale_parts:
                 for i in range(self.rows):
                     at = granule * self.rows + i
                     b.store(self.scales, read("scales", granule, 0, self._scale_row(i)), at)
@@ -209,10 +227,27 @@ class GroupRegisters:
     def _zero_at(self, granule: int, part: int, row: int) -> int:
         return (granule * self.parts + part) * OPERAND_ROWS + row
 
+    def exponent_at(self, granule: int) -> int | None:
+        """Return the byte of `exponent_word` that serves a granule, or None where scales are no exponents."""
+        if not self.groups.exponents:
+            return None
+        return self.tile % 2 * self.groups.per_tile + granule if isinstance(self.tile, int) else granule
+
+    def _exponent_word(self, row: int) -> Expr:
+        """Return a row's word of exponents: the tile's ones first where it is not known when emitting."""
+        if isinstance(self.tile, int):
+            return self.scales[row]
+        return b.bind(self.scales[row] >> (T.Cast("uint32", T.bitwise_and(self.tile, 1)) * T.uint32(16)))
+
     def operand_scales(self, granule: int) -> tuple[Expr, Expr] | None:
-        """Return the duplicated scales of rows g and g+8, if scales go onto operands."""
+        """Return the scales of rows g and g+8 as the decoder takes them, if they go onto operands.
+
+        Each is held twice; or words of exponents, of which `exponent_at` is meant.
+        """
         if not self.groups.on_operand:
             return None
+        if self.groups.exponents:
+            return self._exponent_word(0), self._exponent_word(1)
         first = granule * self.rows
         low, high = (b.bind(pair16(self.scales[first + i])) for i in range(OPERAND_ROWS))
         return low, high
@@ -234,6 +269,9 @@ class GroupRegisters:
         """Return the float32 scale of an accumulator's row, if scales go onto accumulators."""
         if not self.groups.on_accumulator:
             return None
+        at = self.exponent_at(granule)
+        if at is not None:
+            return b.bind(float_of_exponent(self._exponent_word(row_slot), at, self.groups.gemm.activation))
         return b.bind(T.Cast("float32", self.scales[granule * self.rows + row_slot]))
 
     def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
@@ -266,6 +304,8 @@ class Accumulators:
         16-row and 8-token blocks; fragments are ``[row_blocks][token_blocks]``.
     left
         What decoded registers leave to the sums.
+    known_sums
+        Returns the sums of a lane's two tokens of a block where they need not be computed here.
     """
 
     def __init__(
@@ -276,15 +316,20 @@ class Accumulators:
         row_blocks: int,
         token_blocks: int,
         left: Leftover = NOTHING_LEFT,
+        known_sums: Callable[[int], list[Expr]] | None = None,
     ) -> None:
         self.groups, self.step, self.weight, self.left = groups, step, weight, left
+        self.known_sums = known_sums
         self.row_blocks, self.token_blocks = row_blocks, token_blocks
         self.token_factor: Callable[[int, int], Expr] | None = None
         self.fragments = row_blocks * token_blocks
         self.width = step.lanes.accumulators
+        self.starts: dict[int, list[Expr]] = {}
+        self.fresh = set(range(self.fragments)) if self.begins_shifted else set()
         self.partial = self._cleared(self.fragments, step.carrier)
         self.total: Any = self._cleared(self.fragments, "float32") if self.flushes else None
-        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if left.sums_tokens else None
+        summed = left.sums_tokens and known_sums is None
+        self.token_sums: Any = self._cleared(token_blocks, step.carrier) if summed else None
 
     def _cleared(self, fragments: int, dtype: str) -> Any:
         """Allocate fragments of zeros."""
@@ -292,6 +337,28 @@ class Accumulators:
         for i in range(fragments * self.width):
             b.store(buffer, T.float32(0) if dtype == "float32" else T.uint32(0), i)
         return buffer
+
+    @property
+    def begins_shifted(self) -> bool:
+        """Whether partial sums begin with what offsets add to them, so that flushes need not add it."""
+        whole = len(self.step.issues) == 1 and self.step.carrier == "float32"
+        return self.left.sums_tokens and self.known_sums is not None and self.left.zero == "none" and whole
+
+    def _start(self, fragment: int) -> list[Expr] | None:
+        """Return what a fragment begins with if this is its first step since its flush."""
+        if fragment not in self.fresh:
+            return None
+        self.fresh.remove(fragment)
+        token_block = fragment % self.token_blocks
+        if token_block not in self.starts:
+            assert self.known_sums is not None
+            sums = self.known_sums(token_block)
+            shifts = [offset / gain for offset, gain in zip(self.left.offsets, self.left.gains, strict=True)]
+            self.starts[token_block] = [
+                b.bind(sums[i % 2] * T.float32(shifts[self.step.lanes.row_slot(i)]))
+                for i in range(self.width)
+            ]
+        return self.starts[token_block]
 
     @property
     def flushes(self) -> bool:
@@ -350,7 +417,8 @@ class Accumulators:
 
     def multiply(self, fragment: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit one step into a fragment."""
-        emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands)
+        start = self._start(fragment)
+        emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands, start)
 
     def add_tokens(self, token_block: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
@@ -360,24 +428,39 @@ class Accumulators:
 
     def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
         """Emit the flushes of a token block's fragments with a granule's scales, and clear the sums."""
+        sums = self._token_sums(token_block)
+        self.starts.pop(token_block, None)
+        if self.begins_shifted:
+            self.fresh |= set(range(token_block, self.fragments, self.token_blocks))
         for block, registers in enumerate(group_registers):
             for i in range(self.width):
                 at = (block * self.token_blocks + token_block) * self.width + i
-                self._flush_one(at, token_block * self.width + i, granule, registers)
+                self._flush_one(at, token_block * self.width + i, granule, registers, sums)
         if self.token_sums is not None:
             for i in range(self.width):
                 b.store(self.token_sums, self._zero(), token_block * self.width + i)
 
-    def _flush_one(self, at: int, tokens_at: int, granule: int, registers: GroupRegisters) -> None:
+    def _token_sums(self, token_block: int) -> list[Expr]:
+        """Return the float32 sum of x for each sum of a fragment; nothing where none is needed."""
+        if not self.left.sums_tokens or self.begins_shifted:
+            return []
+        if self.known_sums is not None:
+            pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
+            return [pair[i % 2] for i in range(self.width)]
+        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in range(self.width)]
+
+    def _flush_one(
+        self, at: int, tokens_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
+    ) -> None:
         slot = self.step.lanes.row_slot(at % self.width)
         scale, value = registers.factor(granule, slot), self._as_float(self.partial[at])
         factor = None if self.token_factor is None else self.token_factor(*divmod(tokens_at, self.width))
         scale = _product(scale, factor)
         total = self.total[at] + (value if scale is None else value * scale)
-        if self.token_sums is not None:
+        if sums:
             shift = registers.shift(self.left, granule, slot)
             shift = shift if scale is None else b.bind(shift * scale)
-            total = total + self._as_float(self.token_sums[tokens_at]) * shift
+            total = total + sums[tokens_at % self.width] * shift
         b.store(self.total, total, at)
         b.store(self.partial, self._zero(), at)
 
@@ -431,7 +514,8 @@ class TileMultiplier:
         self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
         self.span = 2 * 4
         self.operands = b.local(self.row_blocks * self.span, "uint32")
-        self.tokens = b.local(4, "uint32")
+        held = self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1
+        self.tokens = [b.local(4, "uint32") for _ in range(held)]
 
     def emit(
         self,
@@ -454,12 +538,36 @@ class TileMultiplier:
             Whether partial sums are flushed at the tile's last granule.
         """
         for span in range(self.groups.lane // self.span):
+            if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
+                self._by_rows(words, group_registers, load_tokens, span, flush)
+                continue
             for block in range(self.row_blocks):
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
-                load_tokens(token_block, span, self.tokens)
+                load_tokens(token_block, span, self._loaded(token_block))
                 for granule in self._granules(span):
-                    self._multiply(group_registers, token_block, span, granule, flush)
+                    for block in range(self.row_blocks):
+                        self._multiply(block, token_block, span, granule)
+                    self._flush(group_registers, token_block, span, granule, flush)
+
+    def _by_rows(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_tokens: Callable[[int, int, Any], None],
+        span: int,
+        flush: bool,
+    ) -> None:
+        """Emit a span that lies in one granule so that the operands of one row block live at a time."""
+        (granule,) = self._granules(span)
+        for token_block, tokens in enumerate(self.tokens):
+            load_tokens(token_block, span, tokens)
+        for block in range(self.row_blocks):
+            self._decode(words, group_registers, block, span)
+            for token_block in range(self.token_blocks):
+                self._multiply(block, token_block, span, granule)
+        for token_block in range(self.token_blocks):
+            self._flush(group_registers, token_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
         """Return the granules that a span touches."""
@@ -480,25 +588,38 @@ class TileMultiplier:
                 group_registers[block].operand_scales(granule),
                 group_registers[block].operand_zeros(granule) if zeros else None,
                 self.table,
+                at=group_registers[block].exponent_at(granule),
             )
 
-    def _multiply(
-        self, group_registers: list[GroupRegisters], token_block: int, span: int, granule: int, flush: bool
-    ) -> None:
-        """Emit a granule's steps within a span, and its flush if it ends there."""
+    def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
+        """Emit a granule's steps of one row block within a span."""
         low = granule * self.groups.registers - span * self.span
+        loaded = self._loaded(token_block)
         for step in range(2):
             inside = [low <= r < low + self.groups.registers for r in range(4 * step, 4 * step + 4)]
             if not any(inside):
                 continue
-            tokens = [self.tokens[2 * step], self.tokens[2 * step + 1]]
-            for block in range(self.row_blocks):
-                first = block * self.span + 4 * step
-                a = [self.operands[first + r] if inside[r] else None for r in range(4)]
-                self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
-                if block == 0:
-                    self.accumulators.add_tokens(token_block, a, tokens)
-        ends = low + self.groups.registers <= self.span
+            tokens = [loaded[2 * step], loaded[2 * step + 1]]
+            first = block * self.span + 4 * step
+            a = [self.operands[first + r] if inside[r] else None for r in range(4)]
+            self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
+            if block == 0:
+                self.accumulators.add_tokens(token_block, a, tokens)
+
+    def _loaded(self, token_block: int) -> Any:
+        """Return the registers that hold a token block's operands."""
+        return self.tokens[token_block % len(self.tokens)]
+
+    def _flush(
+        self,
+        group_registers: list[GroupRegisters],
+        token_block: int,
+        span: int,
+        granule: int,
+        flush: bool,
+    ) -> None:
+        """Emit a token block's flush if the granule ends within the span."""
+        ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span
         inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
         if self.accumulators.flushes and ends and (flush or inner):
             self.accumulators.flush(token_block, granule, group_registers)

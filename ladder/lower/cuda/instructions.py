@@ -218,9 +218,15 @@ def select_step(device: TileDevice, activation: str) -> MatrixStep:
 
 
 def emit_step(
-    step: MatrixStep, weight: str, acc: Any, acc_first: int, a: list[Index], b: list[Index]
+    step: MatrixStep,
+    weight: str,
+    acc: Any,
+    acc_first: int,
+    a: list[Index],
+    b: list[Index],
+    start: list[Index] | None = None,
 ) -> None:
-    """Emit ``acc[acc_first:] += a · b`` for one step.
+    """Emit ``acc[acc_first:] += a · b`` for one step, or ``= start + a · b``.
 
     Parameters
     ----------
@@ -234,6 +240,8 @@ def emit_step(
         First of ``step.lanes.accumulators`` registers.
     a, b
         Four and two uint32 registers; None in ``a`` marks registers that take no part.
+    start
+        Accumulators to begin with, for steps of one instruction.
     """
     from ladder.lower import builder
 
@@ -243,7 +251,7 @@ def emit_step(
             continue
         totals = [acc[acc_first + i] for i in issue.accumulators]
         weights = [_zero() if a[i] is None else a[i] for i in issue.a]
-        builder.ptx(spelling, *totals, *weights, *(b[i] for i in issue.b), *totals)
+        builder.ptx(spelling, *totals, *weights, *(b[i] for i in issue.b), *(start or totals))
 
 
 def _zero() -> Index:

@@ -24,6 +24,8 @@ XOR = 0x3C
 """lop3 table of ``a ^ b``."""
 OR = 0xFC
 """lop3 table of ``a | b``."""
+XOR_AND = 0x28
+"""lop3 table of ``(a ^ b) & c``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
 REFERENCE_COST = 40
@@ -33,7 +35,9 @@ PIPE_CLOCKS = {
     "lop3": ("alu", 2.0),
     "shift right": ("alu", 2.0),
     "shift left": ("fma", 2.0),
+    "rotate": ("alu", 2.0),
     "permute": ("alu", 2.0),
+    "multiply": ("fma", 2.0),
     "subtract": ("alu", 2.0),
     "float_sub": ("fma", 1.0),
     "float_mul": ("fma", 1.0),
@@ -110,6 +114,17 @@ class Machine(ABC):
     def shift(self, a: Word, left: int) -> Word:
         """Shift left by ``left`` bits, or logically right by ``-left``."""
         return self._once("shift", (a,), left) if left else a
+
+    def rotate(self, a: Word, right: int) -> Word:
+        """Rotate right by ``right`` bits."""
+        return self._once("rotate", (a,), right)
+
+    def multiply(self, a: Word, factor: int, addend: int = 0) -> Word:
+        """Return ``a * factor + addend`` modulo 2**32.
+
+        A factor of several bits adds copies of ``a``, shifted left.
+        """
+        return self._once("multiply", (a,), factor, addend & 0xFFFFFFFF)
 
     def permute(self, a: Word, b: Word, selector: Word) -> Word:
         """Pick four of the eight bytes of (a, b) by the low four nibbles of ``selector`` (prmt)."""

@@ -24,6 +24,7 @@ from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile, each_piece
 from schedules.layouts import TILE
+from schedules.legal import scale_span
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
@@ -38,7 +39,7 @@ STAGED_BLOCKS = 4
 RUN = 8
 """Outputs along N that a thread finishes together."""
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+ELEMENT_BYTES = {"float32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -176,7 +177,7 @@ class Geometry:
     @property
     def stage_in_group(self) -> bool:
         """Whether one scale row serves a whole stage."""
-        return self.groups.size % self.schedule.tile_k == 0
+        return scale_span(self.groups.gemm) % self.schedule.tile_k == 0
 
     @property
     def group_rows(self) -> int:
@@ -196,7 +197,7 @@ class Geometry:
     def stage_bytes(self) -> int:
         """Shared memory of a stage."""
         wide = self.groups.lane == 16
-        scale = (2 if wide else 4) if self.groups.gemm.scale else 0
+        scale = (2 if wide and not self.groups.exponents else 4) if self.groups.gemm.scale else 0
         zero = self.zero_parts * (2 if wide else 1)
         tokens: int = self.tokens.words(self.schedule.tile_m)
         words = self.row_tiles * self.stage_tiles * self.tile_words + tokens
@@ -392,6 +393,7 @@ class Mma:
         for step in range(self.geo.stage_tiles):
             for block in range(self.geo.row_blocks):
                 self._load_row_block(stage, step, block)
+                self.group_registers[block].tile = step if self.geo.stage_tiles % 2 == 0 else turn
 
             def load_tokens(token_block: int, span: int, out: Any, step: int = step) -> None:
                 token = first_token + token_block * STEP_TOKENS

@@ -92,6 +92,12 @@ class NumpyMachine(Machine):
         moved = np.left_shift(a, np.uint32(left)) if left > 0 else np.right_shift(a, np.uint32(-left))
         return moved.astype(np.uint32)
 
+    def _do_rotate(self, a: Words, right: int) -> Words:
+        return a >> np.uint32(right) | a << np.uint32(32 - right)
+
+    def _do_multiply(self, a: Words, factor: int, addend: int) -> Words:
+        return a * np.uint32(factor) + np.uint32(addend)
+
     def _do_permute(self, a: Words, b: Words, selector: Words) -> Words:
         pool = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
         result = np.zeros(np.broadcast_shapes(pool.shape, selector.shape), np.uint32)
@@ -158,7 +164,7 @@ def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lan
             held |= codes[:, register, element] << np.uint32(lane * element)
         for word, mask, left in parts:
             kept = held & np.uint32(mask)
-            words[word] |= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
+            words[word] ^= kept << np.uint32(left) if left >= 0 else kept >> np.uint32(-left)
     return words
 
 

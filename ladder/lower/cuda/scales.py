@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from ladder.lower.cuda.machine import Machine, Word
 from ladder.lower.cuda.recipes import FLOAT_CORES, Meaning
-from schedules.layouts import OPERAND_EXPONENT, SCALE_EXPONENT
+from schedules.layouts import EXPONENT_FORMS, EXPONENTS, OPERAND_EXPONENT, SCALE_EXPONENT
 
 Expr = Any
 
@@ -19,6 +19,8 @@ FACTOR_EXPONENT = {"float16": 16, "bfloat16": 120}
 
 LARGEST_POWER = {"float16": 2.0**15, "bfloat16": 2.0**120}
 """Powers of two that scales are multiplied by at once."""
+
+FLOAT32_BIAS = 127
 
 
 def pair16(value: Expr) -> Expr:
@@ -31,6 +33,44 @@ def bytes4(value: Expr) -> Expr:
     """Return the bits of an int8 value in all four bytes of a uint32 register."""
     bits = T.Cast("uint32", T.reinterpret(value, dtype="uint8"))
     return bits * T.uint32(0x01010101)
+
+
+def exponent_byte(m: Machine, word: Word, at: int) -> Word:
+    """Return one of the four exponents of a word."""
+    moved = m.shift(word, -8 * at)
+    return moved if at == EXPONENTS - 1 else m.mask(moved, 0xFF)
+
+
+def power_of(m: Machine, core: str, byte: Word, power: float) -> Word:
+    """Return ``power`` times a scale of which ``byte`` is the exponent, in both lanes of a register.
+
+    One multiply-add where ``power`` is a power of two and no such product leaves the normal numbers.
+    """
+    form, lanes = EXPONENT_FORMS[core], 0x00010001
+    step, most = lanes << form.mantissa_bits, 2 * form.bias
+    fraction, exponent = frexp(abs(power))
+    added = exponent - 1 - form.raised
+    if fraction == 0.5 and form.lowest + added >= 1 and form.highest + added <= most:
+        return m.multiply(byte, step, added * step + (0x80008000 if power < 0 else 0))
+    return times(m, core, m.multiply(byte, step), power / 2.0**form.raised)
+
+
+def float_of_exponent(word: Expr, at: int, core: str) -> Expr:
+    """Return the float32 scale whose exponent is byte ``at`` of a word."""
+    form = EXPONENT_FORMS[core]
+    moved = word >> T.uint32(8 * at) if at else word
+    byte = moved if at == EXPONENTS - 1 else moved & T.uint32(0xFF)
+    bits = byte * T.uint32(1 << 23) + T.uint32((FLOAT32_BIAS - form.bias - form.raised << 23) % (1 << 32))
+    return T.reinterpret(bits, dtype="float32")
+
+
+def times(m: Machine, core: str, word: Word, power: float) -> Word:
+    """Multiply by a power of two, at once or by factors that the operand type holds."""
+    largest = LARGEST_POWER[core]
+    while abs(power) > largest:
+        word = m.float_mul(core, word, m.constant(FLOAT_CORES[core].bits(largest)))
+        power /= largest
+    return word if power == 1.0 else m.float_mul(core, word, m.constant(FLOAT_CORES[core].bits(power)))
 
 
 @dataclass(frozen=True)
@@ -55,28 +95,9 @@ class Fold:
     starts: tuple[float, float]
     exponent: int
 
-    def prepare(self, m: Machine, scale: Word, half: int) -> tuple[Word, Word | None]:
-        """Return the factor and the addend of row g (``half`` 0) or g+8."""
-        start = self.starts[half]
-        return self._times(m, scale, self.steps[half]), self._times(m, scale, start) if start else None
-
-    def apply(self, m: Machine, raw: Word, prepared: tuple[Word, Word | None]) -> Word:
-        """Return two scaled values."""
-        factor, addend = prepared
-        if addend is None:
-            return m.float_mul(self.operand, raw, factor)
-        return m.float_fma(self.operand, raw, factor, addend)
-
-    def _times(self, m: Machine, scale: Word, power: float) -> Word:
-        """Multiply by a power of two, at once or by factors that the operand type holds."""
-        largest = LARGEST_POWER[self.operand]
-        while abs(power) > largest:
-            scale = m.float_mul(self.operand, scale, self._constant(m, largest))
-            power /= largest
-        return scale if power == 1.0 else m.float_mul(self.operand, scale, self._constant(m, power))
-
-    def _constant(self, m: Machine, value: float) -> Word:
-        return m.constant(FLOAT_CORES[self.operand].bits(value))
+    def powers(self, half: int) -> tuple[float, ...]:
+        """Return which multiples of the scale multiply row g or g+8 and, where any is, are then added."""
+        return (self.steps[half], self.starts[half]) if any(self.starts) else (self.steps[half],)
 
 
 def fold(operand: str, meaning: Meaning, reach: float) -> Fold | None:

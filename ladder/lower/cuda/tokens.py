@@ -148,22 +148,20 @@ class RunLoader:
         token, piece = matrix_source(lane)
         rows = (T.min(block * 8 + token, last) for block in range(token_blocks if aligned else 0))
         self.rows = [b.keep(tile.word(row, piece)) for row in rows]
-        self.addresses = [[b.Variable("uint32", T.uint32(0)) for _ in HALVES] for _ in self.rows]
+        self.addresses = [b.Variable("uint32", T.uint32(0)) for _ in self.rows]
 
     def begin(self, start: Index) -> None:
         """Emit what it takes to go to the run that starts at chunk ``start``."""
         self.start.set(start)
-        for row, halves in zip(self.rows, self.addresses, strict=True):
+        for row, address in zip(self.rows, self.addresses, strict=True):
             word = self.shared.ptr_to([self.start.value * CHUNK_WORDS + row])
-            halves[0].set(T.cuda.cvta_generic_to_shared(word))
-            halves[1].set(halves[0].value ^ T.uint32(HALF_BYTES))
+            address.set(T.cuda.cvta_generic_to_shared(word))
 
     def advance(self, chunks: int) -> None:
         """Emit the step to a run ``chunks`` further on."""
         self.start.set(self.start.value + chunks)
-        for halves in self.addresses:
-            for half in halves:
-                half.set(half.value + T.uint32(chunks * CHUNK_BYTES))
+        for address in self.addresses:
+            address.set(address.value + T.uint32(chunks * CHUNK_BYTES))
 
     def load(self, block: int, chunk: int, out: Any) -> None:
         """Emit the loads of a token block and of chunks ``chunk..+4`` of the run."""
@@ -171,8 +169,8 @@ class RunLoader:
             self.general.load(self.shared, [], block * 8, self.start.value + chunk, out)
             return
         whole, part = divmod(chunk, 8)
-        address = self.addresses[block][part // SPAN_CHUNKS].value + T.uint32(whole * 8 * CHUNK_BYTES)
-        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address)
+        address = self.addresses[block].value ^ T.uint32(part // SPAN_CHUNKS * HALF_BYTES)
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address + T.uint32(whole * 8 * CHUNK_BYTES))
 
 
 class Copier:

@@ -30,7 +30,7 @@ from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from ladder.lower.cuda.wgmma_stream import Stream
-from schedules.layouts import TILE
+from schedules.layouts import EXPONENTS, TILE
 from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -108,7 +108,7 @@ class Kernel:
 
     def _choose_decoder(self) -> ScaledDecoder:
         """Return how weights become operands."""
-        return scaled_decoder(self.gemm, self.device)
+        return scaled_decoder(self.gemm, self.device, self.geo.table_bytes)
 
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
@@ -431,9 +431,27 @@ class Kernel:
         """Load the scales and zero points of a turn's slab, unless those of the slab before still hold."""
         geo = self.geo
         if slab * geo.slab % geo.held_step == 0:
+            if geo.exponents:
+                self._load_exponents(m, slab)
+                return
             first = slab % geo.slabs * geo.slab // geo.scale_step
             for row in range(geo.held_rows):
                 self._load_rows(m, first + row, row)
+
+    def _load_exponents(self, m: int, slab: int) -> None:
+        """Turn the exponents of a turn's slab into scale operands; turns begin with whole words."""
+        geo = self.geo
+        low = self._row_tile(m) * TILE + self.warp * 16 + self.lane // 4
+        for h in (0, 1):
+            word = b.bind(self._staged(self.scales, slab % geo.slabs * geo.slab // geo.row_step, low + h * 8))
+            for row in range(geo.held_rows):
+                at = (slab * geo.held_rows + row) % EXPONENTS
+                self._hold_scale(m, row, h, self.decoder.prepare(word, h, at))
+
+    def _hold_scale(self, m: int, row: int, half: int, factors: Sequence[Expr]) -> None:
+        """Keep what operands of a scale row are multiplied by."""
+        for index, factor in enumerate(factors):
+            b.store(self.held_scales[m], factor, (2 * row + half) * len(factors) + index)
 
     def _decode(self, m: int, within: int, bank: int) -> None:
         """Turn the fetched words of one slab into sixteen operand registers."""
@@ -477,9 +495,7 @@ class Kernel:
         for h in (0, 1):
             if self.held_scales:
                 scale = duplicate(self._staged(self.scales, step, low + h * 8))
-                first = (2 * row + h) * self.decoder.factors
-                for index, factor in enumerate(self.decoder.prepare(scale, h)):
-                    b.store(self.held_scales[m], factor, first + index)
+                self._hold_scale(m, row, h, self.decoder.prepare(scale, h))
             for part in range(geo.zero_parts):
                 value = self._staged(self.zeros, step * geo.zero_parts + part, low + h * 8)
                 b.store(self.held_zeros[m], duplicate(value), (2 * row + h) * geo.zero_parts + part)

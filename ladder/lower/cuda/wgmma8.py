@@ -38,7 +38,7 @@ class ByteKernel(Kernel):
         zeros_left = self.gemm.zero != "none" and not raw.subtracts_zeros
         if zeros_left or any(raw.offsets):
             raw = make_decoder(self.gemm, self.device)
-        return ScaledDecoder(raw, fused=False)
+        return ScaledDecoder(raw)
 
     def _allocate(self) -> None:
         geo = self.geo

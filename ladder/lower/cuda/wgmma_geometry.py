@@ -19,7 +19,9 @@ from schedules.legal import (
     launch_registers,
     math_register_estimate,
     math_registers,
-    table_bytes,
+    scale_span,
+    streams_exponents,
+    wgmma_table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -197,9 +199,19 @@ class Geometry:
         return max(1, self.slab // self.scale_step)
 
     @property
+    def exponents(self) -> bool:
+        """Whether scales come as words of four exponents."""
+        return streams_exponents(self.gemm)
+
+    @property
+    def row_step(self) -> int:
+        """Elements of K that a staged row of scales (or zero points) serves."""
+        return math.gcd(scale_span(self.gemm), self.schedule.tile_k)
+
+    @property
     def scale_rows(self) -> int:
         """Rows of scales (or zero points) per stage."""
-        return self.schedule.tile_k // self.scale_step
+        return self.schedule.tile_k // self.row_step
 
     @property
     def promotion_step(self) -> int:
@@ -208,8 +220,8 @@ class Geometry:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one scale."""
-        return 2 if self.lane == 16 else 4
+        """Bytes of one element of the array of scales."""
+        return 2 if self.lane == 16 and not self.exponents else 4
 
     @property
     def zero_bytes(self) -> int:
@@ -277,10 +289,15 @@ class Geometry:
         return (self.schedule.split_k - 1) * self.owned_units * self.accumulators * 32 * 4
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of the decode table."""
+        return wgmma_table_bytes(self.gemm, self.schedule)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + self.exchange_bytes + table_bytes(self.gemm) + 3 * 1024
+        return ring + self.staging_bytes + self.exchange_bytes + self.table_bytes + 3 * 1024
 
     # ---- registers ------------------------------------------------------------------
     @property

@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from schedules.layouts import TILE
-from schedules.legal import SWIZZLE_ROW
+from schedules.legal import SWIZZLE_ROW, scale_span
 
 if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel, Ring
@@ -102,7 +102,7 @@ class Producer:
 
         def copy(first: Expr, index: int, tiles: int) -> None:
             for step in range(self.geo.scale_rows):
-                group = self._group_row(k_tile * TILE + step * self.geo.scale_step)
+                group = self._group_row(k_tile * TILE + step * self.geo.row_step)
                 self._fill_group(stage, barrier, step, group, first, index, tiles)
 
         def clamped() -> None:
@@ -134,9 +134,8 @@ class Producer:
 
     def _group_row(self, k: Expr) -> Expr:
         """Return the scale row of element ``k``; rows beyond K repeat the last."""
-        if self.geo.group == 0:
-            return 0
-        return b.bind(T.min(k // self.geo.group, self.args.groups - 1))
+        span = scale_span(self.geo.gemm)
+        return b.bind(T.min(k // span, self.args.groups - 1)) if span else 0
 
 
 def prefetch(kernel: Kernel, row_tile: Expr, first: Expr) -> None:

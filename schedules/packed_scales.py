@@ -1,0 +1,255 @@
+"""Scales and zero points of a packed weight, in the form that GPU kernels read.
+
+torch is imported only when a function runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from schedules.layouts import (
+    EXPONENT_FORMS,
+    EXPONENTS,
+    LANES,
+    OPERAND_EXPONENT,
+    SCALE_EXPONENT,
+    Exponents,
+    lane_of,
+    packed_group,
+    padded,
+)
+from tile_types.errors import ConversionError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ElementLimits(Protocol):
+    """The part of an element type that scale packing needs."""
+
+    @property
+    def minimum(self) -> float:
+        """Smallest value."""
+        ...
+
+    @property
+    def maximum(self) -> float:
+        """Largest value."""
+        ...
+
+
+class ScaledCodes(Protocol):
+    """The part of a ``tile_types.QuantizedTensor`` that scale packing needs."""
+
+    @property
+    def ttype(self) -> ElementLimits:
+        """Element type."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and K."""
+        ...
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        ...
+
+    @property
+    def scale(self) -> Any:
+        """``[ceil(N/bn), ceil(K/bk)]`` or None."""
+        ...
+
+    @property
+    def zero(self) -> Any:
+        """Zero points, shaped as the scales, or None."""
+        ...
+
+    @property
+    def zero_kind(self) -> str:
+        """``none``, ``integer`` or ``float``."""
+        ...
+
+    @property
+    def tensor_scale(self) -> float | None:
+        """Factor of all values, or None."""
+        ...
+
+
+@dataclass(frozen=True)
+class PackedScales:
+    """Scales and zero points as GPU kernels read them.
+
+    Parameters
+    ----------
+    group
+        Elements along K that one row of ``scales`` and ``zeros`` serves.
+    scales
+        ``[ceil(k_pad/group), n_pad]`` in the core's type (float32 for 8-bit cores), or None;
+        uint32 ``[ceil(k_pad/128), n_pad]`` of four exponents each (`Exponents`) where kernels read those.
+    zeros
+        ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
+        (integer part, remainder) for real zero points, or None.
+    row_scale
+        float32 ``[n_pad]``.
+    """
+
+    group: int
+    scales: torch.Tensor | None
+    zeros: torch.Tensor | None
+    row_scale: torch.Tensor
+
+
+def normalise_scales(
+    weight: ScaledCodes, core: str, *, grouped: bool | None = None, exponents: bool = False
+) -> PackedScales:
+    """Bring the scales of a quantized matrix into the form that kernels read.
+
+    Each row gives up a power of two (in ``row_scale``) so that its largest scale lies in
+    [2**-9, 2**-8), or its largest scaled value in [2**11, 2**12) if that is less: then neither
+    scales, even times 2**24, nor scaled weights overflow in float16. Without group scales,
+    ``row_scale`` holds the whole float32 scale.
+
+    Parameters
+    ----------
+    weight
+        A quantized matrix ``[N, K]``; its arrays may be numpy or torch, on any device.
+    core
+        Operand type of the tensor core.
+    grouped
+        Whether to keep scales per group; by default, whether a row has several.
+    exponents
+        Whether to keep exponents of them, of groups of `EXPONENT_GROUP`; NaN goes to ``row_scale``.
+
+    Returns
+    -------
+    PackedScales
+        With N and K padded; padded scales and zeros are 0.
+
+    Raises
+    ------
+    ConversionError
+        If 8-bit cores meet real zero points, or integer zero points beyond int8; if a scale of which
+        the exponent is wanted is no power of two, or above 2**118.
+    ShapeError
+        If the group size does not fit, or a row has several scales but ``grouped`` is False.
+    """
+    import torch
+
+    n, k = weight.shape
+    lane = lane_of(core)
+    group = packed_group(weight.block[1], k)
+    scale = None if weight.scale is None else _expand(weight.scale, weight, group)
+    zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
+    grouped = scale is not None and weight.block[1] < k if grouped is None else grouped
+    factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
+    device = scale.device if scale is not None else zero.device if zero is not None else None
+    if not grouped or scale is None:
+        if scale is not None and weight.block[1] < k:
+            raise ShapeError(
+                f"scales of groups of {weight.block[1]} along K={k} do not fold into one per row"
+            )
+        row = torch.ones(n, dtype=torch.float64, device=device) if scale is None else scale[0]
+        scales = None
+    else:
+        infinite = ~torch.isfinite(scale)
+        if exponents:
+            scale = torch.where(infinite, 2.0**-127, scale)
+        exponent = _row_exponent(scale, zero, weight.ttype)
+        row = torch.ldexp(torch.ones_like(scale[0]), exponent)
+        lowered = torch.ldexp(scale, -exponent)
+        if exponents:
+            row = torch.where(infinite.any(dim=0), torch.nan, row)
+            scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
+        else:
+            scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
+    zeros = None if zero is None else _pad_rows(_zeros(zero, weight.zero_kind, core), n)
+    return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
+
+
+def _expand(array: Any, weight: ScaledCodes, group: int) -> torch.Tensor:
+    """Repeat ``[ceil(N/bn), ceil(K/bk)]`` to float64 ``[k_groups, N]``, zero beyond K."""
+    import numpy as np
+    import torch
+
+    (n, k), (block_n, block_k) = weight.shape, weight.block
+    if isinstance(array, torch.Tensor):
+        values = array.detach().to(torch.float64)
+    else:
+        values = torch.from_numpy(np.asarray(array).astype(np.float64))
+    expected = (-(-n // block_n), -(-k // block_k))
+    if tuple(values.shape) != expected:
+        raise ShapeError(f"scale or zero array has shape {tuple(values.shape)}, expected {expected}")
+    rows = values.repeat_interleave(block_n, dim=0)[:n]
+    columns = rows if block_k >= k else rows.repeat_interleave(block_k // group, dim=1)
+    k_groups = -(-padded(k) // group)
+    result = torch.zeros(k_groups, n, dtype=torch.float64, device=values.device)
+    kept = min(k_groups, columns.shape[1])
+    result[:kept] = columns.t()[:kept]
+    return result
+
+
+def _row_exponent(scale: torch.Tensor, zero: torch.Tensor | None, limits: ElementLimits) -> torch.Tensor:
+    """Return int32 ``[N]``: the power of two that each row gives up."""
+    import torch
+
+    offset = torch.zeros_like(scale) if zero is None else zero
+    reach = torch.maximum((limits.maximum - offset).abs(), (limits.minimum - offset).abs())
+    largest = (reach * scale.abs()).amax(dim=0)
+    _, exponent = torch.frexp(largest)
+    # What float16 rounds up to the next power of two counts as that.
+    _, scale_exponent = torch.frexp(scale.abs().amax(dim=0) * (1 + 2.0**-11))
+    exponent = torch.maximum(exponent - OPERAND_EXPONENT, scale_exponent - SCALE_EXPONENT)
+    # An all-zero row keeps factor 1; float32 holds 2**-126 .. 2**127 as normal numbers.
+    return torch.where(largest > 0, exponent, torch.zeros_like(exponent)).clamp(-126, 127)
+
+
+def _exponent_words(scale: torch.Tensor, form: Exponents, groups: int) -> torch.Tensor:
+    """Return the words of scales ``[k_groups, N]``, of which the first ``groups`` lie within K."""
+    import torch
+
+    fraction, exponent = torch.frexp(scale)
+    if bool((fraction[:groups] != 0.5).any()):
+        raise ConversionError(
+            "a scale is no power of two, but the operator was made for a type whose scales all are;"
+            " name the type with the scales' own type"
+        )
+    wanted = torch.where(scale == 0, form.lowest, exponent - 1 + form.raised + form.bias)
+    if bool((wanted > form.highest).any()):
+        raise ConversionError(
+            "a scale above 2**118 leaves no float32 factor for its row; scale the weight down"
+        )
+    byte = wanted.clamp(form.lowest, form.highest).to(torch.uint8)
+    rows, n = -(-len(byte) // EXPONENTS), byte.shape[1]
+    whole = torch.full((rows * EXPONENTS, padded(n)), form.lowest, dtype=torch.uint8, device=byte.device)
+    whole[: len(byte), :n] = byte
+    four = whole.reshape(rows, EXPONENTS, -1).transpose(1, 2).contiguous()
+    return four.view(torch.int32).squeeze(-1).view(torch.uint32)
+
+
+def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:
+    """Return zero points ``[k_groups, N]`` (integer) or ``[k_groups, 2, N]`` (real) in kernel types."""
+    import torch
+
+    if LANES[core] == 8:
+        if kind == "float" or int(zero.min()) < -128 or int(zero.max()) > 127:
+            reason = "real numbers" if kind == "float" else "beyond int8"
+            raise ConversionError(
+                f"zero points that are {reason} cannot be subtracted on the 8-bit core {core!r};"
+                " use float16 or bfloat16 activations"
+            )
+        return zero.to(torch.int8)
+    dtype = getattr(torch, core)
+    if kind == "integer":
+        return zero.to(dtype)
+    whole = zero.round().to(dtype)
+    return torch.stack((whole, (zero - whole.to(torch.float64)).to(dtype)), dim=1)
+
+
+def _pad_rows(array: torch.Tensor, n: int) -> torch.Tensor:
+    """Zero-extend the last axis from N to the padded N."""
+    import torch
+
+    return torch.nn.functional.pad(array, (0, padded(n) - n)).contiguous()
