@@ -443,10 +443,11 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if schedule.placement == "accumulator" else 0
-    shared = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
-    if shared > TOKEN_BYTES:
-        yield f"buffers of A and tables of {shared} bytes, limit {TOKEN_BYTES}"
+    shared = schedule.placement == "accumulator" and schedule.cluster > 1
+    sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if shared else 0
+    taken = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)
+    if taken > TOKEN_BYTES:
+        yield f"buffers of A and tables of {taken} bytes, limit {TOKEN_BYTES}"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

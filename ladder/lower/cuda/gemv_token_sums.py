@@ -1,4 +1,4 @@
-"""Sums of x over the tiles of K, once per block, where raw operands leave their offset to accumulators.
+"""Sums of x over the tiles of K, once per block of a cluster, where raw operands leave their offset.
 
 Every row of weights needs the same sums, so the warps of a block share them: as soon as a buffer
 of x has arrived, each warp multiplies some of its tiles by ones and leaves the sums in shared
