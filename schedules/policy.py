@@ -23,6 +23,7 @@ from schedules.hint import Hint, device_hint
 from schedules.layouts import packed_group, padded
 from schedules.legal import (
     RULES,
+    SLICED,
     SWIZZLE_ROW,
     Rule,
     block_rows,
@@ -64,7 +65,7 @@ Experts give many blocks even for one token, so K is split less than the cost mo
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
 
-DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
+DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "digits": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
 
@@ -137,7 +138,8 @@ def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[
     """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
     core = device.core_for(gemm.activation, schedule.pipeline)
     # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
-    issuers = schedule.warps // {"wgmma": 4, "gemv": schedule.split_k}.get(schedule.pipeline, 1)
+    slices = schedule.split_k if schedule.pipeline in SLICED else 1
+    issuers = schedule.warps // {"wgmma": 4}.get(schedule.pipeline, slices)
     rows = block_rows(schedule)
     along_n = min(issuers, rows // core.m)
     along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
@@ -223,7 +225,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
             break
     if found:
         yield found
-    elif schedule.pipeline != "gemv" and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+    elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 

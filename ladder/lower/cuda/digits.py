@@ -1,0 +1,565 @@
+"""The pipeline for very few tokens and narrow integer codes: integer products of codes in place.
+
+``word & 0x03030303`` *is* four unsigned operands of ``mma.m16n8k32.u8.s8``, each counting a power
+of two for the place of its codes: one logic instruction for four weights, no shift, no conversion.
+x is split once per block into signed digits (`ladder.lower.cuda.digit_tokens`) that stay in shared
+memory, a digit per column of the instruction; integer sums are exact. A warp owns 16 to 64 rows
+and one slice of K, whose words it streams through registers; slices are added in shared memory.
+
+Nothing depends on the size of M, N or K: x passes in *chunks* of K as large as shared memory holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
+from ladder.lower.cuda.arguments import declare_arguments
+from ladder.lower.cuda.decode import packed_order
+from ladder.lower.cuda.decode_int import Affine, affine_forms
+from ladder.lower.cuda.digit_tokens import DIGIT_BITS, DIGITS, MAGIC, MAGIC_VALUE, Splitter, quads
+from ladder.lower.cuda.epilogue import finish
+from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES, STRIP
+from ladder.lower.cuda.groups import Groups, array_dtype
+from ladder.lower.cuda.launch import Overlap
+from schedules.layouts import TILE
+from schedules.legal import DIGIT_CHUNK_TILES, RESIDENT_THREADS, digit_columns, digit_tile_bytes
+from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
+from tile_types import get_type
+
+Expr = Any
+
+PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
+COLUMNS = 8
+"""Columns of one product."""
+
+
+def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
+    """Emit one kernel, generic in M, N and K.
+
+    Parameters
+    ----------
+    gemm
+        The problem; only its ``shape_free()`` part matters.
+    device
+        An NVIDIA device from compute capability 8.0 on.
+    schedule
+        A ``"digits"`` schedule: ``tile_m`` tokens, ``warps`` in ``split_k`` slices of ``warp_rows`` rows.
+    name
+        Symbol of the kernel's host entry.
+
+    Returns
+    -------
+    A TIRx PrimFunc.
+
+    Raises
+    ------
+    ScheduleError
+        If the weight's codes are no such integers, or the schedule does not fit.
+    """
+    with b.function(name) as result:
+        Digits(gemm, device, schedule).emit()
+    return result.func
+
+
+def integer_form(weight: str) -> Affine:
+    """Return the affine form of a type with the smallest offset that is a whole number of steps."""
+    forms = [form for form in affine_forms(get_type(weight)) if (form.offset / form.factor).is_integer()]
+    check(bool(forms), f"the codes of {weight} are not evenly spaced multiples of a step")
+    return min(forms, key=lambda form: abs(form.offset))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes that follow from a problem, a device and a schedule."""
+
+    groups: Groups
+    device: TileDevice
+    schedule: GpuSchedule
+
+    @property
+    def lane(self) -> int:
+        """Bits of an element of x."""
+        return self.groups.lane
+
+    @property
+    def digits(self) -> int:
+        """Columns of a token."""
+        return DIGITS if self.lane == 16 else 1
+
+    @property
+    def flushes(self) -> bool:
+        """Whether sums become float32 every period; otherwise they stay integers."""
+        return self.lane == 16 or self.groups.gemm.scale
+
+    @property
+    def period(self) -> int:
+        """Tiles after which sums become float32, and that share a unit of x."""
+        return gcd(self.groups.tiles, 2) if self.flushes else 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.schedule.warps * 32
+
+    @property
+    def row_warps(self) -> int:
+        """Warps along the rows."""
+        return self.schedule.warps // self.schedule.split_k
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return self.schedule.warp_rows * self.row_warps
+
+    @property
+    def row_blocks(self) -> int:
+        """Fragments of a warp along the rows."""
+        return self.schedule.warp_rows // STRIP
+
+    @property
+    def token_blocks(self) -> int:
+        """Fragments along the columns."""
+        return -(-digit_columns(self.groups.gemm, self.schedule) // COLUMNS)
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a fragment of x that differ: the others repeat them, their sums are not used."""
+        return 4 * min(COLUMNS, digit_columns(self.groups.gemm, self.schedule))
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile of x."""
+        return TILE * digit_columns(self.groups.gemm, self.schedule)
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks per multiprocessor that shared memory is meant for."""
+        return max(1, RESIDENT_THREADS // self.threads)
+
+    @property
+    def chunk_tiles(self) -> int:
+        """Tiles of K that one chunk of x holds."""
+        room = self.device.shared_per_unit // self.resident_blocks - 1024 - 4096
+        room = min(room, self.device.shared_per_block - 4096)
+        return int(min(room // digit_tile_bytes(self.groups.gemm, self.schedule), DIGIT_CHUNK_TILES) // 4 * 4)
+
+    @property
+    def classes(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """Sums of a fragment: (exponent, pairs of quads), where x cannot make up for exponents."""
+        found = quads(self.groups.bits, self.lane)
+        if self.lane == 16:
+            return ((0, ((0, 1), (2, 3))),)
+        result = []
+        for exponent in sorted({quad.exponent for quad in found}):
+            own = [t for t, quad in enumerate(found) if quad.exponent == exponent]
+            result.append((exponent, tuple((own[i], own[i + 1]) for i in range(0, len(own), 2))))
+        return tuple(result)
+
+
+class Digits:
+    """One kernel being emitted."""
+
+    def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
+        self.gemm, self.schedule = gemm, schedule
+        self.groups = Groups(gemm, "accumulator")
+        self.shape = Shape(self.groups, device, schedule)
+        self.form = integer_form(gemm.weight)
+        element = get_type(gemm.weight).element_type
+        check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")
+        check(
+            schedule.stages % self.shape.period == 0,
+            f"{schedule.stages} stages are no whole periods of {self.shape.period} tiles",
+        )
+        shape = self.shape
+        self.splitter = Splitter(
+            gemm.activation, self.groups.bits, self.form, shape.lane, shape.period, shape.flushes
+        )
+        self.quads = quads(self.groups.bits, shape.lane)
+        self.tile_words = 128 * self.groups.bits
+        self.args = declare_arguments(gemm)
+        self.overlap = Overlap(device)
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        self.overlap.declare("blockIdx.x", "blockIdx.y", "threadIdx.x")
+        self._locate()
+        self.overlap.release()
+        self._allocate()
+        self._prefetch()
+        self.overlap.wait()
+        with b.when(self.thread < self.shape.rows):
+            b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
+        size = self.shape.chunk_tiles
+        with b.loop(b.keep((self.args.k_tiles + size - 1) // size), rolled=True) as chunk:
+            self._chunk(b.keep(chunk * size))
+        self._finish()
+
+    # ---- set-up ---------------------------------------------------------------------
+    def _locate(self) -> None:
+        """Find out which rows, tokens and slice of K this thread works on."""
+        shape, args, plan = self.shape, self.args, self.schedule
+        tile_strips = TILE // plan.warp_rows
+        strips = args.n_tiles * tile_strips
+        b.device(shape.resident_blocks)
+        block, token_block = b.block_index(
+            [(strips + shape.row_warps - 1) // shape.row_warps, (args.m + plan.tile_m - 1) // plan.tile_m]
+        )
+        self.thread = b.thread_index(shape.threads)
+        self.warp = b.bind(self.thread // 32)
+        self.lane = b.bind(self.thread % 32)
+        self.slice = b.bind(self.warp // shape.row_warps)
+        self.row_warp = b.bind(self.warp % shape.row_warps)
+        self.first_strip = b.bind(block * shape.row_warps)
+        # Warps beyond the last strip repeat it; nothing of theirs is stored.
+        strip = b.keep(T.min(self.first_strip + self.row_warp, strips - 1))
+        self.first_row = b.bind(block * shape.rows)
+        self.first_token = b.bind(token_block * plan.tile_m)
+        self.token_count = b.keep(T.min(args.m - self.first_token, plan.tile_m))
+        self.column = b.keep(strip * plan.warp_rows + self.lane // 4)
+        owner = strip % tile_strips * (32 * shape.row_blocks) + self.lane
+        self.strip_tile = b.keep(strip // tile_strips * args.k_tiles)
+        self.owner = b.keep(owner * min(self.groups.bits, 4))
+        self.words_at = b.Variable("int64", T.int64(0))
+
+    def _allocate(self) -> None:
+        """Allocate shared buffers and registers; the reduction reuses x's memory."""
+        shape, plan = self.shape, self.schedule
+        self.kind = "float32" if shape.flushes else "int32"
+        periods = shape.chunk_tiles // shape.period
+        pool = b.shared_pool()
+        self.parts = pool.alloc((32, plan.tile_m), "int32", align=128)
+        self.digits = pool.alloc((shape.chunk_tiles * shape.tile_bytes // 4,), "uint32", align=128)
+        self.starts = pool.alloc((periods * shape.token_blocks * 16,), "uint32", align=128)
+        self.units = pool.alloc((periods * plan.tile_m,), "uint32", align=128)
+        pool.move_base_to(-(-32 * plan.tile_m * 4 // 128) * 128)
+        self.pitch = shape.rows + 4
+        self.slices = pool.alloc((plan.split_k, plan.tile_m, self.pitch), self.kind, align=128)
+        pool.commit()
+        bits, fragments = self.groups.bits, shape.row_blocks * shape.token_blocks * 4
+        self.ring = [[b.local(bits, "uint32") for _ in range(shape.row_blocks)] for _ in range(plan.stages)]
+        scales = array_dtype(self.args.scales)
+        rings = range(plan.stages // shape.period if scales else 0)
+        self.scale_ring = [[b.local(2, scales) for _ in range(shape.row_blocks)] for _ in rings]
+        self.sums = [b.local(fragments, "uint32") for _ in shape.classes]
+        self.totals = b.local(fragments, self.kind)
+        for i in range(fragments):
+            b.store(self.totals, T.float32(0) if shape.flushes else T.int32(0), i)
+        self.tokens = [b.local(4, "uint32") for _ in range(shape.token_blocks)]
+        self.initial = [b.local(4, "uint32") for _ in range(shape.token_blocks)]
+
+    def _prefetch(self) -> None:
+        """Bring the first words and scales into L2 while the kernel before still runs."""
+        if not self.overlap.possible:
+            return
+        args, whole = self.args, self.args.k_tiles * self.tile_words
+        words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
+        strips = TILE // self.schedule.warp_rows
+        tile = (self.first_strip + strips - 1) // strips + self.thread
+        mine = tile * strips < self.first_strip + self.shape.row_warps
+        with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
+            start = args.words.ptr_to([0, 0, tile * whole])
+            b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
+        if self.gemm.scale:
+            with b.when(self.thread < args.groups):
+                b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
+
+    # ---- a chunk of K ---------------------------------------------------------------
+    def _chunk(self, first: Expr) -> None:
+        """Multiply the tiles of K from ``first`` on that one chunk of x holds."""
+        shape, plan = self.shape, self.schedule
+        period = shape.period
+        tiles = b.keep(T.min(shape.chunk_tiles, self.args.k_tiles - first))
+        periods = b.keep((tiles + period - 1) // period)
+        share = b.bind((periods + plan.split_k - 1) // plan.split_k)
+        begin = b.keep(T.min(self.slice * share, periods))
+        self.stop = b.keep(T.min(begin + share, periods))
+        self.end = b.keep(T.min(first + self.stop * period, self.args.k_tiles))
+        self.tile = b.Variable("int32", first + begin * period)
+        self.period_at = b.Variable("int32", begin)
+        start = T.Cast("int64", self.strip_tile + self.tile.value) * T.int64(self.tile_words)
+        self.words_at.set(start + T.Cast("int64", self.owner))
+        self._start_sums()
+        for slot in range(plan.stages):
+            self._load(slot, slot, guarded=True)
+        self._convert(first, tiles, periods)
+        b.block_sync()
+        self._aim()
+        count = self.end - self.tile.value
+        turns = b.keep((count + plan.stages - 1) // plan.stages)
+        whole = b.keep(T.max(count // plan.stages - 1, 0))
+        with b.loop(whole, rolled=True):
+            self._turn(guarded=False)
+        with b.loop(turns, whole, rolled=True):
+            self._turn(guarded=True)
+        self._keep_integers()
+        b.block_sync()
+
+    def _start_sums(self) -> None:
+        if not self.shape.flushes:
+            for sums in self.sums:
+                for i in range(self._fragments * 4):
+                    b.store(sums, T.uint32(0), i)
+
+    def _keep_integers(self) -> None:
+        """Move integer sums of a chunk to the totals; what places of codes add to them divides them."""
+        if self.shape.flushes:
+            return
+        for i in range(self._fragments * 4):
+            down = self.groups.bits * (i % 4 // 2)
+            total = self.totals[i]
+            for (exponent, _), sums in zip(self.shape.classes, self.sums, strict=True):
+                total = total + (T.Cast("int32", sums[i]) >> T.int32(exponent + down))
+            b.store(self.totals, total, i)
+
+    @property
+    def _fragments(self) -> int:
+        return self.shape.row_blocks * self.shape.token_blocks
+
+    def _aim(self) -> None:
+        """Point at the slice's first digits and starts."""
+        shape = self.shape
+        lane = self.lane % shape.lanes
+        word = self.period_at.value * (shape.period * shape.tile_bytes // 4) + lane * 4
+        pointer = T.cuda.cvta_generic_to_shared(self.digits.ptr_to([word]))
+        self.digits_at = b.Variable("uint32", pointer)
+        if shape.flushes:
+            word = self.period_at.value * (shape.token_blocks * 16) + self.lane % 4 * 4
+            pointer = T.cuda.cvta_generic_to_shared(self.starts.ptr_to([word]))
+            self.starts_at = b.Variable("uint32", pointer)
+
+    # ---- x --------------------------------------------------------------------------
+    def _convert(self, first: Expr, tiles: Expr, periods: Expr) -> None:
+        """Write the digits of a chunk of x; whole periods, zero beyond K."""
+        shape = self.shape
+        items = b.keep(periods * (4 * shape.period))
+        turns = b.keep((items + shape.threads - 1) // shape.threads)
+        words = b.local(self.splitter.words, "uint32")
+        with b.loop(self.token_count, rolled=True) as token:
+            total = b.Variable("int32", 0)
+            with b.loop(turns, rolled=True) as turn:
+                item = b.bind(turn * shape.threads + self.thread)
+                active = b.bind(item < items)
+                tile, column = b.bind(item // 4), b.bind(item % 4)
+                self._read_tokens(words, first + tile, token, column, active)
+                call = self._convert_item(words, active, tile, column, token)
+                if shape.lane == 16:
+                    b.emit(call)
+                else:
+                    total.set(total.value + call)
+            if not shape.flushes and self.splitter.offset:
+                self._add_part(total, token, first)
+
+    def _read_tokens(self, words: Any, tile: Expr, token: Expr, column: Expr, active: Expr) -> None:
+        """Emit the loads of a thread's sixteen elements of a tile, zero where x ends."""
+        count = self.splitter.words
+        chunk = TILE // count
+        for i in range(count):
+            at = b.bind(tile * TILE + i * chunk + column * (32 // self.shape.lane))
+            b.store(words, T.uint32(0), i)
+            with b.when(T.And(active, at < self.args.k_x)):
+                b.ptx("ld.global.u32", words[i], self.args.x.ptr_to([self.first_token + token, at]))
+
+    def _convert_item(self, words: Any, active: Expr, tile: Expr, column: Expr, token: Expr) -> Expr:
+        shape = self.shape
+        inner, period = b.bind(tile % shape.period), b.bind(tile // shape.period)
+        inside = T.if_then_else(active, tile, 0)
+        digit = inside * (shape.tile_bytes // 4) + token * (16 * shape.digits) + column * 4
+        first = token * shape.digits  # of the token's columns, two share a start
+        at = T.if_then_else(active, period, 0) * (shape.token_blocks * 16) + first // 2 * 4 + first % 2
+        targets = [self.digits.ptr_to([digit])]
+        if shape.lane == 16:
+            unit = T.if_then_else(active, period, 0) * self.schedule.tile_m + token
+            targets += [self.starts.ptr_to([at + column % 2 * 4]), self.units.ptr_to([unit])]
+        else:
+            targets += [self.starts.ptr_to([at])]
+        return self.splitter.emit(words, active, column, inner, *targets)
+
+    def _add_part(self, total: b.Variable, token: Expr, first: Expr) -> None:
+        """Add a warp's sum of x to its part."""
+        for distance in (16, 8, 4, 2, 1):
+            other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), total.value, distance, 32, 32)
+            total.set(total.value + other)
+        with b.when(self.lane == 0):
+            before = b.Variable("int32", 0)
+            with b.when(first > 0):
+                before.set(self.parts[self.warp, token])
+            b.store(self.parts, before.value + total.value, self.warp, token)
+
+    # ---- weights --------------------------------------------------------------------
+    def _load(self, slot: int, distance: int, *, guarded: bool) -> None:
+        """Emit the loads of the tile ``distance`` after the current one, and of its period's scales."""
+        shape = self.shape
+        bits = self.groups.bits
+        with b.when(self.tile.value + distance < self.end if guarded else True):
+            for block, words in enumerate(self.ring[slot]):
+                at = self.words_at.value + T.int64(distance * self.tile_words + block * 32 * bits)
+                b.ptx(LOADS[bits], *(words[i] for i in range(bits)), self.args.words.ptr_to([0, 0, at]))
+        before = shape.period - 1
+        if self.gemm.scale and slot % shape.period == before:
+            first = self.tile.value + (distance - before)
+            with b.when(first < self.end if guarded else True):
+                row = b.bind(self.groups.row(first, 0))
+                for block, scales in enumerate(self.scale_ring[slot // shape.period]):
+                    for half in range(2):
+                        column = self.column + (block * STRIP + 8 * half)
+                        b.store(scales, self.args.scales[row, column], half)
+
+    # ---- products -------------------------------------------------------------------
+    def _turn(self, *, guarded: bool) -> None:
+        """Multiply ``stages`` tiles and refill their slots; guards keep both within the slice."""
+        shape, plan = self.shape, self.schedule
+        for first in range(0, plan.stages, shape.period):
+            index = first // shape.period
+            with b.when(self.period_at.value + index < self.stop if guarded else True):
+                if shape.flushes:
+                    self._read_starts(index)
+                for slot in range(first, first + shape.period):
+                    self._multiply(slot, fresh=shape.flushes and slot == first)
+                if shape.flushes:
+                    self._flush(index)
+                for slot in range(first, first + shape.period):
+                    self._load(slot, slot + plan.stages, guarded=guarded)
+        self.words_at.set(self.words_at.value + T.int64(plan.stages * self.tile_words))
+        self.tile.set(self.tile.value + plan.stages)
+        self.period_at.set(self.period_at.value + plan.stages // shape.period)
+        self.digits_at.set(self.digits_at.value + T.uint32(plan.stages * shape.tile_bytes))
+        if shape.flushes:
+            step = plan.stages // shape.period * shape.token_blocks * 64
+            self.starts_at.set(self.starts_at.value + T.uint32(step))
+
+    def _read_starts(self, index: int) -> None:
+        for block, registers in enumerate(self.initial):
+            at = self.starts_at.value + T.uint32((index * self.shape.token_blocks + block) * 64)
+            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+
+    def _multiply(self, slot: int, *, fresh: bool) -> None:
+        """Emit the products of a tile; ``fresh`` ones start from what the period says."""
+        shape = self.shape
+        for block, registers in enumerate(self.tokens):
+            at = self.digits_at.value + T.uint32(slot * shape.tile_bytes + block * 64 * COLUMNS)
+            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+        for row_block, words in enumerate(self.ring[slot]):
+            codes = [self._codes(words, half, t) for t in range(4) for half in range(2)]
+            for token_block, registers in enumerate(self.tokens):
+                for place, (_, steps) in enumerate(shape.classes):
+                    for step, (first, second) in enumerate(steps):
+                        a = (*codes[2 * first : 2 * first + 2], *codes[2 * second : 2 * second + 2])
+                        x = (registers[first], registers[second])
+                        begin = fresh and step == 0
+                        self._product(place, row_block, token_block, a, x, begin)
+
+    def _codes(self, words: Any, half: int, t: int) -> Expr:
+        """Return four codes of row g or g+8 in place."""
+        quad, bits = self.quads[t], self.groups.bits
+        position = quad.position + bits * half
+        mask, flip = ((1 << bits) - 1) << position, self.form.flip << position
+        codes = words[quad.word] & T.uint32(0x01010101 * mask)
+        return b.bind(codes ^ T.uint32(0x01010101 * flip) if flip else codes)
+
+    def _product(
+        self, place: int, row_block: int, token_block: int, a: Any, x: Any, begin: bool
+    ) -> None:
+        first = (row_block * self.shape.token_blocks + token_block) * 4
+        sums = [self.sums[place][first + i] for i in range(4)]
+        before = sums
+        if begin:
+            fixed = [T.uint32(MAGIC)] * 4
+            before = [self.initial[token_block][i] for i in range(4)] if place == 0 else fixed
+        b.ptx(PRODUCT, *sums, *a, *x, *before)
+
+    def _flush(self, index: int) -> None:
+        """Add a period's sums, times their scales and the unit of x, to the totals."""
+        shape = self.shape
+        for token_block in range(shape.token_blocks):
+            unit = self._unit(index, token_block) if shape.lane == 16 else None
+            for row_block in range(shape.row_blocks):
+                for half in range(2):
+                    factor = self._factor(index, row_block, half, unit)
+                    for i in (2 * half, 2 * half + 1):
+                        at = (row_block * shape.token_blocks + token_block) * 4 + i
+                        b.store(self.totals, self.totals[at] + self._as_float(at) * factor, at)
+
+    def _unit(self, index: int, token_block: int) -> Expr:
+        token = (token_block * COLUMNS + self.lane % 4 * 2) // self.shape.digits % self.schedule.tile_m
+        at = (self.period_at.value + index) * self.schedule.tile_m + token
+        return b.bind(T.reinterpret(self.units[at], dtype="float32"))
+
+    def _factor(self, index: int, row_block: int, half: int, unit: Expr | None) -> Expr:
+        """Return the scale of a row times the unit of x."""
+        if not self.gemm.scale:
+            return unit
+        scale = T.Cast("float32", self.scale_ring[index][row_block][half])
+        return b.bind(scale if unit is None else scale * unit)
+
+    def _as_float(self, at: int) -> Expr:
+        """Return a fragment's finished sum as float32."""
+        value: Expr = None
+        for (exponent, _), sums in zip(self.shape.classes, self.sums, strict=True):
+            own = T.reinterpret(sums[at], dtype="float32") - T.float32(MAGIC_VALUE)
+            own = own if exponent == 0 else own * T.float32(2.0**-exponent)
+            value = own if value is None else value + own
+        return value
+
+    # ---- reduction and output -------------------------------------------------------
+    def _finish(self) -> None:
+        """Join the digits, add the slices and store the block's outputs."""
+        shape = self.shape
+        for row_block in range(shape.row_blocks):
+            for token_block in range(shape.token_blocks):
+                at = (row_block * shape.token_blocks + token_block) * 4
+                for half in range(2):
+                    row = self.row_warp * self.schedule.warp_rows + row_block * STRIP + self.lane // 4
+                    put = self._put_digits if shape.lane == 16 else self._put_tokens
+                    put(at + 2 * half, token_block, row + 8 * half, half)
+        b.block_sync()
+        outputs = b.bind(self.token_count * shape.rows)
+        with b.loop(b.bind((outputs + shape.threads - 1) // shape.threads), rolled=True) as turn:
+            output = b.bind(turn * shape.threads + self.thread)
+            token, row = b.bind(output // shape.rows), b.bind(output % shape.rows)
+            with b.when(T.And(output < outputs, self.first_row + row < self.args.n)):
+                self._store(token, row)
+
+    def _put_digits(self, at: int, token_block: int, row: Expr, half: int) -> None:
+        """Join the digits of a token, two each of neighbouring lanes."""
+        low = self.totals[at] + self.totals[at + 1] * T.float32(2.0**DIGIT_BITS)
+        upper = T.float32(2.0 ** (2 * DIGIT_BITS))
+        low = b.Variable("float32", low * T.if_then_else(self.lane % 2 == 0, T.float32(1), upper)).value
+        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), low, 1, 32, 32)
+        gain = T.float32(self.form.factor * 2.0 ** (-self.groups.bits * half))
+        value = b.bind((low + other) * gain)
+        token = token_block * 2 + self.lane % 4 // 2
+        with b.when(T.And(self.lane % 2 == 0, token < self.schedule.tile_m)):
+            b.store(self.slices, value, self.slice, token, row)
+
+    def _put_tokens(self, at: int, token_block: int, row: Expr, half: int) -> None:
+        del token_block
+        for i in range(2):
+            token = self.lane % 4 * 2 + i
+            value = self.totals[at + i]
+            if self.shape.flushes:
+                value = value * T.float32(self.form.factor * 2.0 ** (-self.groups.bits * half))
+            with b.when(token < self.schedule.tile_m):
+                b.store(self.slices, value, self.slice, token, row)
+
+    def _store(self, token: Expr, row: Expr) -> None:
+        """Store one output."""
+        total = self.slices[0, token, row]
+        for index in range(1, self.schedule.split_k):
+            total = total + self.slices[index, token, row]
+        if not self.shape.flushes and self.splitter.offset:
+            parts: Expr = self.parts[0, token]
+            for warp in range(1, self.schedule.warps):
+                parts = parts + self.parts[warp, token]
+            total = total + parts * self.splitter.offset
+        value = T.Cast("float32", total)
+        if not self.shape.flushes and self.form.factor != 1.0:
+            value = value * T.float32(self.form.factor)
+        m, n = self.first_token + token, self.first_row + row
+        b.store(self.args.y, finish(self.gemm, b.bind(value), m, n, self.args), m, n)
