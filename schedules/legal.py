@@ -312,7 +312,7 @@ def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     classes = 1 if lane_of(gemm.activation) == 16 or weight_bits(gemm) == 4 else 2
     fetched = schedule.stages * (weight_bits(gemm) + gemm.scale)
     sums = 4 * fragments * (1 + classes)
-    return 30 + 8 * fragments + schedule.warp_rows // 16 * (sums + fetched)
+    return (28 if lane_of(gemm.activation) == 16 else 22) + 8 * fragments + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -11,7 +11,7 @@ Nothing depends on the size of M, N or K: x passes in *chunks* of K as large as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -73,6 +73,18 @@ def integer_form(weight: str) -> Affine:
     forms = [form for form in affine_forms(get_type(weight)) if (form.offset / form.factor).is_integer()]
     check(bool(forms), f"the codes of {weight} are not evenly spaced multiples of a step")
     return min(forms, key=lambda form: abs(form.offset))
+
+
+@dataclass(frozen=True)
+class BlockRows:
+    """A block's part of an array of rows in shared memory, indexed like the whole array."""
+
+    part: Any
+    first: Expr
+
+    def __getitem__(self, row: Expr) -> Expr:
+        """Return the element of a row."""
+        return self.part[row - self.first]
 
 
 @dataclass(frozen=True)
@@ -146,8 +158,8 @@ class Shape:
     @property
     def chunk_tiles(self) -> int:
         """Tiles of K that one chunk of x holds."""
-        room = self.device.shared_per_unit // self.resident_blocks - 1024 - 4096
-        room = min(room, self.device.shared_per_block - 4096)
+        room = min(self.device.shared_per_unit // self.resident_blocks - 1024, self.device.shared_per_block)
+        room -= 4 * (32 * self.schedule.tile_m + self.rows) + 1024
         return int(min(room // digit_tile_bytes(self.groups.gemm, self.schedule), DIGIT_CHUNK_TILES) // 4 * 4)
 
     @property
@@ -194,8 +206,7 @@ class Digits:
         self._allocate()
         self._prefetch()
         self.overlap.wait()
-        with b.when(self.thread < self.shape.rows):
-            b.ptx("prefetch.global.L2", self.args.row_scale.ptr_to([self.first_row + self.thread]))
+        self._read_row_scales()
         size = self.shape.chunk_tiles
         with b.loop(b.keep((self.args.k_tiles + size - 1) // size), rolled=True) as chunk:
             self._chunk(b.keep(chunk * size))
@@ -235,10 +246,12 @@ class Digits:
         periods = shape.chunk_tiles // shape.period
         pool = b.shared_pool()
         self.parts = pool.alloc((32, plan.tile_m), "int32", align=128)
+        self.row_scales = pool.alloc((shape.rows,), "float32", align=128)
+        first = pool.offset
         self.digits = pool.alloc((shape.chunk_tiles * shape.tile_bytes // 4,), "uint32", align=128)
         self.starts = pool.alloc((periods * shape.token_blocks * 16,), "uint32", align=128)
         self.units = pool.alloc((periods * plan.tile_m,), "uint32", align=128)
-        pool.move_base_to(-(-32 * plan.tile_m * 4 // 128) * 128)
+        pool.move_base_to(first)
         self.pitch = shape.rows + 4
         self.slices = pool.alloc((plan.split_k, plan.tile_m, self.pitch), self.kind, align=128)
         pool.commit()
@@ -269,6 +282,16 @@ class Digits:
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
                 b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
+
+    def _read_row_scales(self) -> None:
+        """Copy the block's row scales to shared memory: nothing waits for them there at the end."""
+        last = self.args.n_tiles * TILE - 1
+        for start in range(0, self.shape.rows, self.shape.threads):
+            row = self.thread + start
+            with b.when(row < self.shape.rows):
+                value = b.local(1, "uint32")
+                b.ptx("ld.global.u32", value[0], self.args.row_scale.ptr_to([T.min(self.first_row + row, last)]))
+                b.store(self.row_scales, T.reinterpret(value[0], dtype="float32"), row)
 
     # ---- a chunk of K ---------------------------------------------------------------
     def _chunk(self, first: Expr) -> None:
@@ -340,34 +363,36 @@ class Digits:
         shape = self.shape
         items = b.keep(periods * (4 * shape.period))
         turns = b.keep((items + shape.threads - 1) // shape.threads)
-        words = b.local(self.splitter.words, "uint32")
+        words, fetched = (b.local(self.splitter.words, "uint32") for _ in range(2))
         with b.loop(self.token_count, rolled=True) as token:
             total = b.Variable("int32", 0)
+            self._read_tokens(words, first, token, self.thread, items)
             with b.loop(turns, rolled=True) as turn:
                 item = b.bind(turn * shape.threads + self.thread)
-                active = b.bind(item < items)
-                tile, column = b.bind(item // 4), b.bind(item % 4)
-                self._read_tokens(words, first + tile, token, column, active)
-                call = self._convert_item(words, active, tile, column, token)
+                self._read_tokens(fetched, first, token, item + shape.threads, items)
+                call = self._convert_item(words, b.bind(item < items), item, token)
                 if shape.lane == 16:
                     b.emit(call)
                 else:
                     total.set(total.value + call)
+                for i in range(self.splitter.words):
+                    b.store(words, fetched[i], i)
             if not shape.flushes and self.splitter.offset:
                 self._add_part(total, token, first)
 
-    def _read_tokens(self, words: Any, tile: Expr, token: Expr, column: Expr, active: Expr) -> None:
-        """Emit the loads of a thread's sixteen elements of a tile, zero where x ends."""
+    def _read_tokens(self, words: Any, first: Expr, token: Expr, item: Expr, items: Expr) -> None:
+        """Emit the loads of sixteen elements of a tile, zero where x ends; four items make a tile."""
         count = self.splitter.words
-        chunk = TILE // count
+        start = b.bind((first + item // 4) * TILE + item % 4 * (32 // self.shape.lane))
         for i in range(count):
-            at = b.bind(tile * TILE + i * chunk + column * (32 // self.shape.lane))
+            at = b.bind(start + i * (TILE // count))
             b.store(words, T.uint32(0), i)
-            with b.when(T.And(active, at < self.args.k_x)):
+            with b.when(T.And(item < items, at < self.args.k_x)):
                 b.ptx("ld.global.u32", words[i], self.args.x.ptr_to([self.first_token + token, at]))
 
-    def _convert_item(self, words: Any, active: Expr, tile: Expr, column: Expr, token: Expr) -> Expr:
+    def _convert_item(self, words: Any, active: Expr, item: Expr, token: Expr) -> Expr:
         shape = self.shape
+        tile, column = b.bind(item // 4), b.bind(item % 4)
         inner, period = b.bind(tile % shape.period), b.bind(tile // shape.period)
         inside = T.if_then_else(active, tile, 0)
         digit = inside * (shape.tile_bytes // 4) + token * (16 * shape.digits) + column * 4
@@ -562,4 +587,5 @@ class Digits:
         if not self.shape.flushes and self.form.factor != 1.0:
             value = value * T.float32(self.form.factor)
         m, n = self.first_token + token, self.first_row + row
-        b.store(self.args.y, finish(self.gemm, b.bind(value), m, n, self.args), m, n)
+        args = replace(self.args, row_scale=BlockRows(self.row_scales, self.first_row))
+        b.store(self.args.y, finish(self.gemm, b.bind(value), m, n, args), m, n)
