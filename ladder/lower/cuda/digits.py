@@ -206,7 +206,6 @@ class Digits:
         self._allocate()
         self._prefetch()
         self.overlap.wait()
-        self._read_row_scales()
         size = self.shape.chunk_tiles
         with b.loop(b.keep((self.args.k_tiles + size - 1) // size), rolled=True) as chunk:
             self._chunk(b.keep(chunk * size))
@@ -283,15 +282,20 @@ class Digits:
             with b.when(self.thread < args.groups):
                 b.ptx("prefetch.global.L2", args.scales.ptr_to([self.thread, self.first_row]))
 
-    def _read_row_scales(self) -> None:
-        """Copy the block's row scales to shared memory: nothing waits for them there at the end."""
-        last = self.args.n_tiles * TILE - 1
-        for start in range(0, self.shape.rows, self.shape.threads):
-            row = self.thread + start
+    def _read_row_scales(self) -> Any:
+        """Load this thread's share of the block's row scales, so that nothing waits for them at the end."""
+        count = -(-self.shape.rows // self.shape.threads)
+        values, last = b.local(count, "uint32"), self.args.n_tiles * TILE - 1
+        for i in range(count):
+            row = T.min(self.first_row + self.thread + i * self.shape.threads, last)
+            b.ptx("ld.global.u32", values[i], self.args.row_scale.ptr_to([row]))
+        return values
+
+    def _keep_row_scales(self, values: Any) -> None:
+        for i in range(-(-self.shape.rows // self.shape.threads)):
+            row = self.thread + i * self.shape.threads
             with b.when(row < self.shape.rows):
-                value = b.local(1, "uint32")
-                b.ptx("ld.global.u32", value[0], self.args.row_scale.ptr_to([T.min(self.first_row + row, last)]))
-                b.store(self.row_scales, T.reinterpret(value[0], dtype="float32"), row)
+                b.store(self.row_scales, T.reinterpret(values[i], dtype="float32"), row)
 
     # ---- a chunk of K ---------------------------------------------------------------
     def _chunk(self, first: Expr) -> None:
@@ -311,7 +315,9 @@ class Digits:
         self._start_sums()
         for slot in range(plan.stages):
             self._load(slot, slot, guarded=True)
+        row_scales = self._read_row_scales()
         self._convert(first, tiles, periods)
+        self._keep_row_scales(row_scales)
         b.block_sync()
         self._aim()
         count = self.end - self.tile.value
