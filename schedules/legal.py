@@ -42,7 +42,7 @@ TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
 SLICED = ("gemv", "digits")
-"""Pipelines whose blocks hold all slices of K of their rows: warps, which need no shared memory for weights."""
+"""Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
 
 DIGIT_CHUNK_TILES = 512
 """Tiles of K whose digits shared memory holds at most: sums of 8-bit products stay within int32."""
@@ -252,7 +252,7 @@ def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 @cache
 def evenly_spaced(weight: str) -> bool:
-    """Whether codes, or codes with the top bit flipped, are multiples of a step less a whole number of them."""
+    """Whether values are whole multiples of a step that ascend with the codes (or with their top bit flipped)."""
     element = get_type(weight).element_type
     if not element.exact or element.elem_bits > 8:
         return False
@@ -312,7 +312,11 @@ def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     classes = 1 if lane_of(gemm.activation) == 16 or weight_bits(gemm) == 4 else 2
     fetched = schedule.stages * (weight_bits(gemm) + gemm.scale)
     sums = 4 * fragments * (1 + classes)
-    return (28 if lane_of(gemm.activation) == 16 else 22) + 8 * fragments + schedule.warp_rows // 16 * (sums + fetched)
+    return (
+        (28 if lane_of(gemm.activation) == 16 else 22)
+        + 8 * fragments
+        + schedule.warp_rows // 16 * (sums + fetched)
+    )
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -65,7 +65,12 @@ Experts give many blocks even for one token, so K is split less than the cost mo
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
 
-DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "digits": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
+DEPTHS: Mapping[str, tuple[int, ...]] = {
+    "gemv": (2, 4, 8),
+    "digits": (2, 4, 8),
+    "mma": (2, 3, 4),
+    "wgmma": (4, 6, 8),
+}
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
 

@@ -257,8 +257,10 @@ class Digits:
         bits, fragments = self.groups.bits, shape.row_blocks * shape.token_blocks * 4
         self.ring = [[b.local(bits, "uint32") for _ in range(shape.row_blocks)] for _ in range(plan.stages)]
         scales = array_dtype(self.args.scales)
-        rings = range(plan.stages // shape.period if scales else 0)
-        self.scale_ring = [[b.local(2, scales) for _ in range(shape.row_blocks)] for _ in rings]
+        rings = range(plan.stages // shape.period)
+        self.scale_ring = (
+            [[b.local(2, scales) for _ in range(shape.row_blocks)] for _ in rings] if scales else []
+        )
         self.sums = [b.local(fragments, "uint32") for _ in shape.classes]
         self.totals = b.local(fragments, self.kind)
         for i in range(fragments):
@@ -494,9 +496,7 @@ class Digits:
         codes = words[quad.word] & T.uint32(0x01010101 * mask)
         return b.bind(codes ^ T.uint32(0x01010101 * flip) if flip else codes)
 
-    def _product(
-        self, place: int, row_block: int, token_block: int, a: Any, x: Any, begin: bool
-    ) -> None:
+    def _product(self, place: int, row_block: int, token_block: int, a: Any, x: Any, begin: bool) -> None:
         first = (row_block * self.shape.token_blocks + token_block) * 4
         sums = [self.sums[place][first + i] for i in range(4)]
         before = sums
