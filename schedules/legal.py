@@ -252,7 +252,7 @@ def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 @cache
 def evenly_spaced(weight: str) -> bool:
-    """Whether values are whole multiples of a step that ascend with the codes (or with their top bit flipped)."""
+    """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""
     element = get_type(weight).element_type
     if not element.exact or element.elem_bits > 8:
         return False

@@ -77,6 +77,9 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
 MOST_GEMV_TOKENS = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of tokens."""
 
+MOST_DIGIT_TOKENS = 8
+"""M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
+
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
 
@@ -132,10 +135,11 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
+    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)
     if full:
-        return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
+        return (*few, large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
-        return ("gemv",)
+        return few
     return ("gemv", large) if gemv and m <= 16 else (large,)
 
 

@@ -129,9 +129,9 @@ def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
     changes = dict(STEPS[step])
     rule, device = RULES[schedule.pipeline], get_device(TARGET)
     depths = sorted(rule.stages)[:2] if changes.pop("stages", None) == 0 else [schedule.stages]
-    # In gemv, slices of K are warps, which go with them.
+    # In gemv and digits, slices of K are warps, which go with them.
     slices = schedule.split_k // changes.get("split_k", schedule.split_k)
-    fewer = schedule.warps // (slices if schedule.pipeline == "gemv" else 1)
+    fewer = schedule.warps // (slices if schedule.pipeline in SLICED else 1)
     for stages, warps in product(depths, (fewer, *rule.warps)):
         with contextlib.suppress(ScheduleError):
             plain: GpuSchedule = replace(schedule, **changes, stages=stages, warps=warps)

@@ -80,7 +80,7 @@ def test_pipelines_need_their_device() -> None:
 @pytest.mark.parametrize(
     ("device", "m", "expected"),
     [
-        ("sm_90a", 8, ("gemv",)),
+        ("sm_90a", 8, ("gemv", "digits")),
         ("sm_90a", 9, ("gemv", "wgmma")),
         ("sm_90a", 17, ("wgmma",)),
         ("sm_80", 16, ("gemv", "mma")),

@@ -269,16 +269,22 @@ class Digits:
         self.initial = [b.local(4, "uint32") for _ in range(shape.token_blocks)]
 
     def _prefetch(self) -> None:
-        """Bring the first words and scales into L2 while the kernel before still runs."""
+        """Bring the first words of every slice, and scales, into L2 while the kernel before still runs.
+
+        The words of a packed row of tiles are fetched by the block that has its first strip.
+        """
         if not self.overlap.possible:
             return
-        args, whole = self.args, self.args.k_tiles * self.tile_words
-        words = T.min(whole, PREFETCH_BYTES // 4 // args.n_tiles // 4 * 4)
+        args, split = self.args, self.schedule.split_k
         strips = TILE // self.schedule.warp_rows
-        tile = (self.first_strip + strips - 1) // strips + self.thread
+        tile = b.bind((self.first_strip + strips - 1) // strips + self.thread // split)
         mine = tile * strips < self.first_strip + self.shape.row_warps
+        begin, stop = self._slice(self.thread % split, T.min(self.shape.chunk_tiles, args.k_tiles))
+        own = T.min(stop * self.shape.period, args.k_tiles) - begin * self.shape.period
+        words = T.min(own * self.tile_words, PREFETCH_BYTES // 4 // split // args.n_tiles // 4 * 4)
         with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
-            start = args.words.ptr_to([0, 0, tile * whole])
+            first = T.Cast("int64", tile * args.k_tiles + begin * self.shape.period)
+            start = args.words.ptr_to([0, 0, first * T.int64(self.tile_words)])
             b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
         if self.gemm.scale:
             with b.when(self.thread < args.groups):
@@ -306,9 +312,8 @@ class Digits:
         period = shape.period
         tiles = b.keep(T.min(shape.chunk_tiles, self.args.k_tiles - first))
         periods = b.keep((tiles + period - 1) // period)
-        share = b.bind((periods + plan.split_k - 1) // plan.split_k)
-        begin = b.keep(T.min(self.slice * share, periods))
-        self.stop = b.keep(T.min(begin + share, periods))
+        begin, stop = self._slice(self.slice, tiles)
+        begin, self.stop = b.keep(begin), b.keep(stop)
         self.end = b.keep(T.min(first + self.stop * period, self.args.k_tiles))
         self.tile = b.Variable("int32", first + begin * period)
         self.period_at = b.Variable("int32", begin)
@@ -331,6 +336,12 @@ class Digits:
             self._turn(guarded=True)
         self._keep_integers()
         b.block_sync()
+
+    def _slice(self, index: Expr, tiles: Expr) -> tuple[Expr, Expr]:
+        """Return the periods of a chunk of ``tiles`` where a slice begins and ends."""
+        periods = b.bind((tiles + self.shape.period - 1) // self.shape.period)
+        share = b.bind((periods + self.schedule.split_k - 1) // self.schedule.split_k)
+        return T.min(index * share, periods), T.min((index + 1) * share, periods)
 
     def _start_sums(self) -> None:
         if not self.shape.flushes:
