@@ -47,6 +47,9 @@ SLICED = ("gemv", "digits")
 DIGIT_CHUNK_TILES = 512
 """Tiles of K whose digits shared memory holds at most: sums of 8-bit products stay within int32."""
 
+MOST_DIGIT_COLUMNS = 32
+"""Columns of products, four for a token of 16 bits, that a warp of digits holds sums of."""
+
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
 
@@ -448,8 +451,8 @@ def _digits_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "it subtracts no zero points"
     if gemm.scale and packed_group(gemm.group_size, gemm.k) < 64:
         yield f"groups of {gemm.group_size} are shorter than a tile"
-    if digit_columns(gemm, schedule) > 16:
-        yield f"{schedule.tile_m} tokens need more than 16 columns"
+    if digit_columns(gemm, schedule) > MOST_DIGIT_COLUMNS:
+        yield f"{schedule.tile_m} tokens need more than {MOST_DIGIT_COLUMNS} columns"
 
 
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
