@@ -9,7 +9,13 @@ from ladder.lower.cuda.digit_tokens import DIGITS, quads
 from ladder.lower.cuda.gemv import STRIP
 from ladder.lower.cuda.groups import Groups
 from schedules.layouts import TILE
-from schedules.legal import DIGIT_CHUNK_TILES, RESIDENT_THREADS, digit_columns, digit_tile_bytes
+from schedules.legal import (
+    DIGIT_CHUNK_TILES,
+    RESIDENT_THREADS,
+    digit_columns,
+    digit_tile_bytes,
+    registers_per_thread,
+)
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -82,14 +88,16 @@ class Shape:
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that shared memory is meant for."""
-        return max(1, RESIDENT_THREADS // self.threads)
+        """Blocks per multiprocessor that registers and shared memory are meant for."""
+        registers = -(-registers_per_thread(self.groups.gemm, self.schedule) // 8) * 8
+        fitting = self.device.registers_per_unit // (self.threads * registers)
+        return max(1, min(fitting, RESIDENT_THREADS // self.threads))
 
     @property
     def chunk_tiles(self) -> int:
         """Tiles of K that one chunk of x holds."""
         room = min(self.device.shared_per_unit // self.resident_blocks - 1024, self.device.shared_per_block)
-        room -= 4 * (32 * self.schedule.tile_m + self.rows) + 1024
+        room -= 4 * (32 * self.schedule.tile_m + self.rows) + self.tile_bytes + 1024
         return int(min(room // digit_tile_bytes(self.groups.gemm, self.schedule), DIGIT_CHUNK_TILES) // 4 * 4)
 
     @property

@@ -8,9 +8,11 @@ so their x is divided by it before it is rounded: all of a tile's products then 
 Beside the digits each period leaves where its sums start: the bits of `MAGIC` less what the type's
 offset makes of the digits' sum, so that a finished sum *is* a float32, and what one step is worth.
 
+Adding ``0x808080`` and inverting the top bits of the three lower bytes makes the bytes signed.
+
 Error: an element is off by at most ``2**-(31-e)`` of the power of two above its period's largest,
-e being the largest exponent of the type (0 for four bits, 4 for two, 6 for one). Below 2**-87 that
-power of two no longer shrinks. An infinite or NaN element makes the period's unit NaN.
+e being the largest exponent of the type (0 for four bits, 4 for two, 6 for one), and by 2**-24 of
+itself. Below 2**-87 that power of two no longer shrinks. An infinite or NaN element makes the period's unit NaN.
 """
 
 from __future__ import annotations
@@ -116,17 +118,15 @@ static __device__ __forceinline__ void {name}(
 SPLIT_QUAD = """  {{
     const float scaled = factor * {scale}f;
     unsigned int y[4];
-    y[0] = (unsigned int)__float2int_rn({a} * scaled);
-    y[1] = (unsigned int)__float2int_rn({b} * scaled);
-    y[2] = (unsigned int)__float2int_rn({c} * scaled);
-    y[3] = (unsigned int)__float2int_rn({d} * scaled);
-#pragma unroll
-    for (int i = 0; i < 4; i++) y[i] = (y[i] + 0x00808080u) ^ 0x00808080u;
+    y[0] = (unsigned int)__float2int_rn(__fmaf_rn({a}, scaled, 8421504.0f));
+    y[1] = (unsigned int)__float2int_rn(__fmaf_rn({b}, scaled, 8421504.0f));
+    y[2] = (unsigned int)__float2int_rn(__fmaf_rn({c}, scaled, 8421504.0f));
+    y[3] = (unsigned int)__float2int_rn(__fmaf_rn({d}, scaled, 8421504.0f));
     const unsigned int low0 = __byte_perm(y[0], y[1], 0x5140), low1 = __byte_perm(y[2], y[3], 0x5140);
     const unsigned int high0 = __byte_perm(y[0], y[1], 0x7362), high1 = __byte_perm(y[2], y[3], 0x7362);
-    out[{t}][0] = __byte_perm(low0, low1, 0x5410);
-    out[{t}][1] = __byte_perm(low0, low1, 0x7632);
-    out[{t}][2] = __byte_perm(high0, high1, 0x5410);
+    out[{t}][0] = __byte_perm(low0, low1, 0x5410) ^ 0x80808080u;
+    out[{t}][1] = __byte_perm(low0, low1, 0x7632) ^ 0x80808080u;
+    out[{t}][2] = __byte_perm(high0, high1, 0x5410) ^ 0x80808080u;
     out[{t}][3] = __byte_perm(high0, high1, 0x7632);
     if ({offset} != 0) {{
 #pragma unroll

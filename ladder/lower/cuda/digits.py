@@ -27,6 +27,7 @@ from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES, STRIP
 from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.machine import repeat
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -159,6 +160,7 @@ class Digits:
         self.digits = pool.alloc((shape.chunk_tiles * shape.tile_bytes // 4,), "uint32", align=128)
         self.starts = pool.alloc((periods * shape.token_blocks * 16,), "uint32", align=128)
         self.units = pool.alloc((periods * plan.tile_m,), "uint32", align=128)
+        pool.alloc((shape.tile_bytes // 4,), "uint32", align=128)  # a tile is read ahead of its use
         pool.move_base_to(first)
         self.pitch = shape.rows + 4
         self.slices = pool.alloc((plan.split_k, plan.tile_m, self.pitch), self.kind, align=128)
@@ -174,7 +176,8 @@ class Digits:
         self.totals = b.local(fragments, self.kind)
         for i in range(fragments):
             b.store(self.totals, T.float32(0) if shape.flushes else T.int32(0), i)
-        self.tokens = [b.local(4, "uint32") for _ in range(shape.token_blocks)]
+        # Fragments of x of this tile and of the next.
+        self.tokens = [[b.local(4, "uint32") for _ in range(shape.token_blocks)] for _ in range(2)]
         self.initial = [b.local(4, "uint32") for _ in range(shape.token_blocks)]
 
     def _prefetch(self) -> None:
@@ -284,6 +287,8 @@ class Digits:
             word = self.period_at.value * (shape.token_blocks * 16) + self.lane % 4 * 4
             pointer = T.cuda.cvta_generic_to_shared(self.starts.ptr_to([word]))
             self.starts_at = b.Variable("uint32", pointer)
+            self._read_starts(0)
+        self._read_digits(0)
 
     # ---- x --------------------------------------------------------------------------
     def _convert(self, first: Expr, tiles: Expr, periods: Expr) -> None:
@@ -371,10 +376,10 @@ class Digits:
         for first in range(0, plan.stages, shape.period):
             index = first // shape.period
             with b.when(self.period_at.value + index < self.stop if guarded else True):
-                if shape.flushes:
-                    self._read_starts(index)
                 for slot in range(first, first + shape.period):
                     self._multiply(slot, fresh=shape.flushes and slot == first)
+                    if shape.flushes and slot == first:
+                        self._read_starts(index + 1)
                 if shape.flushes:
                     self._flush(index)
                 for slot in range(first, first + shape.period):
@@ -392,15 +397,19 @@ class Digits:
             at = self.starts_at.value + T.uint32((index * self.shape.token_blocks + block) * 64)
             b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
 
+    def _read_digits(self, slot: int) -> None:
+        """Emit the loads of a tile's fragments of x."""
+        for block, registers in enumerate(self.tokens[slot % 2]):
+            at = self.digits_at.value + T.uint32(slot * self.shape.tile_bytes + block * 64 * COLUMNS)
+            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+
     def _multiply(self, slot: int, *, fresh: bool) -> None:
         """Emit the products of a tile; ``fresh`` ones start from what the period says."""
         shape = self.shape
-        for block, registers in enumerate(self.tokens):
-            at = self.digits_at.value + T.uint32(slot * shape.tile_bytes + block * 64 * COLUMNS)
-            b.ptx("ld.shared.v4.u32", *(registers[i] for i in range(4)), at)
+        self._read_digits(slot + 1)
         for row_block, words in enumerate(self.ring[slot]):
             codes = [self._codes(words, half, t) for t in range(4) for half in range(2)]
-            for token_block, registers in enumerate(self.tokens):
+            for token_block, registers in enumerate(self.tokens[slot % 2]):
                 for place, (_, steps) in enumerate(shape.classes):
                     for step, (first, second) in enumerate(steps):
                         a = (*codes[2 * first : 2 * first + 2], *codes[2 * second : 2 * second + 2])
@@ -412,9 +421,10 @@ class Digits:
         """Return four codes of row g or g+8 in place."""
         quad, bits = self.quads[t], self.groups.bits
         position = quad.position + bits * half
-        mask, flip = ((1 << bits) - 1) << position, self.form.flip << position
-        codes = words[quad.word] & T.uint32(0x01010101 * mask)
-        return b.bind(codes ^ T.uint32(0x01010101 * flip) if flip else codes)
+        codes = words[quad.word]
+        if self.form.flip:  # of all codes of the word at once: an instruction takes one constant
+            codes = codes ^ T.uint32(repeat(self.form.flip, bits))
+        return b.bind(codes & T.uint32(0x01010101 * (((1 << bits) - 1) << position)))
 
     def _product(self, place: int, row_block: int, token_block: int, a: Any, x: Any, begin: bool) -> None:
         first = (row_block * self.shape.token_blocks + token_block) * 4
