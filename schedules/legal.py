@@ -313,13 +313,11 @@ def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the registers below which ptxas spills, roughly."""
     fragments = -(-digit_columns(gemm, schedule) // 8)
     classes = 1 if lane_of(gemm.activation) == 16 or weight_bits(gemm) == 4 else 2
-    fetched = schedule.stages * (weight_bits(gemm) + gemm.scale)
+    fetched = schedule.stages * weight_bits(gemm)
+    scales = -(-schedule.stages // 2) * -(-schedule.warp_rows // 32) if gemm.scale else 0
     sums = 4 * fragments * (1 + classes)
-    return (
-        (28 if lane_of(gemm.activation) == 16 else 22)
-        + 8 * fragments
-        + schedule.warp_rows // 16 * (sums + fetched)
-    )
+    rest = 28 if lane_of(gemm.activation) == 16 else 22
+    return rest + 8 * fragments + scales + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -387,6 +385,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the most registers of a computing thread."""
     if schedule.pipeline == "wgmma":
         return math_registers(schedule.warps)
+    if schedule.pipeline == "digits":
+        return launch_registers(schedule.warps)
     return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8)
 
 

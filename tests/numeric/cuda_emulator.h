@@ -116,7 +116,14 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int distance, int
   memcpy(&value, &emu_warp().out[lane][0], 4);
   return value;
 }
-template <class T> static T __shfl_sync(unsigned, T value, int, int = 32) { return value; }  // warp-uniform values only
+template <class T> static T __shfl_sync(unsigned, T value, int source, int = 32) {
+  int lane = emu_lane();
+  memcpy(&emu_warp().in[lane][0], &value, 4);
+  emu_warp().in[lane][1] = source % 32;
+  emu_collective([](Warp& w) { for (int l = 0; l < 32; l++) w.out[l][0] = w.in[w.in[l][1]][0]; });
+  memcpy(&value, &emu_warp().out[lane][0], 4);
+  return value;
+}
 
 struct F16 { static double at(const uint32_t* r, int e) { __half_raw h; h.x = r[e / 2] >> (e % 2 * 16); return __half2float(__half(h)); } enum { lanes = 2 }; };
 struct BF16 { static double at(const uint32_t* r, int e) { uint32_t u = (r[e / 2] >> (e % 2 * 16)) << 16; float f; memcpy(&f, &u, 4); return f; } enum { lanes = 2 }; };

@@ -12,7 +12,8 @@ Adding ``0x808080`` and inverting the top bits of the three lower bytes makes th
 
 Error: an element is off by at most ``2**-(31-e)`` of the power of two above its period's largest,
 e being the largest exponent of the type (0 for four bits, 4 for two, 6 for one), and by 2**-24 of
-itself. Below 2**-87 that power of two no longer shrinks. An infinite or NaN element makes the period's unit NaN.
+itself. Below 2**-87 that power of two no longer shrinks. An infinite or NaN element makes the
+period's unit NaN.
 """
 
 from __future__ import annotations

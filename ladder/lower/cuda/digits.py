@@ -142,7 +142,7 @@ class Digits:
         self.first_row = b.bind(block * shape.rows)
         self.first_token = b.bind(token_block * plan.tile_m)
         self.token_count = b.keep(T.min(args.m - self.first_token, plan.tile_m))
-        self.column = b.keep(strip * plan.warp_rows + self.lane // 4)
+        self.column = b.keep(strip * plan.warp_rows + self.lane % min(32, plan.warp_rows))
         owner = strip % tile_strips * (32 * shape.row_blocks) + self.lane
         self.strip_tile = b.keep(strip // tile_strips * args.k_tiles)
         self.owner = b.keep(owner * min(self.groups.bits, 4))
@@ -169,9 +169,8 @@ class Digits:
         self.ring = [[b.local(bits, "uint32") for _ in range(shape.row_blocks)] for _ in range(plan.stages)]
         scales = array_dtype(self.args.scales)
         rings = range(plan.stages // shape.period)
-        self.scale_ring = (
-            [[b.local(2, scales) for _ in range(shape.row_blocks)] for _ in rings] if scales else []
-        )
+        # A lane has the scale of one row of 32, and hands it out when the period ends.
+        self.scale_ring = [b.local(-(-plan.warp_rows // 32), scales) for _ in rings] if scales else []
         self.sums = [b.local(fragments, "uint32") for _ in shape.classes]
         self.totals = b.local(fragments, self.kind)
         for i in range(fragments):
@@ -364,10 +363,9 @@ class Digits:
             first = self.tile.value + (distance - before)
             with b.when(first < self.end if guarded else True):
                 row = b.bind(self.groups.row(first, 0))
-                for block, scales in enumerate(self.scale_ring[slot // shape.period]):
-                    for half in range(2):
-                        column = self.column + (block * STRIP + 8 * half)
-                        b.store(scales, self.args.scales[row, column], half)
+                for part in range(-(-self.schedule.warp_rows // 32)):
+                    scale = self.args.scales[row, self.column + part * 32]
+                    b.store(self.scale_ring[slot // shape.period], scale, part)
 
     # ---- products -------------------------------------------------------------------
     def _turn(self, *, guarded: bool) -> None:
@@ -440,9 +438,10 @@ class Digits:
         shape = self.shape
         for token_block in range(shape.token_blocks):
             unit = self._unit(index, token_block) if shape.lane == 16 else None
+            scales = self._own_scales(index, unit)
             for row_block in range(shape.row_blocks):
                 for half in range(2):
-                    factor = self._factor(index, row_block, half, unit)
+                    factor = self._factor(scales, row_block, half, unit)
                     for i in (2 * half, 2 * half + 1):
                         at = (row_block * shape.token_blocks + token_block) * 4 + i
                         b.store(self.totals, self.totals[at] + self._as_float(at) * factor, at)
@@ -452,12 +451,25 @@ class Digits:
         at = (self.period_at.value + index) * self.schedule.tile_m + token
         return b.bind(T.reinterpret(self.units[at], dtype="float32"))
 
-    def _factor(self, index: int, row_block: int, half: int, unit: Expr | None) -> Expr:
-        """Return the scale of a row times the unit of x."""
+    def _own_scales(self, index: int, unit: Expr | None) -> list[Expr]:
+        """Return the scales that this lane has, times the unit of x if all columns have the same."""
         if not self.gemm.scale:
+            return []
+        own = [T.Cast("float32", self.scale_ring[index][i]) for i in range(-(-self.schedule.warp_rows // 32))]
+        return [b.bind(x * unit if self._one_unit and unit is not None else x) for x in own]
+
+    @property
+    def _one_unit(self) -> bool:
+        return self.schedule.tile_m == 1
+
+    def _factor(self, scales: list[Expr], row_block: int, half: int, unit: Expr | None) -> Expr:
+        """Return the scale of a row, which another lane has, times the unit of x."""
+        if not scales:
             return unit
-        scale = T.Cast("float32", self.scale_ring[index][row_block][half])
-        return b.bind(scale if unit is None else scale * unit)
+        part, row = divmod(row_block * STRIP + 8 * half, 32)
+        source = self.lane // 4 + row
+        scale = T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), scales[part], source, 32, 32)
+        return b.bind(scale if unit is None or self._one_unit else scale * unit)
 
     def _as_float(self, at: int) -> Expr:
         """Return a fragment's finished sum as float32."""
