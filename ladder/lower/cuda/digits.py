@@ -23,11 +23,12 @@ from ladder.lower.cuda.decode import packed_order
 from ladder.lower.cuda.decode_int import Affine, affine_forms
 from ladder.lower.cuda.digit_shape import COLUMNS, Shape
 from ladder.lower.cuda.digit_tokens import DIGIT_BITS, MAGIC, MAGIC_VALUE, Splitter, quads
+from ladder.lower.cuda.emission import TirMachine
 from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES, STRIP
 from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.machine import repeat
+from ladder.lower.cuda.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -166,6 +167,7 @@ class Digits:
         self.slices = pool.alloc((plan.split_k, plan.tile_m, self.pitch), self.kind, align=128)
         pool.commit()
         bits, fragments = self.groups.bits, shape.row_blocks * shape.token_blocks * 4
+        self.x_words, self.x_next = (b.local(self.splitter.words, "uint32") for _ in range(2))
         self.ring = [[b.local(bits, "uint32") for _ in range(shape.row_blocks)] for _ in range(plan.stages)]
         scales = array_dtype(self.args.scales)
         rings = range(plan.stages // shape.period)
@@ -231,10 +233,13 @@ class Digits:
         start = T.Cast("int64", self.strip_tile + self.tile.value) * T.int64(self.tile_words)
         self.words_at.set(start + T.Cast("int64", self.owner))
         self._start_sums()
+        # x first: its conversion begins while the weights, which would delay it, are on their way.
+        items = b.keep(periods * (4 * period))
+        self._begin_tokens(first, T.int32(0), items)
         for slot in range(plan.stages):
             self._load(slot, slot, guarded=True)
         row_scales = self._read_row_scales()
-        self._convert(first, tiles, periods)
+        self._convert(first, items)
         self._keep_row_scales(row_scales)
         b.block_sync()
         self._aim()
@@ -290,18 +295,22 @@ class Digits:
         self._read_digits(0)
 
     # ---- x --------------------------------------------------------------------------
-    def _convert(self, first: Expr, tiles: Expr, periods: Expr) -> None:
-        """Write the digits of a chunk of x; whole periods, zero beyond K."""
+    def _begin_tokens(self, first: Expr, token: Expr, items: Expr) -> None:
+        """Emit the loads of the first two turns of a token's conversion."""
+        for turn, words in enumerate((self.x_words, self.x_next)):
+            self._read_tokens(words, first, token, self.thread + turn * self.shape.threads, items)
+
+    def _convert(self, first: Expr, items: Expr) -> None:
+        """Write the digits of a chunk of x; whole periods, zero beyond K. The first loads are under way."""
         shape = self.shape
-        items = b.keep(periods * (4 * shape.period))
         turns = b.keep((items + shape.threads - 1) // shape.threads)
-        words, fetched = (b.local(self.splitter.words, "uint32") for _ in range(2))
+        words, fetched = self.x_words, self.x_next
         with b.loop(self.token_count, rolled=True) as token:
             total = b.Variable("int32", 0)
-            self._read_tokens(words, first, token, self.thread, items)
+            with b.when(token > 0):
+                self._begin_tokens(first, token, items)
             with b.loop(turns, rolled=True) as turn:
                 item = b.bind(turn * shape.threads + self.thread)
-                self._read_tokens(fetched, first, token, item + shape.threads, items)
                 call = self._convert_item(words, b.bind(item < items), item, token)
                 if shape.lane == 16:
                     b.emit(call)
@@ -309,6 +318,7 @@ class Digits:
                     total.set(total.value + call)
                 for i in range(self.splitter.words):
                     b.store(words, fetched[i], i)
+                self._read_tokens(fetched, first, token, item + 2 * shape.threads, items)
             if not shape.flushes and self.splitter.offset:
                 self._add_part(total, token, first)
 
@@ -419,10 +429,13 @@ class Digits:
         """Return four codes of row g or g+8 in place."""
         quad, bits = self.quads[t], self.groups.bits
         position = quad.position + bits * half
-        codes = words[quad.word]
-        if self.form.flip:  # of all codes of the word at once: an instruction takes one constant
-            codes = codes ^ T.uint32(repeat(self.form.flip, bits))
-        return b.bind(codes & T.uint32(0x01010101 * (((1 << bits) - 1) << position)))
+        mask = 0x01010101 * (((1 << bits) - 1) << position)
+        if not self.form.flip:
+            return b.bind(words[quad.word] & T.uint32(mask))
+        # All codes are flipped by one constant, which stays in a register beside the mask.
+        m = TirMachine()
+        flip = m.constant(repeat(self.form.flip, bits))
+        return m.lop3(m.input(words[quad.word]), flip, m.constant(mask), XOR_AND).content
 
     def _product(self, place: int, row_block: int, token_block: int, a: Any, x: Any, begin: bool) -> None:
         first = (row_block * self.shape.token_blocks + token_block) * 4

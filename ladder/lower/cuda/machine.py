@@ -26,6 +26,8 @@ OR = 0xFC
 """lop3 table of ``a | b``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
+XOR_AND = 0x28
+"""lop3 table of ``(a ^ b) & c``."""
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
