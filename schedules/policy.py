@@ -216,21 +216,22 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
     """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
 
-    Those of `DEPTHS`, for wgmma up to the first that covers DRAM's latency: deeper ones only
+    Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
     take room from other blocks. Shallower ones replace them for the smallest step of K alone:
     a longer step with so few buffers was never measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
     wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
+    until_enough, used = schedule.pipeline in ("wgmma", "digits"), int(schedule.pipeline == "wgmma")
     found = None
     for stages in DEPTHS[schedule.pipeline]:
         deep = replace(schedule, stages=stages)
         if not is_legal(gemm, device, deep):
             break
-        if found and schedule.pipeline != "wgmma":
+        if found and not until_enough:
             yield found
         found = deep
-        if schedule.pipeline == "wgmma" and (stages - 1) * stage >= wanted:
+        if until_enough and (stages - used) * stage >= wanted:
             break
     if found:
         yield found
