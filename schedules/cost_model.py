@@ -31,8 +31,10 @@ from ladder.ir.gemm import Gemm
 from schedules.layouts import LANES, packed_group, padded, planes
 from schedules.legal import (
     FP8_INTERVAL,
+    SLICED,
     SWIZZLE_ROW,
     block_rows,
+    digit_columns,
     k_blocks,
     k_slices,
     math_registers,
@@ -141,6 +143,27 @@ GEMV_OVERLAP = 4.69
 
 GEMV_UNIT_SHARE = 1.1
 """gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
+
+DIGIT_TILE_CYCLES = 115
+"""digits: dependent latency of a period's products and its move to running sums, per tile.
+
+The constants of digits were fitted to 60 runs on an H200, of one to four tokens.
+"""
+
+DIGIT_STRIP_CYCLES = 2
+"""digits: the same per strip of 16 rows of a warp (breaks ties, not fitted)."""
+
+DIGIT_ISSUE_CYCLES = 4.9
+"""digits: clocks of a scheduler per 16 x 64 weights, whatever the columns: logic in place of decoding."""
+
+DIGIT_COLUMN_CYCLES = 22
+"""digits: the same per eight columns: two products, and running sums."""
+
+DIGIT_SPLIT_CYCLES = 26.5
+"""digits: clocks of a scheduler per 32 elements of x of 16 bits that a block splits into digits."""
+
+DIGIT_BLOCK_CYCLES = 3.57e03
+"""digits: starting a block: its first x, and adding up its slices."""
 
 MMA_STEP_SECONDS = 90e-9
 """mma: serial cost of one K step of 64 that no other work of the block hides."""
@@ -335,6 +358,9 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS
         overlap = GEMV_OVERLAP
+    elif schedule.pipeline == "digits":
+        work, launch = _digits_work(gemm, device, schedule, m), GEMV_START_SECONDS
+        overlap = GEMV_OVERLAP
     else:
         work, launch, overlap = _wgmma_work(gemm, device, schedule), LAUNCH_SECONDS, OVERLAP
     units = _unit_seconds(device, schedule, grid, work) * _loss(gemm, schedule)
@@ -438,6 +464,20 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
 
+def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
+    """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
+    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    strips = schedule.warp_rows // 16
+    fragments = -(-digit_columns(gemm, schedule) // 8)
+    issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
+    items = min(m, schedule.tile_m) * padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)
+    splitting = DIGIT_SPLIT_CYCLES * items / 4
+    tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
+    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting
+    slots = tiles * strips * schedule.warps / 4 * issue + splitting
+    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
+
+
 def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> Cost:
     core = device.core_for(gemm.activation, schedule.pipeline)
     compute, decode = _compute_seconds(gemm, device, schedule, core, grid)
@@ -471,7 +511,7 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
         share += columns / grid.along_m * m * gemm.k * operand_bytes(gemm)
         waves = grid.along_m * grid.along_n / (rows * columns)
         moved = max(once, int(waves * share))
-    if schedule.pipeline == "gemv":  # its chain has a fetch latency; the busiest multiprocessor decides
+    if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
         share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
         return moved / bandwidth * max(1.0, share)
     busy = min(grid.blocks, device.units * grid.resident)

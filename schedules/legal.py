@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from functools import cache
 from math import gcd
 
+import numpy as np
+
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
@@ -51,6 +53,15 @@ TOKEN_SUMS = 1024
 
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
+
+SLICED = ("gemv", "digits")
+"""Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
+
+DIGIT_CHUNK_TILES = 512
+"""Tiles of K whose digits shared memory holds at most: sums of 8-bit products stay within int32."""
+
+MOST_DIGIT_COLUMNS = 32
+"""Columns of products, four for a token of 16 bits, that a warp of digits holds sums of."""
 
 LEAST_SLABS = 3
 """Slabs of 128 bytes of K that wgmma's stages hold at least: two that multiply, one fetched ahead."""
@@ -102,6 +113,18 @@ RULES: Mapping[str, Rule] = {
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
+    "digits": Rule(
+        "cp.async",
+        (1, 2, 4, 8),
+        (64,),
+        (64,),
+        (2, 4, 8, 16),
+        tuple(range(1, 33)),
+        (1, 2, 3, 4, 6, 8, 16),
+        (False,),
+        warp_rows=(16, 32, 64),
+        placement=("accumulator",),
+    ),
     "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
     "wgmma": Rule(
         "wgmma",
@@ -123,6 +146,7 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
+    "digits": frozenset(),
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
@@ -209,8 +233,8 @@ def k_slices(schedule: GpuSchedule) -> int:
 
 
 def block_rows(schedule: GpuSchedule) -> int:
-    """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a gemv slice."""
-    if schedule.pipeline == "gemv":
+    """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
+    if schedule.pipeline in SLICED:
         return schedule.warp_rows * schedule.warps // schedule.split_k
     return schedule.tile_n
 
@@ -235,7 +259,7 @@ def scale_span(gemm: Gemm) -> int:
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the bytes of one pipeline stage: packed weights, activations, scales and zeros."""
     weights = schedule.tile_n * schedule.tile_k * weight_bits(gemm) // 8
-    if schedule.pipeline == "gemv":  # weights go straight to registers, split_k slices at once
+    if schedule.pipeline in SLICED:  # weights go straight to registers, split_k slices at once
         return schedule.split_k * block_rows(schedule) * schedule.tile_k * weight_bits(gemm) // 8
     activations = schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
     return weights + activations + scale_bytes(gemm, schedule.tile_n, staged_groups(gemm, schedule))
@@ -261,6 +285,9 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return max(table_bytes(gemm) + least_token_bytes(gemm, schedule), sums)
+    if schedule.pipeline == "digits":
+        sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
+        return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
@@ -277,6 +304,33 @@ def least_token_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the least bytes of gemv's buffers of A: one tile of K per slice, or two of 8-bit cores."""
     tokens = TOKEN_BUFFERS * schedule.tile_m * schedule.split_k
     return tokens * max(schedule.tile_k * operand_bytes(gemm), SWIZZLE_ROW)
+
+
+def digit_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the columns of a block's products: four digits of 16-bit tokens, or int8 tokens as they are."""
+    return schedule.tile_m * (4 if lane_of(gemm.activation) == 16 else 1)
+
+
+def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of shared memory that a tile of K of split activations takes, starts and units too."""
+    columns = digit_columns(gemm, schedule)
+    return 64 * columns + 64 * -(-columns // 8) + 4 * schedule.tile_m
+
+
+@cache
+def evenly_spaced(weight: str) -> bool:
+    """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""
+    element = get_type(weight).element_type
+    if not element.exact or element.elem_bits > 8:
+        return False
+    codes, values = element.valid_codes(), element.probe_values()
+    for flip in (0, 1 << (element.elem_bits - 1)):
+        flipped = np.asarray(codes, np.int64) ^ flip
+        step = float(values[-1] - values[0]) / float(flipped[-1] - flipped[0])
+        start = float(values[0]) / step - float(flipped[0])
+        if start.is_integer() and np.array_equal(step * (flipped + start), values):
+            return True
+    return False
 
 
 def table_bytes(gemm: Gemm) -> int:
@@ -306,6 +360,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     bits = weight_bits(gemm)
     if schedule.pipeline == "gemv":
         return _gemv_registers(gemm, schedule)
+    if schedule.pipeline == "digits":
+        return _digits_registers(gemm, schedule)
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -324,6 +380,17 @@ def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
     operands = schedule.warp_rows // 2 + schedule.tile_m // 2
     return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
+
+
+def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers below which ptxas spills, roughly."""
+    fragments = -(-digit_columns(gemm, schedule) // 8)
+    classes = 1 if lane_of(gemm.activation) == 16 or weight_bits(gemm) == 4 else 2
+    fetched = schedule.stages * weight_bits(gemm)
+    scales = -(-schedule.stages // 2) * -(-schedule.warp_rows // 32) if gemm.scale else 0
+    sums = 4 * fragments * (1 + classes)
+    rest = 28 if lane_of(gemm.activation) == 16 else 22
+    return rest + 8 * fragments + scales + schedule.warp_rows // 16 * (sums + fetched)
 
 
 def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -377,7 +444,7 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
     by_shared = device.shared_per_unit // (shared + 1024)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
-    if schedule.pipeline == "gemv":
+    if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
     return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
 
@@ -391,6 +458,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the most registers of a computing thread."""
     if schedule.pipeline == "wgmma":
         return math_registers(schedule.warps)
+    if schedule.pipeline == "digits":
+        return launch_registers(schedule.warps)
     spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
     return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
@@ -450,6 +519,22 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"buffers of A and tables of {taken} bytes, limit {TOKEN_BYTES}"
 
 
+def _digits_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    wide, bits = lane_of(gemm.activation) == 16, weight_bits(gemm)
+    if schedule.warps % schedule.split_k:
+        yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
+    if gemm.activation.startswith("fp8"):
+        yield f"{gemm.activation} is not split into digits"
+    if bits not in ((1, 2, 4) if wide else (2, 4)) or not evenly_spaced(gemm.weight):
+        yield f"codes of {gemm.weight} cannot be multiplied where they are"
+    if gemm.zero != "none":
+        yield "it subtracts no zero points"
+    if gemm.scale and packed_group(gemm.group_size, gemm.k) < 64:
+        yield f"groups of {gemm.group_size} are shorter than a tile"
+    if digit_columns(gemm, schedule) > MOST_DIGIT_COLUMNS:
+        yield f"{schedule.tile_m} tokens need more than {MOST_DIGIT_COLUMNS} columns"
+
+
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.warps * 16 > schedule.tile_n * (schedule.tile_m // 8):
         yield f"tile {schedule.tile_m} x {schedule.tile_n} leaves some of {schedule.warps} warps without work"
@@ -487,6 +572,7 @@ def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "gemv": _gemv_violations,
+    "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
 }

@@ -23,6 +23,7 @@ from schedules.hint import Hint, device_hint
 from schedules.layouts import packed_group, padded
 from schedules.legal import (
     RULES,
+    SLICED,
     SWIZZLE_ROW,
     Rule,
     block_rows,
@@ -79,12 +80,20 @@ cost model would.
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
 
-DEPTHS: Mapping[str, tuple[int, ...]] = {"gemv": (2, 4, 8), "mma": (2, 3, 4), "wgmma": (4, 6, 8)}
+DEPTHS: Mapping[str, tuple[int, ...]] = {
+    "gemv": (2, 4, 8),
+    "digits": (2, 4, 8),
+    "mma": (2, 3, 4),
+    "wgmma": (4, 6, 8),
+}
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
 
 MOST_GEMV_TOKENS = 32
 """M up to which tuning tries gemv: two passes over the weights of the largest tile of tokens."""
+
+MOST_DIGIT_TOKENS = 8
+"""M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -141,10 +150,11 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
         raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
+    few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)
     if full:
-        return ("gemv", large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
+        return (*few, large) if gemv and m <= MOST_GEMV_TOKENS else (large,)
     if gemv and m <= 8:
-        return ("gemv",)
+        return few
     return ("gemv", large) if gemv and m <= 16 else (large,)
 
 
@@ -152,7 +162,8 @@ def tile_layers(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[
     """Return the tiles of a schedule from core to DRAM; weights are the instruction's rows."""
     core = device.core_for(gemm.activation, schedule.pipeline)
     # What issues one instruction: a warpgroup for wgmma, else a warp; gemv's slices of K share rows.
-    issuers = schedule.warps // {"wgmma": 4, "gemv": schedule.split_k}.get(schedule.pipeline, 1)
+    slices = schedule.split_k if schedule.pipeline in SLICED else 1
+    issuers = schedule.warps // {"wgmma": 4}.get(schedule.pipeline, slices)
     rows = block_rows(schedule)
     along_n = min(issuers, rows // core.m)
     along_m = max(1, min(issuers // along_n, schedule.tile_m // 8))
@@ -220,25 +231,26 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
     """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
 
-    Those of `DEPTHS`, for wgmma up to the first that covers DRAM's latency: deeper ones only
+    Those of `DEPTHS`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
     take room from other blocks. Shallower ones replace them for the smallest step of K alone:
     a longer step with so few buffers was never measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
     wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
+    until_enough, used = schedule.pipeline in ("wgmma", "digits"), int(schedule.pipeline == "wgmma")
     found = None
     for stages in DEPTHS[schedule.pipeline]:
         deep = replace(schedule, stages=stages)
         if not is_legal(gemm, device, deep):
             break
-        if found and schedule.pipeline != "wgmma":
+        if found and not until_enough:
             yield found
         found = deep
-        if schedule.pipeline == "wgmma" and (stages - 1) * stage >= wanted:
+        if until_enough and (stages - used) * stage >= wanted:
             break
     if found:
         yield found
-    elif schedule.pipeline != "gemv" and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
+    elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 

@@ -37,7 +37,7 @@ class GpuSchedule(Schedule):
     Parameters
     ----------
     pipeline
-        ``"gemv"``, ``"mma"`` or ``"wgmma"``: the skeleton that hosts the kernel.
+        ``"gemv"``, ``"digits"``, ``"mma"`` or ``"wgmma"``: the skeleton that hosts the kernel.
     tile_m, tile_n, tile_k
         Tokens, weight rows and K elements that one block handles per step.
     stages
@@ -45,7 +45,7 @@ class GpuSchedule(Schedule):
     warps
         Warps that compute (a wgmma warpgroup is four).
     split_k
-        Slices of K that different blocks (or, for ``gemv``, warps of one block) sum.
+        Slices of K that different blocks (or, for ``gemv`` and ``digits``, warps of one block) sum.
     persistent
         Whether a fixed grid walks all tiles.
     raster
@@ -53,7 +53,7 @@ class GpuSchedule(Schedule):
     placement
         Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
     warp_rows
-        Weight rows of a ``gemv`` warp: 16, or 32 that share the fragments of A.
+        Weight rows of a ``gemv`` or ``digits`` warp: 16, or 32 or 64 that share the fragments of A.
     cluster
         Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast, ``wgmma``),
         or that split K (``gemv``).
@@ -76,9 +76,9 @@ class GpuSchedule(Schedule):
     stream_k: bool = False
 
     def __post_init__(self) -> None:
-        check(self.pipeline in ("gemv", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")
+        check(self.pipeline in ("gemv", "digits", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")
         check(self.placement in ("operand", "accumulator"), f"unknown scale placement {self.placement!r}")
-        check(self.warp_rows in (16, 32), f"a warp serves 16 or 32 rows, got {self.warp_rows}")
+        check(self.warp_rows in (16, 32, 64), f"a warp serves 16, 32 or 64 rows, got {self.warp_rows}")
         for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster", "cluster"):
             check(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
         check(

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 from random import Random
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import RULES, is_legal
+from schedules.legal import RULES, SLICED, is_legal
 from schedules.policy import AXES, GPU_BUCKETS, Candidate, rank
 from schedules.schedule import GpuSchedule, Schedule
 from targets import TileDevice
@@ -81,7 +81,7 @@ def neighbours(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         for other in allowed[max(0, place - 1) : place + 2]:
             if other != value:
                 yield from _legal(gemm, device, schedule, {name: other})
-    if schedule.pipeline == "gemv":
+    if schedule.pipeline in SLICED:
         for factor in (2, 0.5):
             both = {"split_k": int(schedule.split_k * factor), "warps": int(schedule.warps * factor)}
             yield from _legal(gemm, device, schedule, both)

@@ -135,6 +135,8 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
 
 
 BOTH = ("gemv", "mma")
+ALL_WARP = (*BOTH, "digits")
+"""``digits`` multiplies unsigned by signed bytes, whatever the type of the activations."""
 VOLTA = frozenset({"mma", "fp16"})
 TURING = VOLTA | {"ldmatrix", "int8"}
 AMPERE = TURING | {"cp.async", "bf16", "tf32", "l2.prefetch"}
@@ -149,9 +151,9 @@ BULK_LOADS = (*ASYNC_LOADS, "cp.async.bulk", "cp.async.bulk.tensor")
 
 def _ampere_cores(rate: float, integer: float | None = None) -> tuple[Core, ...]:
     return (
-        _mma(16, "float16", "float32", rate, BOTH),
-        _mma(16, "bfloat16", "float32", rate, BOTH),
-        _mma(32, "int8", "int32", 2 * rate if integer is None else integer, BOTH),
+        _mma(16, "float16", "float32", rate, ALL_WARP),
+        _mma(16, "bfloat16", "float32", rate, ALL_WARP),
+        _mma(32, "int8", "int32", 2 * rate if integer is None else integer, ALL_WARP),
         _mma(8, "tfloat32", "float32", rate / 2, ()),
     )
 

@@ -11,7 +11,7 @@ from benchmarks.peers.engine import Engine, Operand, Work
 from ladder.api.matmul import Matmul
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for
 from ladder.runtime.operator import with_token_scale
-from schedules.legal import RULES, is_legal
+from schedules.legal import RULES, SLICED, is_legal
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types.errors import ScheduleError
@@ -135,9 +135,9 @@ def held_back(gemm: Any, schedule: Any, step: str) -> GpuSchedule:
     changes = dict(STEPS[step])
     rule, device = RULES[schedule.pipeline], get_device(TARGET)
     depths = sorted(rule.stages)[:2] if changes.pop("stages", None) == 0 else [schedule.stages]
-    # In gemv, slices of K are warps, which go with them.
+    # In gemv and digits, slices of K are warps, which go with them.
     slices = schedule.split_k // changes.get("split_k", schedule.split_k)
-    fewer = schedule.warps // (slices if schedule.pipeline == "gemv" else 1)
+    fewer = schedule.warps // (slices if schedule.pipeline in SLICED else 1)
     for stages, warps in product(depths, (fewer, *rule.warps)):
         with contextlib.suppress(ScheduleError):
             plain: GpuSchedule = replace(schedule, **changes, stages=stages, warps=warps)

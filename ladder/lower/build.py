@@ -20,6 +20,7 @@ from tile_types.errors import ScheduleError, unknown_name
 
 EMITTERS = {
     "gemv": "ladder.lower.cuda.gemv:emit",
+    "digits": "ladder.lower.cuda.digits:emit",
     "mma": "ladder.lower.cuda.mma:emit",
     "wgmma": "ladder.lower.cuda.wgmma:emit",
     "cpu": "ladder.lower.cpu:emit",

@@ -188,6 +188,27 @@ def test_each_pipeline_for_any_m(pipeline: str, activation: str, monkeypatch: py
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
 
 
+DIGITS: dict[str, GpuSchedule] = {
+    "one token": GpuSchedule("digits", 1, stages=4, warps=8, split_k=4, placement="accumulator"),
+    "wide warps": GpuSchedule("digits", 2, warps=6, split_k=3, placement="accumulator", warp_rows=64),
+    "eight tokens": GpuSchedule("digits", 8, stages=2, warps=4, split_k=2, placement="accumulator"),
+}
+
+
+@pytest.mark.skipif("cp.async" not in _features(), reason="needs cp.async (sm_80)")
+@pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", list(DIGITS))
+def test_digits_for_any_m(shape: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(((1 << 20, DIGITS[shape]),))
+    for name in ("int4_g128", "ternary", *(() if activation == "int8" else ("int1",))):
+        for n, k in SHAPES:
+            weight, ttype, options = _quantized(n, k, name, activation)
+            op = ladder.Matmul(n, k, ttype, activation, bias=True, plan=plan, **options)
+            for m in (1, 2, 7, 9):
+                error = _error(op, weight, m, monkeypatch)
+                assert error <= _bound(op), f"{name} N={n} K={k} M={m}: {error:.2e}"
+
+
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
 @pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize("shape", list(WGMMA))

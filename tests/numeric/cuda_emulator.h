@@ -131,11 +131,19 @@ template <class T> static T __shfl_xor_sync(unsigned, T value, int distance, int
   memcpy(&value, &emu_warp().out[lane][0], 4);
   return value;
 }
-template <class T> static T __shfl_sync(unsigned, T value, int, int = 32) { return value; }  // warp-uniform values only
+template <class T> static T __shfl_sync(unsigned, T value, int source, int = 32) {
+  int lane = emu_lane();
+  memcpy(&emu_warp().in[lane][0], &value, 4);
+  emu_warp().in[lane][1] = source % 32;
+  emu_collective([](Warp& w) { for (int l = 0; l < 32; l++) w.out[l][0] = w.in[w.in[l][1]][0]; });
+  memcpy(&value, &emu_warp().out[lane][0], 4);
+  return value;
+}
 
 struct F16 { static double at(const uint32_t* r, int e) { __half_raw h; h.x = r[e / 2] >> (e % 2 * 16); return __half2float(__half(h)); } enum { lanes = 2 }; };
 struct BF16 { static double at(const uint32_t* r, int e) { uint32_t u = (r[e / 2] >> (e % 2 * 16)) << 16; float f; memcpy(&f, &u, 4); return f; } enum { lanes = 2 }; };
 struct S8 { static double at(const uint32_t* r, int e) { return (int8_t)(r[e / 4] >> (e % 4 * 8)); } enum { lanes = 4 }; };
+struct U8 { static double at(const uint32_t* r, int e) { return (uint8_t)(r[e / 4] >> (e % 4 * 8)); } enum { lanes = 4 }; };
 template <__nv_fp8_interpretation_t F> struct FP8 {
   static double at(const uint32_t* r, int e) { return __half2float(__half(__nv_cvt_fp8_to_halfraw((uint8_t)(r[e / 4] >> (e % 4 * 8)), F))); }
   enum { lanes = 4 };
@@ -264,6 +272,17 @@ template <__nv_fp8_interpretation_t F> static void ptx_narrow(uint16_t& d, uint3
 template <__nv_fp8_interpretation_t F> static void ptx_narrow_pair(uint16_t& d, float high, float low) {
   d = (uint16_t)(__nv_cvt_float_to_fp8(low, __NV_SATFINITE, F) | __nv_cvt_float_to_fp8(high, __NV_SATFINITE, F) << 8);
 }
+static uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t s) { uint32_t d; ptx_prmt(d, a, b, s & 0x7777); return d; }
+static uint32_t __vmaxu2(uint32_t a, uint32_t b) { return max(a & 0xffff, b & 0xffff) | max(a >> 16, b >> 16) << 16; }
+static int __dp4a(int a, int b, int sum) {
+  for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
+  return sum;
+}
+static float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+static int __float2int_rn(float v) {
+  return std::isnan(v) ? 0 : v >= 0x1p31f ? INT32_MAX : v < -0x1p31f ? INT32_MIN : (int)std::nearbyint(v);
+}
+static uint32_t __float_as_uint(float v) { return emu_float_to_bits(v); }
 static float __uint_as_float(uint32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
 static void ptx_halves(uint32_t& d, float high, float low) {
   __half pair[2] = {__float2half_rn(low), __float2half_rn(high)};

@@ -41,6 +41,7 @@ INSTRUCTIONS = (
     (r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.bf16\.bf16\.f32", "ptx_mma4<BF16, BF16, float, 16, 16>"),
     (r"mma\.sync\.aligned\.m16n8k8\.row\.col\.f32\.f16\.f16\.f32", "ptx_mma2<F16, F16, float, 16, 8>"),
     (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32", "ptx_mma4<S8, S8, int, 16, 32>"),
+    (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.u8\.s8\.s32", "ptx_mma4<U8, S8, int, 16, 32>"),
     (r"mma\.sync\.aligned\.m8n8k16\.row\.col\.s32\.s8\.s8\.s32", "ptx_mma1<S8, S8, int, 8, 16>"),
     (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e4m3\.e4m3\.f32", "ptx_mma4<E4M3, E4M3, float, 16, 32>"),
     (r"mma\.sync\.aligned\.m16n8k32\.row\.col\.f32\.e5m2\.e4m3\.f32", "ptx_mma4<E5M2, E4M3, float, 16, 32>"),

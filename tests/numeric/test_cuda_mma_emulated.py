@@ -151,6 +151,11 @@ def _mma(**fields: Any) -> GpuSchedule:
     return GpuSchedule(**{"pipeline": "mma", "tile_m": 16, "stages": 2, "warps": 4, **fields})
 
 
+def _digits(**fields: Any) -> GpuSchedule:
+    base = {"pipeline": "digits", "tile_m": 1, "stages": 2, "warps": 4, "split_k": 2}
+    return GpuSchedule(**{**base, "placement": "accumulator", **fields})
+
+
 CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     "gemv groups and integer zeros": (
         "sm_80",
@@ -268,6 +273,48 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     ),
     "gemv Turing": ("sm_75", _gemm(group_size=128, scale=True), _gemv(), (8,)),
     "gemv Volta": ("sm_70", _gemm(group_size=64, scale=True, zero="integer"), _gemv(), (3,)),
+    "digits int1, whole turns": (
+        "sm_90a",
+        _gemm(weight="int1", group_size=128, scale=True, k=1000),
+        _digits(stages=4),
+        (1,),
+    ),
+    "digits int2, groups of one tile, idle columns": (
+        "sm_80",
+        _gemm(weight="int2", group_size=64, scale=True, k=1000, n=130),
+        _digits(stages=4, warp_rows=32, tile_m=2),
+        (1, 2, 3),
+    ),
+    "digits int4, two fragments of columns, groups longer than periods": (
+        "sm_90a",
+        _gemm(group_size=256, weight="int4", scale=True, k=2100, n=130, bias=True, epilogue=("relu",)),
+        _digits(warp_rows=64, tile_m=4, warps=6, split_k=3),
+        (4, 6),
+    ),
+    "digits bfloat16, one scale per row": (
+        "sm_86",
+        _gemm(k=700, activation="bfloat16", output="bfloat16"),
+        _digits(warp_rows=32, warps=3, split_k=3),
+        (1,),
+    ),
+    "digits int8, one scale per row": (
+        "sm_80",
+        _gemm(weight="ternary", activation="int8", k=900, token_scale=True),
+        _digits(stages=4, tile_m=8, warp_rows=32),
+        (5, 9),
+    ),
+    "digits int8, groups, two sums of two places": (
+        "sm_90a",
+        _gemm(weight="int2", activation="int8", k=900, group_size=64, scale=True),
+        _digits(stages=4, tile_m=4),
+        (4,),
+    ),
+    "digits int8, groups, one place": (
+        "sm_80",
+        _gemm(weight="int4", activation="int8", k=900, group_size=128, scale=True, token_scale=True),
+        _digits(stages=4, tile_m=8, warps=8, split_k=8),
+        (8,),
+    ),
     "mma groups, odd K tiles, token warps": (
         "sm_80",
         _gemm(group_size=128, scale=True, zero="integer", n=203, k=330, bias=True, epilogue=("relu",)),
@@ -413,11 +460,11 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_emulated_kernel_is_the_matmul(case: str, tmp_path: Path) -> None:
-    from ladder.lower.cuda import gemv, mma
+    from ladder.lower.cuda import digits, gemv, mma
 
     arch, gemm, schedule, sizes = CASES[case]
     device = get_device(f"cuda/{arch}")
-    emit = {"gemv": gemv.emit, "mma": mma.emit}[schedule.pipeline]
+    emit = {"gemv": gemv.emit, "digits": digits.emit, "mma": mma.emit}[schedule.pipeline]
     kernel = cuda_emulator.Kernel(emit(gemm, device, schedule, "emulated"), device, tmp_path)
     bound = max(BOUNDS[gemm.activation], {"float16": 5e-4, "bfloat16": 3e-3}.get(gemm.output, 0))
     for m in sizes:

@@ -28,6 +28,8 @@ XOR_AND = 0x28
 """lop3 table of ``(a ^ b) & c``."""
 XNOR_AND = 0x82
 """lop3 table of ``~(a ^ b) & c``."""
+XOR_AND = 0x28
+"""lop3 table of ``(a ^ b) & c``."""
 REFERENCE_COST = 40
 """Instructions of one element of the reference decode, roughly."""
 
