@@ -34,6 +34,7 @@ from schedules.legal import (
     block_rows,
     k_blocks,
     k_slices,
+    launch_registers,
     math_registers,
     operand_bytes,
     promotes,
@@ -128,8 +129,11 @@ GEMV_TOKEN_CYCLES = 0.0108
 GEMV_COPY_CYCLES = 0.0273
 """gemv: the same, in time that it takes from its neighbours."""
 
-GEMV_CLUSTER_CYCLES = 1.2e3
-"""gemv: the two barriers of a cluster, and reading the other blocks' sums."""
+GEMV_CLUSTER_CYCLES = 3.5e3
+"""gemv: launching a cluster, its two barriers, and reading the other block's sums (not fitted)."""
+
+GEMV_TIGHT_LOSS = 0.4
+"""gemv: share of time lost where the estimate of registers exceeds what a thread can have."""
 
 GEMV_POWER = 1.17
 """gemv: how chain and issue slots add up, see `Work`."""
@@ -366,6 +370,9 @@ def _with_absent_rows(gemm: Gemm, schedule: GpuSchedule, m: int, grid: Grid, uni
 
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
+    if schedule.pipeline == "gemv":
+        most = launch_registers(schedule.warps)
+        return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
     if schedule.pipeline != "wgmma":
         return 1.0
     return (1 + MULTICAST_LOSS * (schedule.cluster > 1)) * (1 + TIGHT_LOSS * is_tight(gemm, schedule))
