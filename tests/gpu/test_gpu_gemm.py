@@ -80,6 +80,9 @@ WGMMA: dict[str, GpuSchedule] = {
     "shared tokens": GpuSchedule("wgmma", 256, 128, stages=4, warps=8, persistent=True, cluster=2),
     "four share tokens": GpuSchedule("wgmma", 64, 128, 256, stages=2, warps=8, cluster=4),
     "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
+    "gemv, two blocks split K": GpuSchedule(
+        "gemv", 16, stages=2, warps=8, split_k=2, warp_rows=32, cluster=2
+    ),
     "split and shared": GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8, split_k=4, cluster=2),
 }
 
