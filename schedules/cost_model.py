@@ -37,6 +37,7 @@ from schedules.legal import (
     digit_columns,
     k_blocks,
     k_slices,
+    launch_registers,
     math_registers,
     operand_bytes,
     promotes,
@@ -132,8 +133,11 @@ GEMV_TOKEN_CYCLES = 0.0108
 GEMV_COPY_CYCLES = 0.0273
 """gemv: the same, in time that it takes from its neighbours."""
 
-GEMV_CLUSTER_CYCLES = 1.2e3
-"""gemv: the two barriers of a cluster, and reading the other blocks' sums."""
+GEMV_CLUSTER_CYCLES = 3.5e3
+"""gemv: launching a cluster, its two barriers, and reading the other block's sums (not fitted)."""
+
+GEMV_TIGHT_LOSS = 0.4
+"""gemv: share of time lost where the estimate of registers exceeds what a thread can have."""
 
 GEMV_POWER = 1.17
 """gemv: how chain and issue slots add up, see `Work`."""
@@ -381,6 +385,9 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
 
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
+    if schedule.pipeline == "gemv":
+        most = launch_registers(schedule.warps)
+        return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > most)
     if schedule.pipeline != "wgmma":
         return 1.0
     return (1 + MULTICAST_LOSS * (schedule.cluster > 1)) * (1 + TIGHT_LOSS * is_tight(gemm, schedule))

@@ -82,6 +82,9 @@ WGMMA: dict[str, GpuSchedule] = {
     "split": GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8, split_k=8),
     "shares": GpuSchedule("wgmma", 64, 256, 128, stages=4, warps=8, persistent=True, stream_k=True),
     "small tiles in shares": GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True, stream_k=True),
+    "gemv, two blocks split K": GpuSchedule(
+        "gemv", 16, stages=2, warps=8, split_k=2, warp_rows=32, cluster=2
+    ),
     "split and shared": GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8, split_k=4, cluster=2),
 }
 
