@@ -20,7 +20,7 @@ from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
 from schedules.hint import Hint, device_hint
-from schedules.layouts import packed_group, padded
+from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import (
     RULES,
     SLICED,
@@ -273,7 +273,9 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     small = m * gemm.n <= device.units * 128 * 128
     # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
     busy = k_blocks(tile) == 1 or tile.pipeline != "gemv" or (tile.warps >= 16 and tile.warps % 4 == 0)
-    return long_enough and busy and not (tile.persistent and not tile.stream_k and small)
+    # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
+    digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
+    return long_enough and busy and digits and not (tile.persistent and not tile.stream_k and small)
 
 
 def schedule_transform(

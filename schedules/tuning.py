@@ -31,7 +31,7 @@ SHIPPED = Path(__file__).parent / "tuned"
 GENERATION = 1
 """Raise it when emitters change so much that older measurements mislead."""
 
-CLASS_FIELDS = ("weight", "activation", "group_size", "scale", "zero")
+CLASS_FIELDS = ("weight", "activation", "group_size", "scale", "zero", "power_scales")
 """Fields of `Gemm.shape_free` that decide what the main loop does."""
 
 
@@ -59,7 +59,7 @@ class Measurement:
 def class_of(gemm: Gemm) -> dict[str, Any]:
     """Return the problem's class: everything but its extents and its epilogue."""
     fields = gemm.shape_free()
-    return {name: fields[name] for name in CLASS_FIELDS}
+    return {name: fields[name] for name in CLASS_FIELDS if name in fields}
 
 
 def class_key(device: TileDevice, gemm: Gemm) -> str:

@@ -121,5 +121,5 @@ def test_what_it_cannot_do_is_not_legal(change: dict[str, object]) -> None:
 
 
 def test_codes_that_are_not_evenly_spaced_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="evenly spaced"):
+    with pytest.raises(ScheduleError, match="multiplied where they are"):
         digits.emit(replace(INT2, weight="fp4_e2m1"), H200, SCHEDULE, "k")

@@ -30,6 +30,7 @@ from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.machine import XOR_AND, repeat
 from schedules.layouts import TILE
+from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
@@ -62,6 +63,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     ScheduleError
         If the weight's codes are no such integers, or the schedule does not fit.
     """
+    check_legal(gemm, device, schedule)
     with b.function(name) as result:
         Digits(gemm, device, schedule).emit()
     return result.func
