@@ -1,0 +1,377 @@
+"""Running the search: processes, budget, progress, checkpoints, verification of what is found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.ir.graph import Graph
+from ladder.ir.interpret import abstract_expressions
+from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.instantiate import axes_of, choose_factors, instantiate, small_factors, small_program
+from ladder.superopt.generator.program import Program
+from ladder.superopt.generator.space import Alphabet, Mapping, Partial, Space, Step, Structure, mappings
+from ladder.superopt.verifier import Certificate, Stability, check_stability, verify_equal
+from tile_types.errors import ShapeError
+
+CHECK_EVERY = 256
+"""States between looks at the clock."""
+
+SMALL = 2
+"""Extent of every factor in the test of each candidate."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far to search.
+
+    Parameters
+    ----------
+    operators
+        Operators of a block graph, loads and stores not counted.
+    grid
+        Grid dimensions, at most 3.
+    seconds
+        Time budget; what was found until then is reported, as incomplete.
+    states
+        Budget of states, over all mappings in order (one process then), or None.
+    workers
+        Processes.
+    pruning
+        False keeps every prefix (ablation).
+    capacity
+        Bytes of shared memory of a block.
+    units
+        Multiprocessors.
+    """
+
+    operators: int = 8
+    grid: int = 3
+    seconds: float | None = None
+    states: int | None = None
+    workers: int = 2
+    pruning: bool = True
+    capacity: int = 227 * 1024
+    units: int = 132
+
+
+@dataclass
+class Counts:
+    """What a search has seen.
+
+    Parameters
+    ----------
+    states
+        Prefixes visited.
+    pruned
+        Steps dropped because their value can occur in no equal program.
+    candidates
+        Complete graphs.
+    verified, rejected
+        Candidates by the equivalence test.
+    reasons
+        Why, for the rejected.
+    """
+
+    states: int = 0
+    pruned: int = 0
+    candidates: int = 0
+    verified: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Counts) -> None:
+        """Add another's."""
+        for name in ("states", "pruned", "candidates", "verified", "rejected"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verified graph.
+
+    Parameters
+    ----------
+    structure
+        Mapping and steps.
+    graph
+        At the program's sizes.
+    certificate, stability
+        Of equality and of floating-point behaviour.
+    cost
+        Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
+    """
+
+    structure: Structure
+    graph: Graph
+    certificate: Certificate
+    stability: Stability
+    cost: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `search`.
+
+    Parameters
+    ----------
+    found
+        Verified and stable graphs, cheapest first.
+    unstable
+        Verified graphs that failed the floating-point test.
+    complete
+        Whether the whole space was searched within the budget.
+    """
+
+    program: Program
+    limits: Limits
+    found: tuple[Found, ...]
+    unstable: tuple[Found, ...]
+    counts: Counts
+    seconds: float
+    complete: bool
+
+
+Progress = Callable[[str, float | None], None]
+
+
+def search(
+    program: Program,
+    limits: Limits | None = None,
+    *,
+    checkpoint: Path | None = None,
+    step: Progress | None = None,
+    seed: int | None = None,
+) -> Report:
+    """Search block graphs that equal a program.
+
+    Parameters
+    ----------
+    limits
+        Defaults of `Limits`.
+    checkpoint
+        File to which finished mappings are written, and read from on the next call with the same
+        program and limits: an interrupted search goes on there.
+    step
+        Told what is being done.
+    seed
+        Of the final certificates; fresh entropy if None. What is found does not depend on it.
+
+    Returns
+    -------
+    Report
+        The same for the same arguments, but for seconds and certificates' draws, if complete.
+    """
+    limits, began = limits or Limits(), time.monotonic()
+    tasks = list(tasks_of(program, limits))
+    done = _read_checkpoint(checkpoint, program, limits)
+    deadline = None if limits.seconds is None else time.time() + limits.seconds
+    for number, outcome in _run(program, limits, [t for t in range(len(tasks)) if t not in done], deadline):
+        done[number] = outcome
+        _write_checkpoint(checkpoint, program, limits, done)
+        if step is not None:
+            step(f"{program.name}: {len(done)} of {len(tasks)} mappings", len(done) / len(tasks))
+    counts = Counts()
+    for number in sorted(done):
+        counts.add(done[number].counts)
+    structures = [structure for number in sorted(done) for structure in done[number].structures]
+    finished = [_finish(structure, program, limits, seed) for structure in structures]
+    good = [found for found in finished if found is not None and found.certificate.equal]
+    ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
+    complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
+    return Report(
+        program, limits,
+        tuple(found for found in ranked if found.stability.stable),
+        tuple(found for found in ranked if not found.stability.stable),
+        counts, time.monotonic() - began, complete,
+    )  # fmt: skip
+
+
+def tasks_of(program: Program, limits: Limits) -> Iterator[Mapping]:
+    """Yield the mappings to search, in order."""
+    inputs, output = axes_of(program)
+    return mappings(inputs, output, limits.grid)
+
+
+@dataclass
+class Outcome:
+    """What one mapping gave."""
+
+    counts: Counts
+    structures: list[Structure]
+    complete: bool
+
+
+def _run(
+    program: Program, limits: Limits, numbers: list[int], deadline: float | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Search mappings, in processes unless the states are limited; yield outcomes as they come."""
+    if limits.workers <= 1 or limits.states is not None:
+        left = limits.states
+        for number in numbers:
+            outcome = search_mapping(program, limits, number, deadline, left)
+            if left is not None:
+                left = max(0, left - outcome.counts.states)
+            yield number, outcome
+        return
+    from concurrent.futures import as_completed
+
+    with ProcessPoolExecutor(limits.workers) as pool:
+        futures = {
+            pool.submit(search_mapping, program, limits, number, deadline, None): number for number in numbers
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def search_mapping(
+    program: Program, limits: Limits, number: int, deadline: float | None, states: int | None
+) -> Outcome:
+    """Search the block graphs of one mapping."""
+    mapping = list(tasks_of(program, limits))[number]
+    return Explorer(program, limits, mapping, deadline, states).run()
+
+
+class Explorer:
+    """Depth-first search of one mapping."""
+
+    def __init__(
+        self, program: Program, limits: Limits, mapping: Mapping, deadline: float | None, states: int | None
+    ) -> None:
+        self.program, self.limits, self.mapping = program, limits, mapping
+        self.deadline, self.budget = deadline, states
+        inputs, output = axes_of(program)
+        target = program.graph({name: mapping.full(name) for name in program.sizes})
+        self.pruner = Pruner(abstract_expressions(target), limits.pruning)
+        named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
+        alphabet = Alphabet.of(program.symbolic)
+        self.space = Space(mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner)
+        self.small = small_factors(mapping, program, SMALL)
+        self.reference = small_program(mapping, program, self.small)
+        self.outcome = Outcome(Counts(), [], True)
+
+    def run(self) -> Outcome:
+        """Search all of it, or until the budget ends."""
+        start = self.space.start()
+        if start is not None and all(self.pruner.keeps(value.expression) for value in start.values):
+            self._visit(start)
+        return self.outcome
+
+    def _visit(self, partial: Partial) -> None:
+        counts, space = self.outcome.counts, self.space
+        counts.states += 1
+        if partial.steps and space.complete(partial):
+            self._candidate(partial)
+        left = self.limits.operators - len(partial.steps)
+        if left == 0 or self._spent():
+            return
+        for step in space.steps(partial):
+            value = space.value(partial, step)
+            if value is None:
+                continue
+            if not self.pruner.keeps(value.expression):
+                counts.pruned += 1
+                continue
+            longer = partial.with_step(step, value)
+            if not space.hopeless(longer, left - 1):
+                self._visit(longer)
+            if not self.outcome.complete:
+                return
+
+    def _spent(self) -> bool:
+        counts = self.outcome.counts
+        late = self.deadline is not None and counts.states % CHECK_EVERY == 1 and time.time() > self.deadline
+        if late or (self.budget is not None and counts.states >= self.budget):
+            self.outcome.complete = False
+        return not self.outcome.complete
+
+    def _candidate(self, partial: Partial) -> None:
+        counts = self.outcome.counts
+        counts.candidates += 1
+        structure = Structure(self.mapping, partial.steps)
+        certificate = verify_equal(self.reference, instantiate(structure, self.program, self.small), seed=0)
+        if certificate.equal:
+            counts.verified += 1
+            self.outcome.structures.append(structure)
+            return
+        counts.rejected += 1
+        counts.reasons[certificate.reason] = counts.reasons.get(certificate.reason, 0) + 1
+
+
+def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | None:
+    """Prove again with fresh draws, test in floating point, and choose tiles; None if no tiles fit."""
+    try:
+        factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
+    except ShapeError:
+        return None
+    small = small_factors(structure.mapping, program, SMALL)
+    reference, candidate = (
+        small_program(structure.mapping, program, small), instantiate(structure, program, small),
+    )  # fmt: skip
+    certificate = verify_equal(reference, candidate, seed=seed)
+    stability = check_stability(candidate, reference)
+    return Found(structure, instantiate(structure, program, factors), certificate, stability, cost)
+
+
+def _identity(program: Program, limits: Limits) -> dict[str, Any]:
+    kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
+    return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
+
+
+def _write_checkpoint(
+    path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]
+) -> None:
+    if path is None:
+        return
+    finished = {
+        str(number): {"counts": asdict(outcome.counts), "structures": [asdict(s) for s in outcome.structures]}
+        for number, outcome in sorted(done.items())
+        if outcome.complete
+    }
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps({**_identity(program, limits), "done": finished}), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dict[int, Outcome]:
+    """Return finished mappings; a file of another search, or a broken one, is ignored."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    identity = json.loads(json.dumps(_identity(program, limits)))
+    if {name: stored.get(name) for name in identity} != identity:
+        return {}
+    return {
+        int(number): Outcome(
+            Counts(**entry["counts"]), [_structure(value) for value in entry["structures"]], True
+        )
+        for number, entry in stored["done"].items()
+    }
+
+
+def _structure(value: dict[str, Any]) -> Structure:
+    return Structure(
+        Mapping(**_tuples(value["mapping"])), tuple(Step(**_tuples(step)) for step in value["steps"])
+    )
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _tuple(entry) for name, entry in value.items()}
+    return _tuple(value)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
