@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping as Numbers
 from collections.abc import Sequence
 
-from ladder.ir.build import GraphBuilder
-from ladder.ir.extents import bind
+from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.graph import Graph
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.space import LEAST_TILE, Mapping, Step, Structure
+from ladder.superopt.generator.space import Mapping, Step, Structure
 from tile_types.errors import ShapeError
+from tile_types.tile import Extent
 
 ACCUMULATOR = "float32"
 TILES = (16, 32, 64, 128, 256)
@@ -26,28 +26,29 @@ def axes_of(program: Program) -> tuple[tuple[tuple[str, ...], ...], tuple[str, .
     return inputs, tuple(map(str, graph.tile(graph.outputs[0]).shape))
 
 
-def instantiate(structure: Structure, program: Program, factors: Numbers[str, int]) -> Graph:
+def instantiate(structure: Structure, program: Program, factors: Numbers[str, int] | None = None) -> Graph:
     """Return the kernel graph with one block graph.
 
     Parameters
     ----------
     factors
-        Number for each factor of the mapping: ``Ng``, ``Kl``, ``Nt`` ...
+        Number for each factor of the mapping: ``Ng``, ``Kl``, ``Nt`` ...; without, they stay symbols.
 
     Notes
     -----
     Matrix products take operands of the inputs' type and accumulate in float32; everything else is
     computed in float32; the result is stored in the program's type.
     """
-    return _Builder(structure, program, factors).graph()
+    graph = _Builder(structure, program).graph()
+    return graph if factors is None else bind(graph, factors)
 
 
 class _Builder:
-    def __init__(self, structure: Structure, program: Program, factors: Numbers[str, int]) -> None:
-        self.structure, self.program, self.factors = structure, program, factors
+    def __init__(self, structure: Structure, program: Program) -> None:
+        self.structure, self.program = structure, program
         mapping = structure.mapping
-        loops = {f"{mapping.loop}l": factors[f"{mapping.loop}l"]} if mapping.loop else {}
-        grid = {f"{dimension}g": factors[f"{dimension}g"] for dimension in mapping.grid}
+        loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
+        grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
         self.block = GraphBuilder(f"{program.name}_block", "block", grid=grid, loops=loops)
         self.values: list[str] = []
         self.converted: dict[tuple[str, str], str] = {}
@@ -72,16 +73,14 @@ class _Builder:
         )  # fmt: skip
         return g.finish(*g.nest(self.block.finish(stored), *operands, name="Y"))
 
-    def _full(self, axes: Sequence[str]) -> tuple[int, ...]:
-        return tuple(
-            math.prod(self.factors[name] for name in self.structure.mapping.factors(axis)) for axis in axes
-        )
+    def _full(self, axes: Sequence[str]) -> tuple[Extent, ...]:
+        return tuple(self.structure.mapping.full(axis) for axis in axes)
 
     def _load(self, number: int, name: str, axes: Sequence[str]) -> None:
         mapping = self.structure.mapping
         source = self.block.input(f"{name}_in", self.ttype, self._full(axes))
-        shape = tuple(int(bind(extent, self.factors)) for extent in mapping.tile(number, axes))
         loop = (mapping.fmap[number],) if mapping.loop else ()
+        shape = mapping.tile(number, axes)
         load = self.block.add("load", source, name=name, grid=mapping.imap[number], loop=loop, shape=shape)
         self.values.append(load)
 
@@ -114,7 +113,7 @@ class _Builder:
 
 
 def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, int]:
-    """Return factors for verification: every factor of the dimensions is ``extent``, see `shrink`."""
+    """Return factors that are all ``extent``: for the quick test of a candidate."""
     return {name: extent for dimension in program.sizes for name in mapping.factors(dimension)}
 
 
@@ -123,6 +122,11 @@ def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]
     return program.graph(
         {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
     )
+
+
+def symbolic_program(mapping: Mapping, program: Program) -> Graph:
+    """Return the program with the factors of a mapping as extents."""
+    return program.graph({dimension: mapping.full(dimension) for dimension in program.sizes})
 
 
 def choose_factors(
@@ -168,8 +172,8 @@ def _candidates(mapping: Mapping, program: Program) -> list[dict[str, int]]:
         if not split:
             choices.append([{tile: size}])
             continue
-        tiles = [t for t in TILES if size % t == 0 and t < size] or [min(LEAST_TILE, size)]
-        choices.append([{split[0]: -(-size // t), tile: t} for t in tiles])
+        tiles = [t for t in TILES if size % t == 0 and t < size]
+        choices.append([{split[0]: size // t, tile: t} for t in tiles])
     return [
         {name: number for part in parts for name, number in part.items()}
         for parts in itertools.product(*choices)

@@ -78,16 +78,21 @@ class Mapping:
         return names
 
 
-def mappings(inputs: Sequence[Sequence[str]], output: Sequence[str], max_grid: int = 3) -> Iterator[Mapping]:
+def mappings(
+    inputs: Sequence[Sequence[str]], output: Sequence[str], sizes: Any, max_grid: int = 3
+) -> Iterator[Mapping]:
     """Yield every mapping: grid dimensions split axes of the output, the loop an axis that it lacks.
+
+    Dimensions that one tile holds are not split.
 
     An axis of an operand that a dimension could split is split or replicated. Every grid and loop
     dimension splits some operand.
     """
     named = sorted({name for axes in inputs for name in axes})
-    loops = [None, *(name for name in named if name not in output)]
-    for count in range(min(max_grid, len(output)) + 1):
-        for grid in itertools.combinations(output, count):
+    loops = [None, *(name for name in named if name not in output and sizes[name] > LEAST_TILE)]
+    wide = [name for name in output if sizes[name] > LEAST_TILE]
+    for count in range(min(max_grid, len(wide)) + 1):
+        for grid in itertools.combinations(wide, count):
             for loop in loops:
                 yield from _mappings(inputs, grid, loop)
 

@@ -67,6 +67,15 @@ from __future__ import annotations
 
 from ladder.superopt.verifier.bound import Bound, bound_of
 from ladder.superopt.verifier.equivalence import Certificate, verify_equal
+from ladder.superopt.verifier.shrink import verify_for_all_extents
 from ladder.superopt.verifier.stability import Stability, check_stability
 
-__all__ = ["Bound", "Certificate", "Stability", "bound_of", "check_stability", "verify_equal"]
+__all__ = [
+    "Bound",
+    "Certificate",
+    "Stability",
+    "bound_of",
+    "check_stability",
+    "verify_equal",
+    "verify_for_all_extents",
+]

@@ -1,0 +1,243 @@
+"""When a test at small extents proves equality at all extents.
+
+Two programs over symbolic extents, each axis a product of symbols (factors of dimensions: blocks, steps of
+the loop, what is left in a tile). For a symbol s, call a value *null in s* if it is zero at every index
+of s at which all inputs that have s are zero. `reductions` proves, node by node, that every sum over s is of
+values that are null in s, and that every operator treats indices alike (element-wise, matrix product,
+sum, concatenation; reshape and others are refused by name).
+
+*Restriction.* Let inputs be zero outside of a set S of indices of s. Then, by induction over nodes, values
+at indices in S are those of the program with extent |S| run on the rest, and null values are zero elsewhere,
+so that sums lose nothing.
+
+*Supports.* Suppose the programs differ at some extents: some output element has
+``P = sum_j f_j exp(H_j)`` not 0 as in the package's docstring. Choose a monomial of f_1 (in the basis of
+products of roots), one of each ``u_j v_1 - u_1 v_j``, j > 1, and one of each difference of two radicands
+``N_a D_b - N_b D_a``. They have degree <= d, 2d and 4d (a root counts half of its radicand), so with the output
+element they mention at most ``n = 1 + d + 2 d (K - 1) + 4 d m (m - 1) / 2`` indices of s. Restrict the inputs to
+those: P keeps these monomials, so f_1 is not 0, no exponent merges with H_1 and no two radicands merge.
+The restricted programs differ, at extent <= n, and by restriction once more at extent n.
+
+So equality at extent n for every symbol that is summed over proves it for all extents. A symbol that
+is never summed over needs extent 1 only: an output element at one of its indices depends on inputs at that
+index alone. d, K and m must not depend on the extents: they are computed at extent 2 and at n, and must
+agree (they are sums of a constant and a multiple of the extent, so they agree at all).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ladder.ir.build import bind, node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.ir.operator import Operator
+from ladder.ir.ops import get_operator
+from ladder.superopt.verifier.bound import Bound, bound_of
+from ladder.superopt.verifier.equivalence import DELTA, Certificate, forms_of, verify_equal
+from ladder.superopt.verifier.forms import Bounding
+from tile_types.errors import VerificationError
+from tile_types.tile import Extent
+
+MOST = 96
+"""Largest extent that is tried."""
+
+PROBE = 2
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The symbols a value has, and those it is null in."""
+
+    has: frozenset[str]
+    null: frozenset[str]
+
+    def without(self, names: frozenset[str]) -> Symbols:
+        """Return the symbols left after a sum."""
+        return Symbols(self.has - names, self.null - names)
+
+
+def symbols_of(extents: Sequence[Extent]) -> frozenset[str]:
+    """Return the names in extents."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", " ".join(map(str, extents))))
+
+
+def reductions(graph: Graph) -> frozenset[str]:
+    """Return the symbols that are summed over.
+
+    Raises
+    ------
+    VerificationError
+        Names the node at which the argument of this module fails.
+    """
+    summed: set[str] = set()
+    operands = [_input(node) for node in graph.inputs]
+    _walk(graph, operands, summed)
+    return frozenset(summed)
+
+
+def _input(node: Node) -> Symbols:
+    names = symbols_of(node.tile.shape)
+    return Symbols(names, names)
+
+
+def _walk(graph: Graph, operands: Sequence[Symbols], summed: set[str]) -> list[Symbols]:
+    values = dict(zip((node.name for node in graph.inputs), operands, strict=True))
+    for node in graph.nodes:
+        if node.operator == "input":
+            continue
+        arguments = [values[value] for value in node.inputs]
+        if node.body is not None:
+            values.update(zip(node.values, _walk(node.body, arguments, summed), strict=True))
+        else:
+            values[node.name] = _Step(graph, node, summed).result(arguments)
+    return [values[output] for output in graph.outputs]
+
+
+class _Step:
+    """Symbols of one node's result."""
+
+    def __init__(self, graph: Graph, node: Node, summed: set[str]) -> None:
+        self.graph, self.node, self.summed = graph, node, summed
+        self.attributes = node_attributes(node, graph)
+
+    def result(self, arguments: list[Symbols]) -> Symbols:
+        row = get_operator(self.node.operator)
+        if self.node.operator == "constant":
+            return Symbols(symbols_of(self.node.tile.shape), frozenset())
+        if row.elementwise:
+            return self._elementwise(row, arguments)
+        rule = _RULES.get(self.node.operator)
+        if rule is None:
+            raise self._refused(f"{self.node.operator} does not treat all indices alike")
+        return rule(self, arguments)
+
+    def _elementwise(self, row: Operator, arguments: list[Symbols]) -> Symbols:
+        """A symbol's zeros survive if the operator maps zero operands, whatever the others are, to zero."""
+        has = frozenset().union(*(argument.has for argument in arguments))
+        null = {
+            name for name in has
+            if _vanishes(row, tuple(name in argument.null for argument in arguments))
+        }  # fmt: skip
+        return Symbols(has, frozenset(null))
+
+    def keep(self, arguments: list[Symbols]) -> Symbols:
+        return arguments[0]
+
+    def sum(self, arguments: list[Symbols]) -> Symbols:
+        shape = self.graph.tile(self.node.inputs[0]).shape
+        return self._summed(arguments[0], symbols_of([shape[self.attributes["axis"]]]))
+
+    def matmul(self, arguments: list[Symbols]) -> Symbols:
+        a, b = arguments
+        inner = symbols_of([self.graph.tile(self.node.inputs[0]).shape[-1]])
+        return self._summed(Symbols(a.has | b.has, a.null | b.null), inner)
+
+    def accumulate(self, arguments: list[Symbols]) -> Symbols:
+        loops = symbols_of([axis.extent for axis in self.graph.loops])
+        kind = self.attributes["kind"]
+        if kind == "sum":
+            return self._summed(arguments[0], loops)
+        if kind == "last" and not loops & arguments[0].has:
+            return arguments[0]
+        raise self._refused(f"accumulate {kind!r} does not treat all steps alike")
+
+    def concat(self, arguments: list[Symbols]) -> Symbols:
+        """Outside of the joined axis a symbol must be null in all operands."""
+        axis = self.attributes["axis"]
+        has = frozenset().union(*(argument.has for argument in arguments))
+        null = frozenset.intersection(*(argument.null for argument in arguments))
+        for value, argument in zip(self.node.inputs, arguments, strict=True):
+            null |= symbols_of([self.graph.tile(value).shape[axis]]) & argument.null
+        return Symbols(has, null)
+
+    def _summed(self, value: Symbols, names: frozenset[str]) -> Symbols:
+        wrong = sorted(names - value.null)
+        if wrong:
+            raise self._refused(f"it sums over {wrong[0]} what need not vanish with the inputs")
+        self.summed |= names
+        return value.without(names)
+
+    def _refused(self, reason: str) -> VerificationError:
+        return VerificationError(
+            f"small extents do not prove all: %{self.node.name} = {self.node.operator}(...), {reason}"
+        )
+
+
+_RULES: Mapping[str, Any] = {
+    "convert": _Step.keep, "sync": _Step.keep, "load": _Step.keep, "store": _Step.keep,
+    "broadcast": _Step.keep, "transpose": _Step.keep, "reduce_sum": _Step.sum, "matmul": _Step.matmul,
+    "accumulate": _Step.accumulate, "concat": _Step.concat,
+}  # fmt: skip
+"""Operators that are not element-wise -> how symbols pass them; all others are refused."""
+
+_SAMPLES = (1.7, -2.3, 0.4)
+
+
+def _vanishes(row: Operator, zero: tuple[bool, ...]) -> bool:
+    """Whether the float64 reference is 0 when these operands are 0 and the others are not."""
+    if not any(zero):
+        return False
+    for sample in _SAMPLES:
+        operands = [np.asarray(0.0 if flag else sample) for flag in zero]
+        with np.errstate(all="ignore"):
+            if not row.reference(operands, {}) == 0:
+                return False
+    return True
+
+
+def verify_for_all_extents(
+    first: Graph, second: Graph, *, delta: float = DELTA, seed: int | None = None
+) -> tuple[Certificate, dict[str, int]]:
+    """Decide whether two programs over symbolic extents are equal at all extents.
+
+    Returns
+    -------
+    Certificate
+        As of `verify_equal`; refused where the argument of this module does not apply.
+    dict
+        The extent of every symbol in the test.
+    """
+    try:
+        summed = reductions(first) | reductions(second)
+        names = symbols_of([extent for graph in (first, second) for extent in _all_extents(graph)])
+        probe = {name: PROBE if name in summed else 1 for name in names}
+        bound = _bound(bind(first, probe), bind(second, probe))
+        needed = needed_extent(bound)
+    except VerificationError as error:
+        return Certificate("refused", str(error)), {}
+    if needed > MOST:
+        return Certificate("refused", f"small extents do not prove all: {needed} needed, at most {MOST}"), {}
+    extents = {name: needed if name in summed else 1 for name in names}
+    certificate = verify_equal(bind(first, extents), bind(second, extents), delta=delta, seed=seed)
+    found = certificate.bound
+    if found is not None and (found.degree, found.terms) != (bound.degree, bound.terms):
+        reason = "small extents do not prove all: degrees grow with the extents"
+        return replace(certificate, verdict="refused", reason=reason, delta=0.0), extents
+    return certificate, extents
+
+
+def needed_extent(bound: Bound) -> int:
+    """Return n of the module's argument; ``bound.radicands`` counts all roots of both programs."""
+    d, m = bound.degree, bound.radicands
+    return 1 + d + 2 * d * (bound.terms - 1) + 4 * d * math.comb(m, 2)
+
+
+def _all_extents(graph: Graph) -> list[Extent]:
+    extents: list[Extent] = []
+    for owner, node in graph.walk():
+        extents += [axis.extent for axis in (*owner.grid, *owner.loops)]
+        extents += [extent for tile in node.tiles for extent in tile.shape]
+    return extents
+
+
+def _bound(first: Graph, second: Graph) -> Bound:
+    boundings = [Bounding(), Bounding()]
+    a, b = (forms_of(graph, each) for graph, each in zip((first, second), boundings, strict=True))
+    bound = bound_of(a, b, any(each.exponentials for each in boundings))
+    return bound.with_radicands(sum(each.roots for each in boundings))
