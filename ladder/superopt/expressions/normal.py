@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
@@ -149,7 +149,7 @@ def multiply(a: Normal, b: Normal) -> Normal:
 def divide(a: Normal, b: Normal) -> Normal:
     """``(a/b)/c = a/(b·c)``; a divisor that is itself a fraction becomes an atom."""
     plain = len(b.fractions) == 1 and b.fractions[0][0] == UNIT
-    divisor = b.fractions[0][1] if plain else of_atom(("fraction", b)).fractions[0][1]
+    divisor: Polynomial = b.fractions[0][1] if plain else of_atom(("fraction", b)).fractions[0][1]
     result: dict[Polynomial, dict[Monomial, int]] = {}
     for denominator, numerator in a.fractions:
         into = result.setdefault(product(denominator, divisor), {})
@@ -170,13 +170,14 @@ def exponential(a: Normal) -> Normal:
 def size(extent: int | str) -> Normal:
     """Return [k]: a product of primes, or of the names in a symbolic extent."""
     powers: dict[Atom, int] = {}
-    for factor in _factors(extent):
+    for factor in factors(extent):
         atom = ("size", factor)
         powers[atom] = powers.get(atom, 0) + 1
     return of_polynomial(((monomial(powers), 1),))
 
 
-def _factors(extent: int | str) -> Iterable[str]:
+def factors(extent: int | str) -> Iterable[str]:
+    """Return the primes and names whose product an extent is; a polynomial is a name."""
     if isinstance(extent, str):
         if not re.fullmatch(r"\w+(\*\w+)*", extent):
             return [extent]
@@ -226,6 +227,40 @@ def normal(value: AbstractExpression | Normal) -> Normal:
     if head in ARITHMETIC:
         return ARITHMETIC[head](*arguments)
     return exponential(*arguments) if head == "exp" else of_atom((head, *arguments))
+
+
+def as_expression(value: Normal) -> AbstractExpression:
+    """Return an abstract expression with this normal form."""
+    fractions = [
+        _polynomial_expression(numerator)
+        if denominator == UNIT
+        else ("div", _polynomial_expression(numerator), _polynomial_expression(denominator))
+        for denominator, numerator in value.fractions
+    ]
+    return reduce(lambda a, b: ("add", a, b), fractions)
+
+
+def _polynomial_expression(value: Polynomial) -> AbstractExpression:
+    terms = [term for term, count in value for _ in range(count)]
+    return reduce(lambda a, b: ("add", a, b), map(_monomial_expression, terms))
+
+
+def _monomial_expression(value: Monomial) -> AbstractExpression:
+    result: AbstractExpression = ("const", 1.0)
+    for atom, power in value:
+        for _ in range(power):
+            factor = _atom_expression(atom)
+            result = ("sum", atom[1], result) if atom[0] == "size" else ("mul", result, factor)
+    return result
+
+
+def _atom_expression(atom: Atom) -> AbstractExpression:
+    head, *rest = atom
+    if head == "var":
+        return str(rest[0])
+    if head == "fraction":
+        return as_expression(rest[0])
+    return (head, *(as_expression(argument) if isinstance(argument, Normal) else argument for argument in rest))
 
 
 def _is_expression(value: Any) -> bool:

@@ -1,14 +1,15 @@
 """The same question put to z3: the axioms, and that the part is not a subexpression, contradict each other.
 
-z3 answers where the normal form is too large; an answer other than "proved" decides nothing.
+z3 answers where the normal form is too large; what it does not know in time decides nothing.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
+from ladder.superopt.expressions.normal import factors
 
 TIMEOUT_MS = 2000
 
@@ -31,6 +32,7 @@ class Oracle:
         self.solver = z3.Solver(ctx=self.context)
         self.solver.set("timeout", timeout_ms)
         self._functions: dict[tuple[str, int], Any] = {}
+        self._contexts: set[tuple[str, int]] = set()
         self.sub = z3.Function("sub", self.sort, self.sort, z3.BoolSort(self.context))
         self.solver.add(self._axioms())
 
@@ -56,6 +58,7 @@ class Oracle:
         transitive = z3.Implies(z3.And(sub(x, y), sub(y, z)), sub(x, z))
         exp = self.function("exp", 1)
         equalities.append((exp(add(x, y)), mul(exp(x), exp(y))))
+        equalities.append((mul(self.term(("const", 1.0)), x), x))
         return [
             *(z3.ForAll([x, y, z], left == right) for left, right in equalities),
             *(z3.ForAll([x, y], context) for context in contexts),
@@ -70,24 +73,34 @@ class Oracle:
         if head == "const":
             return self.z3.Const(f"const {rest[0]}", self.sort)
         if head == "sum":
-            return self.function("mul", 2)(self.z3.Const(f"size {rest[0]}", self.sort), self.term(rest[1]))
+            sizes = [self.z3.Const(f"size {factor}", self.sort) for factor in factors(rest[0])]
+            return reduce(lambda inner, size: self.function("mul", 2)(size, inner), sizes, self.term(rest[1]))
         arguments = [self.term(argument) for argument in rest]
         function = self.function(head, len(arguments))
-        if (head, "context") not in self._functions and head not in ("add", "mul", "div"):
-            self._functions[(head, "context")] = True  # type: ignore[index]
-            names = [self.z3.Const(f"a{number}", self.sort) for number in range(len(arguments))]
-            for name in names:
-                self.solver.add(self.z3.ForAll(names, self.sub(name, function(*names))))
+        self._add_context(head, function)
         return function(*arguments)
 
-    def proves(self, part: AbstractExpression, whole: AbstractExpression) -> bool:
-        """Return whether z3 proves that ``part`` occurs in something equal to ``whole``."""
+    def _add_context(self, head: str, function: Any) -> None:
+        """Arguments of a function are subexpressions; add, mul and div have it among the axioms."""
+        key = (head, function.arity())
+        if head in ("add", "mul", "div") or key in self._contexts:
+            return
+        self._contexts.add(key)
+        names = [self.z3.Const(f"a{number}", self.sort) for number in range(function.arity())]
+        for name in names:
+            self.solver.add(self.z3.ForAll(names, self.sub(name, function(*names))))
+
+    def decide(self, part: AbstractExpression, whole: AbstractExpression) -> bool | None:
+        """Return whether ``part`` occurs in something equal to ``whole``; None if z3 does not know in time.
+
+        True is a proof from the axioms, False a model of them in which it does not.
+        """
         question = self.sub(self.term(part), self.term(whole))
         self.solver.push()
         self.solver.add(self.z3.Not(question))
         answer = self.solver.check()
         self.solver.pop()
-        return bool(answer == self.z3.unsat)
+        return True if answer == self.z3.unsat else False if answer == self.z3.sat else None
 
 
 @lru_cache(maxsize=1)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
-from ladder.superopt.expressions.normal import Normal, TooLargeError, normal
+from ladder.superopt.expressions.normal import Normal, TooLargeError, as_expression, normal
+from ladder.superopt.expressions.oracle import shared_oracle
 from ladder.superopt.expressions.subexpression import is_subexpression
 
 
@@ -51,4 +52,9 @@ class Pruner:
             return any(is_subexpression(value, target) for target in self.targets)
         except TooLargeError:
             self.undecided += 1
-            return True
+            return self._ask_z3(value)
+
+    def _ask_z3(self, value: Normal) -> bool:
+        part = as_expression(value)
+        answers = (shared_oracle().decide(part, as_expression(target)) for target in self.targets)
+        return any(answer is not False for answer in answers)

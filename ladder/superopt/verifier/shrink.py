@@ -20,8 +20,9 @@ The restricted programs differ, at extent <= n, and by restriction once more at 
 
 So equality at extent n for every symbol that is summed over proves it for all extents. A symbol that
 is never summed over needs extent 1 only: an output element at one of its indices depends on inputs at that
-index alone. d, K and m must not depend on the extents: they are computed at extent 2 and at n, and must
-agree (they are sums of a constant and a multiple of the extent, so they agree at all).
+index alone. d, K and m must not grow with the extents: they are computed at extent 2 and at n and must
+agree. That suffices: denominators that multiply along a sum give degrees of at least its extent, and
+n > d; numbers of exponents and of roots that grow do so strictly.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from ladder.ir.build import bind, node_attributes
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
@@ -50,9 +52,13 @@ MOST = 96
 PROBE = 2
 
 
+DIGIT = "@"
+"""Marks a symbol by which a value varies from block to block or from step to step, not along an axis."""
+
+
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols a value has, and those it is null in."""
+    """The symbols a value has (axes, and digits marked `DIGIT`), and those it is null in."""
 
     has: frozenset[str]
     null: frozenset[str]
@@ -138,8 +144,31 @@ class _Step:
         inner = symbols_of([self.graph.tile(self.node.inputs[0]).shape[-1]])
         return self._summed(Symbols(a.has | b.has, a.null | b.null), inner)
 
+    def load(self, arguments: list[Symbols]) -> Symbols:
+        """Each mapped dimension becomes a digit; tile and digits must make up the whole axis."""
+        digits = self._digits(self.graph.tile(self.node.inputs[0]).shape, self.node.tile.shape)
+        axes = symbols_of(self.node.tile.shape)
+        null = arguments[0].null
+        return Symbols(axes | digits, (axes & null) | {d for d in digits if d.removeprefix(DIGIT) in null})
+
+    def store(self, arguments: list[Symbols]) -> Symbols:
+        """Digits become parts of axes again."""
+        self._digits(self.node.tile.shape, self.graph.tile(self.node.inputs[0]).shape)
+        null = frozenset(name.removeprefix(DIGIT) for name in arguments[0].null)
+        return Symbols(symbols_of(self.node.tile.shape), null)
+
+    def _digits(self, whole: Sequence[Extent], tile: Sequence[Extent]) -> frozenset[str]:
+        maps = (*self.attributes["grid"], *self.attributes.get("loop", ()))
+        axes = (*self.graph.grid, *self.graph.loops)
+        for axis, extent in enumerate(whole):
+            parts = [dim.extent for dim, split in zip(axes, maps, strict=False) if split == axis]
+            if product([*parts, tile[axis]]) != extent:
+                raise self._refused(f"tiles do not make up axis {axis}")
+        split = [dim.extent for dim, axis in zip(axes, maps, strict=False) if axis >= 0]
+        return frozenset(DIGIT + name for name in symbols_of(split))
+
     def accumulate(self, arguments: list[Symbols]) -> Symbols:
-        loops = symbols_of([axis.extent for axis in self.graph.loops])
+        loops = frozenset(DIGIT + name for name in symbols_of([axis.extent for axis in self.graph.loops]))
         kind = self.attributes["kind"]
         if kind == "sum":
             return self._summed(arguments[0], loops)
@@ -159,8 +188,9 @@ class _Step:
     def _summed(self, value: Symbols, names: frozenset[str]) -> Symbols:
         wrong = sorted(names - value.null)
         if wrong:
-            raise self._refused(f"it sums over {wrong[0]} what need not vanish with the inputs")
-        self.summed |= names
+            name = wrong[0].removeprefix(DIGIT)
+            raise self._refused(f"it sums over {name} what need not vanish with the inputs")
+        self.summed |= {name.removeprefix(DIGIT) for name in names}
         return value.without(names)
 
     def _refused(self, reason: str) -> VerificationError:
@@ -170,7 +200,7 @@ class _Step:
 
 
 _RULES: Mapping[str, Any] = {
-    "convert": _Step.keep, "sync": _Step.keep, "load": _Step.keep, "store": _Step.keep,
+    "convert": _Step.keep, "sync": _Step.keep, "load": _Step.load, "store": _Step.store,
     "broadcast": _Step.keep, "transpose": _Step.keep, "reduce_sum": _Step.sum, "matmul": _Step.matmul,
     "accumulate": _Step.accumulate, "concat": _Step.concat,
 }  # fmt: skip
@@ -214,12 +244,16 @@ def verify_for_all_extents(
     if needed > MOST:
         return Certificate("refused", f"small extents do not prove all: {needed} needed, at most {MOST}"), {}
     extents = {name: needed if name in summed else 1 for name in names}
-    certificate = verify_equal(bind(first, extents), bind(second, extents), delta=delta, seed=seed)
-    found = certificate.bound
-    if found is not None and (found.degree, found.terms) != (bound.degree, bound.terms):
-        reason = "small extents do not prove all: degrees grow with the extents"
+    small = bind(first, extents), bind(second, extents)
+    certificate = verify_equal(*small, delta=delta, seed=seed)
+    if certificate.equal and _sizes(_bound(*small)) != _sizes(bound):
+        reason = "small extents do not prove all: degrees, exponents or roots grow with the extents"
         return replace(certificate, verdict="refused", reason=reason, delta=0.0), extents
     return certificate, extents
+
+
+def _sizes(bound: Bound) -> tuple[int, int, int]:
+    return bound.degree, bound.terms, bound.radicands
 
 
 def needed_extent(bound: Bound) -> int:

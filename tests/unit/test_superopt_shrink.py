@@ -1,0 +1,152 @@
+"""When small extents prove all, and that the argument is refused where it fails; floating-point stability."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from superopt_programs import Value
+
+from ladder.ir import Graph, GraphBuilder, bind
+from ladder.superopt.generator import get_program
+from ladder.superopt.verifier import check_stability, verify_equal, verify_for_all_extents
+from ladder.superopt.verifier.shrink import reductions
+
+
+def program(body, *shapes) -> Graph:
+    g = GraphBuilder("p")
+    return g.finish(body(*(Value(g, g.input(f"x{i}", "float32", shape)) for i, shape in enumerate(shapes))).name)
+
+
+X, W = ("m", "k"), ("k", "n")
+
+
+def test_reduced_symbols():
+    assert reductions(program(lambda x, w: x @ w, X, W)) == {"k"}
+    assert reductions(program(lambda x: x.square().sum(0), X)) == {"m"}
+    assert reductions(get_program("rmsnorm_matmul").symbolic) == {"K"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda x: x.exp().sum(1), "need not vanish"),
+        (lambda x: (x + 1.0).sum(1), "need not vanish"),
+        (lambda x: (x / x).sum(1), "need not vanish"),
+        (lambda x: x.sigmoid().sum(1), "need not vanish"),
+        (lambda x: x.op("reshape", shape=("k", "m")), "does not treat all indices alike"),
+        (lambda x: x.silu().sum(1), "grow with the extents"),
+        (lambda x: x.sqrt().sum(1), ""),
+        (lambda x: (x / (x + 1.0)).sum(1), "grow with the extents"),
+    ],
+)
+def test_programs_whose_small_extents_prove_nothing(body, reason):
+    graph = program(body, X)
+    certificate, _ = verify_for_all_extents(graph, graph)
+    assert certificate.verdict == "refused"
+    assert reason in certificate.reason
+
+
+def test_equal_programs():
+    late = program(lambda x, w, c: (x @ w) / c, X, W, ("m", 1))
+    early = program(lambda x, w, c: (x / c) @ w, X, W, ("m", 1))
+    certificate, extents = verify_for_all_extents(early, late)
+    assert certificate.equal
+    assert extents["m"] == extents["n"] == 1
+    assert extents["k"] > certificate.bound.degree
+
+
+
+
+def test_a_difference_that_extent_two_hides():
+    """(sum x)**3 and its part with at most two different indices agree at extent 2, not at 3."""
+
+    def cube(x):
+        s = x.sum(1)
+        return s * s * s
+
+    def at_most_two(x):  # s**3 minus 6 e_3, by Newton: 6 e_3 = p1**3 - 3 p1 p2 + 2 p3
+        p1, p2, p3 = x.sum(1), x.square().sum(1), (x.square() * x).sum(1)
+        return p1 * p1 * p1 - (p1 * p1 * p1 - 3.0 * p1 * p2 + 2.0 * p3)
+
+    first, second = program(cube, (1, "k")), program(at_most_two, (1, "k"))
+    assert verify_equal(bind(first, {"k": 2}), bind(second, {"k": 2})).equal
+    assert verify_equal(bind(first, {"k": 3}), bind(second, {"k": 3})).verdict == "different"
+    certificate, extents = verify_for_all_extents(first, second)
+    assert certificate.verdict == "different"
+    assert extents["k"] >= 4
+
+
+@pytest.mark.parametrize("extent", [1, 2, 5, 9])
+def test_equality_at_the_proved_extent_is_equality_at_others(extent):
+    late = program(lambda x, w: (x @ w) / (x.square().sum(1) * 0.5).sqrt(), (1, "k"), W)
+    early = program(lambda x, w: (x / (x.square().sum(1) * 0.5).sqrt()) @ w, (1, "k"), W)
+    certificate, extents = verify_for_all_extents(early, late)
+    assert certificate.equal
+    assert extents["k"] > 3
+    if extent > 1:  # at extent 1 a square stands under the root
+        assert verify_equal(bind(early, {"k": extent, "n": 2}), bind(late, {"k": extent, "n": 2})).equal
+
+
+def looped(axis_split: bool = True, kind: str = "sum") -> Graph:
+    """Sum the columns of x[4, kl*kt] in a loop; or read the first tile only in each step."""
+    b = GraphBuilder("sums", "block", grid={"b": 4}, loops={"kl": "kl"})
+    x = b.input("x", "float32", (4, "kl*kt"))
+    tile = b.add("load", x, grid=(0,), loop=(1 if axis_split else -1,), shape=(1, "kt"))
+    total = b.add("accumulate", b.add("reduce_sum", tile, axis=1), kind=kind)
+    body = b.finish(b.add("store", total, grid=(0,), shape=(4, 1)))
+    g = GraphBuilder("looped")
+    return g.finish(*g.nest(body, g.input("x0", "float32", (4, "kl*kt")), name="y"))
+
+
+def test_loops():
+    plain = program(lambda x: x.sum(1), (4, "kl*kt"))
+    assert verify_for_all_extents(looped(), plain)[0].equal
+    for broken, reason in ((looped(False), "do not make up axis 1"), (looped(kind="last"), "steps alike")):
+        certificate, _ = verify_for_all_extents(broken, plain)
+        assert certificate.verdict == "refused"
+        assert reason in certificate.reason
+
+
+def test_sums_of_what_does_not_change_count_the_steps():
+    """Accumulating a value that all steps share multiplies it with their number: no small extent tells."""
+    b = GraphBuilder("steps", "block", loops={"kl": "kl"})
+    x = b.add("load", b.input("x", "float32", (4, "kl")), loop=(-1,), shape=(4, "kl"))
+    body = b.finish(b.add("store", b.add("accumulate", b.add("reduce_sum", x, axis=1)), shape=(4, 1)))
+    g = GraphBuilder("p")
+    graph = g.finish(*g.nest(body, g.input("x0", "float32", (4, "kl")), name="y"))
+    certificate, _ = verify_for_all_extents(graph, graph)
+    assert certificate.verdict == "refused"
+    assert "need not vanish" in certificate.reason
+
+
+def half(body, *shapes) -> Graph:
+    g = GraphBuilder("p")
+    return g.finish(body(*(Value(g, g.input(f"x{i}", "float16", shape)) for i, shape in enumerate(shapes))).name)
+
+
+def test_stability():
+    """a² - b² as (a + b)(a - b) is stable, the other way round is not; a large intermediate overflows."""
+    squares = half(lambda a, b: a.square() - b.square(), (8, 8), (8, 8))
+    factored = half(lambda a, b: (a + b) * (a - b), (8, 8), (8, 8))
+    assert check_stability(factored, squares).stable
+    plain = half(lambda a, b: a * b, (8, 8), (8, 8))
+    scaled = half(lambda a, b: a.op("mul", b) * b / b, (8, 8), (8, 8))
+    assert check_stability(plain, plain).stable
+    found = check_stability(scaled, plain)
+    assert not found.stable
+    assert "relative error" in found.reason
+
+
+def test_exponentials_without_their_maximum_overflow():
+    def softmax(x):
+        e = x.exp()
+        return e / e.sum(1)
+
+    def shifted(x):
+        e = (x - x.op("reduce_max", axis=1)).exp()
+        return e / e.sum(1)
+
+    plain, safe = half(softmax, (4, 16)), half(shifted, (4, 16))
+    assert not check_stability(plain, safe).stable
+    assert check_stability(safe, plain).stable
+    assert np.isfinite(check_stability(safe, safe).error)
