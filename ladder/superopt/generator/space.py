@@ -264,6 +264,8 @@ class Space:
         self.steps_extent = f"{mapping.loop}l" if self.looped else 1
         self.least = _least_factors(mapping, sizes)
         self.inputs = inputs
+        self._values: dict[Any, Value] = {}
+        self._results: dict[Any, Value | None] = {}
         self.output = tuple(
             product(name for name in mapping.factors(dim) if not name.endswith("g")) for dim in output
         )
@@ -274,9 +276,9 @@ class Space:
         for operand, (axes, expression) in enumerate(self.inputs):
             shape = self.mapping.tile(operand, axes)
             varies = self.mapping.fmap[operand] >= 0
-            cost = self.elements(shape) * WIDTH["load"]
             stage = LOOPED if self.looped else AFTER
-            values.append(Value(tile_of(shape), self.pruner.normal(expression), stage, varies, cost))
+            known = self.pruner.normal(expression)
+            values.append(self._shared(shape, known, stage, varies, WIDTH["load"]))
         total = sum(value.cost for value in values)
         return Partial(tuple(values), (), frozenset(range(len(values))), total) if total <= self.capacity else None
 
@@ -332,28 +334,41 @@ class Space:
     def _concat_steps(self, values: Sequence[Value], top: int) -> Iterator[Step]:
         """Yield ``concat(a, b) · concat(c, d)`` of matrices whose shapes can be: a · c + b · d."""
         same = [i for i in range(top + 1) if values[i].stage == values[top].stage]
-        for a, c in itertools.permutations(same, 2):
-            if not _multiply(values[a], values[c]):
-                continue
-            for b, d in itertools.permutations(same, 2):
-                four = (a, b, c, d)
-                if (a, c) < (b, d) and top in four and len(set(four)) == 4 and _multiply(values[b], values[d]):
-                    yield Step(tuple(sorted(four, reverse=True)), "concat_matmul", four)
+        products = [(a, c) for a, c in itertools.permutations(same, 2) if _multiply(values[a], values[c])]
+        for (a, c), (b, d) in itertools.combinations(products, 2):
+            four = (a, b, c, d)
+            if top in four and len(set(four)) == 4:
+                yield Step(tuple(sorted(four, reverse=True)), "concat_matmul", four)
 
     def value(self, partial: Partial, step: Step) -> Value | None:
         """Return the step's result, or None if shapes or memory forbid it. The expression is not judged."""
-        operands = [partial.values[i] for i in step.operands]
+        operands = tuple(partial.values[i] for i in step.operands)
+        key = (step.operator, step.attributes, operands)
+        if key not in self._results:
+            self._results[key] = self._value(step, operands)
+        value = self._results[key]
+        return None if value is None or partial.bytes + value.cost > self.capacity else value
+
+    def _value(self, step: Step, operands: tuple[Value, ...]) -> Value | None:
         try:
             shape, expression = _result(step, operands, self.steps_extent, self.pruner)
         except ShapeError:
             return None
-        cost = self.elements(shape) * WIDTH["value"]
-        if partial.bytes + cost > self.capacity:
-            return None
         accumulated = step.operator == "accumulate"
         stage = AFTER if accumulated else operands[0].stage
         varies = not accumulated and any(operand.varies for operand in operands)
-        return Value(tile_of(shape), expression, stage, varies, cost)
+        return self._shared(shape, expression, stage, varies, WIDTH["value"])
+
+    def _shared(
+        self, shape: tuple[Extent, ...], expression: Normal | None, stage: str, varies: bool, width: int
+    ) -> Value:
+        """Return the one value with these properties, so that results are looked up by identity."""
+        key = (shape, expression, stage, varies, width)
+        if key not in self._values:
+            self._values[key] = Value(
+                tile_of(shape), expression, stage, varies, self.elements(shape) * width
+            )
+        return self._values[key]
 
     def complete(self, partial: Partial) -> bool:
         """Whether the last value is a result: nothing else is unused, stage and shape fit the store."""
