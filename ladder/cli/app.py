@@ -212,7 +212,9 @@ def superopt(
     checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write an HTML page with drawings to this file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the proofs. [fresh entropy]")] = None,
-    ablation: Annotated[bool, typer.Option("--ablation", help="Count states with and without pruning.")] = False,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Count states with and without pruning.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search fused block graphs for a program and prove them equal to it."""

@@ -12,7 +12,15 @@ from ladder.superopt.generator.ablation import Row, ablation
 from tile_types.errors import ConversionError, ParseError
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
-ABLATION_COLUMNS = ("operators", "verified", "states", "seconds", "states unpruned", "seconds unpruned", "factor")
+ABLATION_COLUMNS = (
+    "operators",
+    "verified",
+    "states",
+    "seconds",
+    "states unpruned",
+    "seconds unpruned",
+    "factor",
+)
 NO_KERNELS = "graphs are ranked by bytes loaded: their kernels are not generated yet"
 
 
@@ -31,7 +39,9 @@ def run_superopt(
     return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
 
 
-def run_ablation(name: str, *, operators: int, jobs: int, seconds: float, sizes: str, step: Step) -> list[Row]:
+def run_ablation(
+    name: str, *, operators: int, jobs: int, seconds: float, sizes: str, step: Step
+) -> list[Row]:
     """Search one program with and without pruning, for 4 up to ``operators`` operators."""
     program = get_program(name).resized(**parse_sizes(sizes))
     counts = range(min(4, operators), operators + 1)
@@ -66,7 +76,8 @@ def as_json(report: Report) -> dict[str, Any]:
     counts = report.counts
     return {
         "program": report.program.name, "sizes": dict(report.program.sizes),
-        "verified": len(report.found), "delta": max((f.certificate.delta for f in report.found), default=None),
+        "verified": len(report.found),
+        "delta": max((found.certificate.delta for found in report.found), default=None),
         "states": counts.states, "pruned": counts.pruned, "candidates": counts.candidates,
         "rejected": counts.rejected, "reasons": counts.reasons, "unstable": len(report.unstable),
         "seconds": report.seconds, "complete": report.complete, "ranked_by": NO_KERNELS,
@@ -112,5 +123,3 @@ def fields(report: Report) -> dict[str, str]:
         "seconds": f"{report.seconds:.1f}{'' if report.complete else ', out of time: not complete'}",
         "note": NO_KERNELS,
     }
-
-

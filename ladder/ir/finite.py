@@ -102,7 +102,7 @@ class Field:
         )
 
     def number(self, value: float) -> Residues:
-        """Return the residues of a float, which is a dyadic rational; raises VerificationError if not finite."""
+        """Return the residues of a float, a dyadic rational; raises VerificationError if it is not finite."""
         if not math.isfinite(value):
             raise VerificationError(f"the constant {value} is no number: the program is outside LAX")
         fraction = Fraction(value)

@@ -50,7 +50,7 @@ NUMERIC = Domain(
 
 
 def finite_domain(field: Any) -> Domain:
-    """Return the domain of values over a `Field`, or over other `Arithmetic`; outside LAX is refused by name."""
+    """Return the domain of a `Field` or other `Arithmetic`; operators outside LAX are refused by name."""
 
     def apply(operator: Operator, values: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         if operator.finite is None:

@@ -22,7 +22,7 @@ LEAST_P, LEAST_Q = 1 << 30, 1 << 29
 """`draw_prime` returns p >= LEAST_P, with q = (p - 1) / 2 >= LEAST_Q."""
 
 SAFE_PRIMES = 817_344
-"""How many primes `draw_prime` chooses from: p = 2q + 1 in [2**30, 2**31), q prime, p = 7 mod 8 (by sieve)."""
+"""How many primes `draw_prime` chooses from: p = 2q + 1 in [2**30, 2**31), q prime, p = 7 mod 8."""
 
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 """Miller-Rabin with these bases is a proof below 3.3e24 (Sorenson & Webster, 2015)."""

@@ -30,9 +30,7 @@ def test_exponential_turns_sums_into_products(field):
     both = field.exponential(field.add(a, b))
     apart = modular.multiply(field.p, field.exponential(a).p, field.exponential(b).p)
     assert np.array_equal(both.p, apart)
-    assert [int(v) for v in field.exponential(a).p] == [
-        pow(field.omega, int(e), field.p) for e in a.q
-    ]
+    assert [int(v) for v in field.exponential(a).p] == [pow(field.omega, int(e), field.p) for e in a.q]
 
 
 def test_silu_is_x_times_sigmoid_and_tanh_its_definition():

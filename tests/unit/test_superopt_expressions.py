@@ -84,7 +84,9 @@ def test_what_z3_proves_is_kept(oracle, prefix):
         assert PREFIXES[prefix]
 
 
-@pytest.mark.parametrize("prefix", ["X", ("mul", "X", "W"), ("mul", "X", "X"), ("mul", ("sum", "K", "X"), "W")])
+@pytest.mark.parametrize(
+    "prefix", ["X", ("mul", "X", "W"), ("mul", "X", "X"), ("mul", ("sum", "K", "X"), "W")]
+)
 def test_z3_finds_easy_subexpressions(oracle, prefix):
     assert oracle.decide(prefix, PROGRAM) is True
 

@@ -106,15 +106,7 @@ def test_found_graphs_compute_the_program(reports, name):
     inputs = [generator.standard_normal(node.tile.known_shape) for node in program.graph().inputs]
     expected = evaluate(program.graph(), inputs)
     for found in reports[name].found[:4]:
-        structure = found.structure
-        constants = {1 / 4096: 1 / 64}
-        steps = [
-            replace(s, attributes=(("value", constants[dict(s.attributes)["value"]]),))
-            if s.operator == "scale"
-            else s
-            for s in structure.steps
-        ]
-        structure = replace(structure, steps=tuple(steps))
+        structure = found.structure.with_constants({1 / 4096: 1 / 64})
         factors, _ = choose_factors(structure, program, 132, 1 << 20)
         assert np.allclose(evaluate(instantiate(structure, program, factors), inputs), expected, rtol=1e-9)
 

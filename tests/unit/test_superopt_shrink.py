@@ -14,7 +14,9 @@ from ladder.superopt.verifier.shrink import reductions
 
 def program(body, *shapes) -> Graph:
     g = GraphBuilder("p")
-    return g.finish(body(*(Value(g, g.input(f"x{i}", "float32", shape)) for i, shape in enumerate(shapes))).name)
+    return g.finish(
+        body(*(Value(g, g.input(f"x{i}", "float32", shape)) for i, shape in enumerate(shapes))).name
+    )
 
 
 X, W = ("m", "k"), ("k", "n")
@@ -53,8 +55,6 @@ def test_equal_programs():
     assert certificate.equal
     assert extents["m"] == extents["n"] == 1
     assert extents["k"] > certificate.bound.degree
-
-
 
 
 def test_a_difference_that_extent_two_hides():
@@ -121,7 +121,9 @@ def test_sums_of_what_does_not_change_count_the_steps():
 
 def half(body, *shapes) -> Graph:
     g = GraphBuilder("p")
-    return g.finish(body(*(Value(g, g.input(f"x{i}", "float16", shape)) for i, shape in enumerate(shapes))).name)
+    return g.finish(
+        body(*(Value(g, g.input(f"x{i}", "float16", shape)) for i, shape in enumerate(shapes))).name
+    )
 
 
 def test_stability():

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cache, cached_property, lru_cache, reduce
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
@@ -60,7 +60,7 @@ def _key(value: Any) -> Any:
     return repr(value)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _atom_key(atom: Atom) -> str:
     return repr(atom)
 
@@ -181,7 +181,9 @@ def factors(extent: int | str) -> Iterable[str]:
     if isinstance(extent, str):
         if not re.fullmatch(r"\w+(\*\w+)*", extent):
             return [extent]
-        return [part for name in extent.split("*") for part in (_primes(int(name)) if name.isdigit() else [name])]
+        return [
+            part for name in extent.split("*") for part in (_primes(int(name)) if name.isdigit() else [name])
+        ]
     return _primes(extent)
 
 
@@ -260,7 +262,10 @@ def _atom_expression(atom: Atom) -> AbstractExpression:
         return str(rest[0])
     if head == "fraction":
         return as_expression(rest[0])
-    return (head, *(as_expression(argument) if isinstance(argument, Normal) else argument for argument in rest))
+    return (
+        head,
+        *(as_expression(argument) if isinstance(argument, Normal) else argument for argument in rest),
+    )
 
 
 def _is_expression(value: Any) -> bool:

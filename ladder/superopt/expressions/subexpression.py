@@ -10,16 +10,19 @@ proof that e leads nowhere under the axioms.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ladder.superopt.expressions.normal import (
     UNIT,
+    Atom,
     Monomial,
     Normal,
     Polynomial,
+    expression,
     monomial,
     of_polynomial,
+    polynomial,
     product,
     times,
 )
@@ -40,8 +43,8 @@ def inner_expressions(whole: Normal) -> tuple[Normal, ...]:
     for denominator, numerator in whole.fractions:
         if denominator != UNIT:
             found[of_polynomial(denominator)] = None
-        for polynomial in (denominator, numerator):
-            for term, _ in polynomial:
+        for side in (denominator, numerator):
+            for term, _ in side:
                 found.update(dict.fromkeys(_arguments(term)))
     return tuple(found)
 
@@ -59,8 +62,6 @@ def _arguments(term: Monomial) -> Iterator[Normal]:
 
 
 def _sum_of(exponents: list[tuple[Normal, int]]) -> Normal:
-    from ladder.superopt.expressions.normal import expression
-
     terms: dict[Polynomial, dict[Monomial, int]] = {}
     for argument, power in exponents:
         ((denominator, numerator),) = argument.fractions
@@ -133,11 +134,9 @@ def quotient(a: Polynomial, b: Polynomial) -> Polynomial | None:
             rest[reduced] = rest.get(reduced, 0) - count * other
             if not rest[reduced]:
                 del rest[reduced]
-    from ladder.superopt.expressions.normal import polynomial
-
     return polynomial(found)
 
 
-def _order(term: Monomial, atoms: list[object]) -> tuple[int, ...]:
+def _order(term: Monomial, atoms: Sequence[Atom]) -> tuple[int, ...]:
     powers = dict(term)
-    return tuple(powers.get(atom, 0) for atom in atoms)  # type: ignore[call-overload]
+    return tuple(powers.get(atom, 0) for atom in atoms)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping as Numbers
 from collections.abc import Sequence
+from typing import Any
 
 from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.graph import Graph
@@ -94,14 +95,16 @@ class _Builder:
 
     def _step(self, step: Step) -> str:
         operands = [self.values[i] for i in step.operands]
-        attributes = dict(step.attributes)
+        attributes: dict[str, Any] = dict(step.attributes)
         if step.operator == "accumulate":
             return self.block.add("accumulate", *operands, **attributes)
         if step.operator == "matmul":
             return self._matmul(*operands)
         if step.operator == "concat_matmul":
             a, b, c, d = (self._as(value, self.ttype) for value in operands)
-            return self._matmul(self.block.add("concat", a, b, axis=1), self.block.add("concat", c, d, axis=0))
+            return self._matmul(
+                self.block.add("concat", a, b, axis=1), self.block.add("concat", c, d, axis=0)
+            )
         wide = [self._as(value, ACCUMULATOR) for value in operands]
         if step.operator == "scale":
             constant = self.block.add("constant", type=ACCUMULATOR, **attributes)
@@ -119,9 +122,7 @@ def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, 
 
 def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]) -> Graph:
     """Return the program with the extents that the factors give."""
-    return program.graph(
-        {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
-    )
+    return program.graph({d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes})
 
 
 def symbolic_program(mapping: Mapping, program: Program) -> Graph:

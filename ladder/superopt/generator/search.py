@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -345,18 +345,10 @@ def _stability(structure: Structure, program: Program) -> Stability:
     sizes = {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
     small = program.resized(**sizes)
     # Constants that depend on sizes are steps of the structure: they change with the program.
-    constants = dict(zip(Alphabet.of(program.symbolic).constants, Alphabet.of(small.symbolic).constants, strict=True))
-    return check_stability(instantiate(_scaled(structure, constants), small, factors), small.graph())
-
-
-def _scaled(structure: Structure, constants: dict[float, float]) -> Structure:
-    steps = tuple(
-        replace(step, attributes=(("value", constants[dict(step.attributes)["value"]]),))
-        if step.operator == "scale"
-        else step
-        for step in structure.steps
+    constants = dict(
+        zip(Alphabet.of(program.symbolic).constants, Alphabet.of(small.symbolic).constants, strict=True)
     )
-    return replace(structure, steps=steps)
+    return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
 
 
 def _identity(program: Program, limits: Limits) -> dict[str, Any]:
@@ -364,9 +356,7 @@ def _identity(program: Program, limits: Limits) -> dict[str, Any]:
     return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
 
 
-def _write_checkpoint(
-    path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]
-) -> None:
+def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:
     if path is None:
         return
     finished = {
@@ -412,5 +402,3 @@ def _tuples(value: Any) -> Any:
 
 def _tuple(value: Any) -> Any:
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -107,9 +107,7 @@ def _mappings(inputs: Sequence[Sequence[str]], grid: tuple[str, ...], loop: str 
 
 def _splits(inputs: Sequence[Sequence[str]], dimension: str) -> Iterator[tuple[int, ...]]:
     """Yield for each operand the axis of a dimension or -1, at least one split."""
-    choices = [
-        (list(axes).index(dimension), -1) if dimension in axes else (-1,) for axes in inputs
-    ]
+    choices = [(list(axes).index(dimension), -1) if dimension in axes else (-1,) for axes in inputs]
     return (split for split in itertools.product(*choices) if max(split) >= 0)
 
 
@@ -142,6 +140,16 @@ class Structure:
 
     mapping: Mapping
     steps: tuple[Step, ...]
+
+    def with_constants(self, constants: Any) -> Structure:
+        """Return the structure with other numbers to scale with: old -> new, as for another size."""
+        steps = (
+            replace(step, attributes=(("value", constants[dict(step.attributes)["value"]]),))
+            if step.operator == "scale"
+            else step
+            for step in self.steps
+        )
+        return replace(self, steps=tuple(steps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +288,11 @@ class Space:
             known = self.pruner.normal(expression)
             values.append(self._shared(shape, known, stage, varies, WIDTH["load"]))
         total = sum(value.cost for value in values)
-        return Partial(tuple(values), (), frozenset(range(len(values))), total) if total <= self.capacity else None
+        return (
+            Partial(tuple(values), (), frozenset(range(len(values))), total)
+            if total <= self.capacity
+            else None
+        )
 
     def elements(self, shape: Sequence[Extent]) -> int:
         """Return the elements of a tile with the smallest tiles of split dimensions."""
@@ -293,7 +305,7 @@ class Space:
         """Yield the steps after the last one, without looking at shapes, in canonical order."""
         last = partial.steps[-1] if partial.steps else None
         newest = last.newest[0] if last else 0
-        found = []
+        found: list[Step] = []
         for top in range(newest, len(partial.values)):
             found += self._steps_with(partial, top)
         return iter(sorted(step for step in found if last is None or step > last))
@@ -365,9 +377,7 @@ class Space:
         """Return the one value with these properties, so that results are looked up by identity."""
         key = (shape, expression, stage, varies, width)
         if key not in self._values:
-            self._values[key] = Value(
-                tile_of(shape), expression, stage, varies, self.elements(shape) * width
-            )
+            self._values[key] = Value(tile_of(shape), expression, stage, varies, self.elements(shape) * width)
         return self._values[key]
 
     def complete(self, partial: Partial) -> bool:
@@ -401,7 +411,9 @@ def _result(
         shape = tiles[0].shape
         expression = ("mul", ("const", dict(step.attributes)["value"]), arguments[0])
     elif step.operator == "concat_matmul":
-        left, right = (_apply("matmul", [tiles[i], tiles[i + 2]], [arguments[i], arguments[i + 2]]) for i in (0, 1))
+        left, right = (
+            _apply("matmul", [tiles[i], tiles[i + 2]], [arguments[i], arguments[i + 2]]) for i in (0, 1)
+        )
         if left[0] != right[0]:
             raise ShapeError("products of concatenated matrices differ in shape")
         shape, expression = left[0], ("add", left[1], right[1])

@@ -43,7 +43,7 @@ class Bound:
     exponentials: bool = False
 
     def zippel(self, p: int = LEAST_P, q: int = LEAST_Q) -> float:
-        """Steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p`` with 2**m d for d, and equal radicands."""
+        """Return steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p``, 2**m d for d, and equal radicands."""
         d, k, m = self.degree * 2.0**self.radicands, self.terms, self.radicands
         in_q = (k * (k - 1) * d + k * d) / q if self.exponentials else 0.0
         return in_q + 2 * d / p + m * m * 2 * self.degree / q
@@ -64,7 +64,7 @@ class Bound:
 
     @property
     def attempts(self) -> int:
-        """A: draws allowed per round; a radicand is a residue in half of the draws (twice, if also in Z_q)."""
+        """A: draws allowed per round; a radicand is a residue in half of them (a quarter, if also in Z_q)."""
         return ATTEMPTS << (self.radicands * (2 if self.exponentials else 1))
 
     def rounds(self, delta: float) -> int | None:

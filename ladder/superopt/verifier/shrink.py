@@ -12,11 +12,12 @@ so that sums lose nothing.
 
 *Supports.* Suppose the programs differ at some extents: some output element has
 ``P = sum_j f_j exp(H_j)`` not 0 as in the package's docstring. Choose a monomial of f_1 (in the basis of
-products of roots), one of each ``u_j v_1 - u_1 v_j``, j > 1, and one of each difference of two radicands
-``N_a D_b - N_b D_a``. They have degree <= d, 2d and 4d (a root counts half of its radicand), so with the output
-element they mention at most ``n = 1 + d + 2 d (K - 1) + 4 d m (m - 1) / 2`` indices of s. Restrict the inputs to
-those: P keeps these monomials, so f_1 is not 0, no exponent merges with H_1 and no two radicands merge.
-The restricted programs differ, at extent <= n, and by restriction once more at extent n.
+products of roots), one of each ``u_j v_1 - u_1 v_j``, j > 1, and one of each difference of two
+radicands ``N_a D_b - N_b D_a``. They have degree <= d, 2d and 4d (a root counts half of its radicand),
+so with the output element they mention at most ``n = 1 + d + 2 d (K - 1) + 4 d m (m - 1) / 2`` indices
+of s. Restrict the inputs to those: P keeps these monomials, so f_1 is not 0, no exponent merges with
+H_1 and no two radicands merge. The restricted programs differ at extent <= n, so also at extent n, of
+which they are a restriction.
 
 So equality at extent n for every symbol that is summed over proves it for all extents. A symbol that
 is never summed over needs extent 1 only: an output element at one of its indices depends on inputs at that
@@ -121,10 +122,11 @@ class _Step:
         rule = _RULES.get(self.node.operator)
         if rule is None:
             raise self._refused(f"{self.node.operator} does not treat all indices alike")
-        return rule(self, arguments)
+        result: Symbols = rule(self, arguments)
+        return result
 
     def _elementwise(self, row: Operator, arguments: list[Symbols]) -> Symbols:
-        """A symbol's zeros survive if the operator maps zero operands, whatever the others are, to zero."""
+        """Keep a symbol null if zero operands, whatever the others are, give zero."""
         has = frozenset().union(*(argument.has for argument in arguments))
         null = {
             name for name in has
@@ -216,7 +218,7 @@ def _vanishes(row: Operator, zero: tuple[bool, ...]) -> bool:
     for sample in _SAMPLES:
         operands = [np.asarray(0.0 if flag else sample) for flag in zero]
         with np.errstate(all="ignore"):
-            if not row.reference(operands, {}) == 0:
+            if row.reference(operands, {}) != 0:
                 return False
     return True
 
