@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from superopt_programs import Value
+from superopt_programs import Value, concat
 
 from ladder.ir import Graph, GraphBuilder, bind
 from ladder.superopt.generator import get_program
@@ -152,3 +152,37 @@ def test_exponentials_without_their_maximum_overflow():
     assert not check_stability(plain, safe).stable
     assert check_stability(safe, plain).stable
     assert np.isfinite(check_stability(safe, safe).error)
+
+
+def test_two_indices_of_one_symbol_are_refused():
+    """At extent 1 a square matrix is its transpose."""
+    square = ("m", "m")
+    first, second = program(lambda x: x * 1.0, square), program(lambda x: x.T, square)
+    assert verify_equal(bind(first, {"m": 1}), bind(second, {"m": 1})).equal
+    certificate, _ = verify_for_all_extents(first, second)
+    assert certificate.verdict == "refused"
+    assert "two indices of m" in certificate.reason
+    outer = program(lambda a, b: a @ b, ("m", 2), (2, "m"))
+    assert "two indices of m" in verify_for_all_extents(outer, outer)[0].reason
+
+
+def test_concatenations_must_meet_part_by_part():
+    """(a ‖ b) · (c ‖ d) and (a ‖ b) · (d ‖ c) have the same shapes."""
+    shapes = ("m", "k"), ("m", "r"), ("k", "n"), ("r", "n")
+
+    def product(a, b, c, d):
+        return concat(1, a, b) @ concat(0, c, d)
+
+    def crossed(a, b, c, d):
+        return concat(1, a, b) @ concat(0, d, c)
+
+    plain = program(lambda a, b, c, d: a @ c + b @ d, *shapes)
+    assert verify_for_all_extents(program(product, *shapes), plain)[0].equal
+    certificate, _ = verify_for_all_extents(program(crossed, *shapes), plain)
+    assert certificate.verdict == "refused"
+    assert "joins" in certificate.reason
+
+
+def test_axes_that_are_no_products_of_symbols_are_refused():
+    graph = program(lambda x: x.sum(0), ("2*m", "n"))
+    assert "no product of symbols" in verify_for_all_extents(graph, graph)[0].reason

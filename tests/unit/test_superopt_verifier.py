@@ -240,3 +240,14 @@ def test_seeds_repeat():
     one, two = (verify_equal(pair.first, pair.second, seed=5) for _ in range(2))
     assert one == two
     assert math.isclose(one.delta, one.bound.delta(one.rounds))
+
+
+def test_roots_cost_draws_and_error():
+    graph = program(lambda x: x / x.square().sum(1).sqrt(), {"x": (2, 3)})
+    certificate = verify_equal(graph, graph)
+    bound = certificate.bound
+    assert bound.radicands == 2
+    assert bound.attempts == 16 * 4
+    assert certificate.delta <= DELTA
+    assert certificate.delta > bound.delta(certificate.rounds)  # what radicands may be confused adds
+    assert bound.confusion(4, 1, 64) > DELTA > bound.confusion(4, 8, 64)

@@ -44,7 +44,9 @@ P is not empty. Let d bound all degrees of f_j, u_j and v_j.
    once. Draws that are thrown away for a non-residue provide them. In Z_q likewise, if there are
    exponentials. Without such a proof, e.g. for ``sqrt(x * x)``, which is x or -x, or for sqrt(a), sqrt(b)
    and sqrt(a b) in one pair, the pair is refused: the test would pass in half of the draws.
-   Two different radicands could be taken for one only if they agree in every draw: <= m**2 2 d / p.
+   Roots count as of one radicand if their values agree in every one of T such draws; two different ones
+   do with probability at most ``C(64, T) (4 d / p + ...)**T`` (`Bound.confusion`): T is chosen so that this
+   is below delta / 4 over all pairs, and it is added to delta.
 4. *Coefficients.* Steps 2 and 3 need f_1 and ``u_j v_1 - u_1 v_j`` to be nonzero modulo p and q, but
    constants of a program may be multiples of any fixed prime. The integer coefficients are at most
    2**b (b computed; constants are dyadic), so fewer than b / 30 primes p >= 2**30 divide all coefficients

@@ -43,10 +43,10 @@ class Bound:
     exponentials: bool = False
 
     def zippel(self, p: int = LEAST_P, q: int = LEAST_Q) -> float:
-        """Return steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p``, 2**m d for d, and equal radicands."""
-        d, k, m = self.degree * 2.0**self.radicands, self.terms, self.radicands
+        """Return steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p`` with 2**m d for d."""
+        d, k = self.degree * 2.0**self.radicands, self.terms
         in_q = (k * (k - 1) * d + k * d) / q if self.exponentials else 0.0
-        return in_q + 2 * d / p + m * m * 2 * self.degree / q
+        return in_q + 2 * d / p
 
     @property
     def reduction(self) -> float:
@@ -75,6 +75,14 @@ class Bound:
     def delta(self, rounds: int) -> float:
         """Return the total error after ``rounds``."""
         return float((self.attempts * self.epsilon) ** rounds)
+
+    def confusion(self, roots: int, draws: int, attempts: int) -> float:
+        """Return the probability that two different radicands agree in ``draws`` of ``attempts`` draws.
+
+        ``N_a D_b - N_b D_a`` of any two of the ``roots`` has degree <= 4 d and 2**(4 b) as coefficients.
+        """
+        one = 4 * self.degree / LEAST_P + 4 * self.bits / (math.log2(LEAST_P) * SAFE_PRIMES)
+        return float(math.comb(roots, 2) * math.comb(attempts, draws) * min(1.0, one) ** draws)
 
     def with_radicands(self, radicands: int) -> Bound:
         """Return the bound for m distinct radicands."""

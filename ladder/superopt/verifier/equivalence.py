@@ -29,6 +29,9 @@ MAX_POINTS = 4096
 QUICK_DRAWS = 64
 """Draws until one is defined, before anything is proved."""
 
+PROOF_DRAWS = 64
+"""Draws in which the radicands must prove independent."""
+
 _OMEGA = 4
 """A square other than 1: of order q in Z_p for p = 2q + 1, q prime."""
 
@@ -147,18 +150,19 @@ class _Test:
         """Reject early, else compute the bound and pass the rounds that it asks for."""
         if self._differ_at_once():
             return self._different()
-        bound = self._bound()
+        bound, confusion = self._bound(delta)
         if bound.terms > MAX_POINTS:
             return self._refused(
                 f"the bound needs K = {bound.terms} evaluations, at most {MAX_POINTS}", bound
             )
-        rounds = bound.rounds(delta)
+        rounds = bound.rounds(delta / 2)
         if rounds is None:
             return self._refused("the degrees are too large for 31-bit fields; shrink the inputs", bound)
         for _ in range(rounds):
             if not self._round(bound):
                 return self._different()
-        return Certificate("equal", "", bound.delta(rounds), bound, rounds, self.draws, self.seed)
+        total = bound.delta(rounds) + confusion
+        return Certificate("equal", "", total, bound, rounds, self.draws, self.seed)
 
     def _differ_at_once(self) -> bool:
         """Evaluate at one point only: nearly every unequal pair differs there, which needs no bound."""
@@ -174,18 +178,18 @@ class _Test:
     def _refused(self, reason: str, bound: Bound) -> Certificate:
         return Certificate("refused", reason, bound=bound, draws=self.draws, seed=self.seed)
 
-    def _bound(self) -> Bound:
+    def _bound(self, delta: float) -> tuple[Bound, float]:
+        """Return the bound, and the probability that it is of too few radicands, at most delta / 4."""
         boundings = [Bounding(), Bounding()]
         first, second = (forms_of(graph, each) for graph, each in zip(self.graphs, boundings, strict=True))
-        exponentials = any(each.exponentials for each in boundings)
-        bound = bound_of(first, second, exponentials)
-        roots = any(each.roots for each in boundings)
-        return bound.with_radicands(self._independent_radicands()) if roots else bound
+        bound = bound_of(first, second, any(each.exponentials for each in boundings))
+        roots = sum(each.roots for each in boundings)
+        return self._with_radicands(bound, roots, delta / 4) if roots else (bound, 0.0)
 
-    def _independent_radicands(self) -> int:
-        """Prove that the radicands are independent and return their number; refuse if no proof is found."""
+    def _with_radicands(self, bound: Bound, roots: int, error: float) -> tuple[Bound, float]:
+        """Prove that the radicands are independent; refuse if no proof is found."""
         radicands = Radicands()
-        for _ in range(64 + LIMIT):
+        for _ in range(PROOF_DRAWS):
             log = RootLog()
             try:
                 field, operands = self._sample(exponents=True, logs=(log, RootLog()))
@@ -194,14 +198,18 @@ class _Test:
             except UndefinedResidueError:
                 continue
             radicands.note(log)
-            if len(radicands.values) > 2 and len(radicands.distinct()) > LIMIT:
+            if (
+                not radicands.draws
+                or (confusion := bound.confusion(roots, radicands.draws, PROOF_DRAWS)) > error
+            ):
+                continue
+            found = len(radicands.distinct())
+            if found > LIMIT:
                 raise VerificationError(
-                    f"{len(radicands.distinct())} different values stand under square roots, at most {LIMIT}:"
-                    " shrink the inputs"
+                    f"{found} different values stand under square roots, at most {LIMIT}: shrink the inputs"
                 )
-            # Two draws at least, so that equal values are of equal radicands.
-            if len(radicands.values) > 1 and radicands.independent():
-                return len(radicands.distinct())
+            if radicands.independent():
+                return bound.with_radicands(found), confusion
         raise VerificationError(
             "what stands under the square roots may be a square, or one may be a product of others and a"
             " square: a finite field cannot tell the sign of such roots"

@@ -37,6 +37,11 @@ class Radicands:
         _, first = np.unique(np.stack(self.values), axis=1, return_index=True)
         return np.asarray(np.sort(first), np.int64)
 
+    @property
+    def draws(self) -> int:
+        """Draws noted."""
+        return len(self.values)
+
     def independent(self) -> bool:
         """Whether the characters seen refute that any product of radicands is a square."""
         if not self.values:

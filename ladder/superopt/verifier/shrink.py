@@ -1,10 +1,12 @@
 """When a test at small extents proves equality at all extents.
 
-Two programs over symbolic extents, each axis a product of symbols (factors of dimensions: blocks, steps of
-the loop, what is left in a tile). For a symbol s, call a value *null in s* if it is zero at every index
-of s at which all inputs that have s are zero. `reductions` proves, node by node, that every sum over s is of
-values that are null in s, and that every operator treats indices alike (element-wise, matrix product,
-sum, concatenation; reshape and others are refused by name).
+Two programs over symbolic extents. Each axis is a product of symbols (factors of dimensions: blocks, steps
+of the loop, what is left in a tile); no element has two indices of one symbol, as those of a square
+matrix and its transpose have; concatenated axes meet only with the same parts in the same order. For a
+symbol s, call a value *null in s* if it is zero at every index of s at which all inputs that have s are
+zero. `reductions` proves, node by node, that every sum over s is of values that are null in s, and that
+every operator treats indices alike (element-wise, matrix product, sum, concatenation; reshape and others
+are refused by name).
 
 *Restriction.* Let inputs be zero outside of a set S of indices of s. Then, by induction over nodes, values
 at indices in S are those of the program with extent |S| run on the rest, and null values are zero elsewhere,
@@ -28,10 +30,12 @@ n > d; numbers of exponents and of roots that grow do so strictly.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -45,7 +49,7 @@ from ladder.superopt.verifier.bound import Bound, bound_of
 from ladder.superopt.verifier.equivalence import DELTA, Certificate, forms_of, verify_equal
 from ladder.superopt.verifier.forms import Bounding
 from tile_types.errors import VerificationError
-from tile_types.tile import Extent
+from tile_types.tile import Extent, Tile
 
 MOST = 96
 """Largest extent that is tried."""
@@ -57,21 +61,45 @@ DIGIT = "@"
 """Marks a symbol by which a value varies from block to block or from step to step, not along an axis."""
 
 
+Axes = tuple[tuple[Extent, ...], ...]
+"""The extents that are joined along each axis; one, unless it is a concatenation."""
+
+
 @dataclass(frozen=True)
 class Symbols:
-    """The symbols a value has (axes, and digits marked `DIGIT`), and those it is null in."""
+    """What is known of a value.
 
-    has: frozenset[str]
+    Parameters
+    ----------
+    axes
+        Its axes. The order of what is joined matters: indices must mean the same wherever axes meet.
+    digits
+        Symbols by which it varies from block to block or from step to step, marked `DIGIT`.
+    null
+        The symbols, marked if digits, that it is null in.
+    """
+
+    axes: Axes
+    digits: frozenset[str]
     null: frozenset[str]
 
-    def without(self, names: frozenset[str]) -> Symbols:
-        """Return the symbols left after a sum."""
-        return Symbols(self.has - names, self.null - names)
+    def require_distinct(self) -> None:
+        """Raise ValueError if an element has two indices of one symbol."""
+        names = [name for axis in self.axes for part in axis for name in symbols_list([part])]
+        names += [name.removeprefix(DIGIT) for name in self.digits]
+        twice = sorted(name for name in set(names) if names.count(name) > 1)
+        if twice:
+            raise ValueError(f"its elements have two indices of {twice[0]}")
+
+
+def symbols_list(extents: Sequence[Extent]) -> list[str]:
+    """Return the names in extents, with repetitions."""
+    return re.findall(r"[A-Za-z_]\w*", " ".join(map(str, extents)))
 
 
 def symbols_of(extents: Sequence[Extent]) -> frozenset[str]:
     """Return the names in extents."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", " ".join(map(str, extents))))
+    return frozenset(symbols_list(extents))
 
 
 def reductions(graph: Graph) -> frozenset[str]:
@@ -89,20 +117,34 @@ def reductions(graph: Graph) -> frozenset[str]:
 
 
 def _input(node: Node) -> Symbols:
-    names = symbols_of(node.tile.shape)
-    return Symbols(names, names)
+    for extent in node.tile.shape:
+        if not (isinstance(extent, int) or re.fullmatch(r"[A-Za-z_]\w*(\*[A-Za-z_]\w*)*", extent)):
+            raise VerificationError(
+                f"small extents do not prove all: %{node.name} has {extent} elements along an axis,"
+                " which is no product of symbols"
+            )
+    return Symbols(axes_of(node.tile), frozenset(), symbols_of(node.tile.shape))
+
+
+def axes_of(tile: Tile) -> Axes:
+    """Return the axes of a tile that joins nothing."""
+    return tuple((extent,) for extent in tile.shape)
 
 
 def _walk(graph: Graph, operands: Sequence[Symbols], summed: set[str]) -> list[Symbols]:
     values = dict(zip((node.name for node in graph.inputs), operands, strict=True))
     for node in graph.nodes:
-        if node.operator == "input":
-            continue
         arguments = [values[value] for value in node.inputs]
         if node.body is not None:
             values.update(zip(node.values, _walk(node.body, arguments, summed), strict=True))
-        else:
-            values[node.name] = _Step(graph, node, summed).result(arguments)
+            continue
+        step = _Step(graph, node, summed)
+        if node.operator != "input":
+            values[node.name] = step.result(arguments)
+        try:
+            values[node.name].require_distinct()
+        except ValueError as error:
+            raise step.refused(str(error)) from error
     return [values[output] for output in graph.outputs]
 
 
@@ -116,56 +158,93 @@ class _Step:
     def result(self, arguments: list[Symbols]) -> Symbols:
         row = get_operator(self.node.operator)
         if self.node.operator == "constant":
-            return Symbols(symbols_of(self.node.tile.shape), frozenset())
+            return Symbols(axes_of(self.node.tile), frozenset(), frozenset())
         if row.elementwise:
             return self._elementwise(row, arguments)
         rule = _RULES.get(self.node.operator)
         if rule is None:
-            raise self._refused(f"{self.node.operator} does not treat all indices alike")
+            raise self.refused(f"{self.node.operator} does not treat all indices alike")
         result: Symbols = rule(self, arguments)
         return result
 
     def _elementwise(self, row: Operator, arguments: list[Symbols]) -> Symbols:
         """Keep a symbol null if zero operands, whatever the others are, give zero."""
-        has = frozenset().union(*(argument.has for argument in arguments))
+        names = frozenset().union(*(argument.null for argument in arguments))
         null = {
-            name for name in has
+            name for name in names
             if _vanishes(row, tuple(name in argument.null for argument in arguments))
         }  # fmt: skip
-        return Symbols(has, frozenset(null))
+        axes = reduce(self._aligned, (argument.axes for argument in arguments))
+        return Symbols(axes, self._digits_of(arguments), frozenset(null))
+
+    def _digits_of(self, arguments: list[Symbols]) -> frozenset[str]:
+        return frozenset().union(*(argument.digits for argument in arguments))
+
+    def _aligned(self, a: Axes, b: Axes) -> Axes:
+        """Return the axes of a broadcast; what meets must join the same parts in the same order."""
+        pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=(1,))
+        return tuple(self._same(left, right) for left, right in pairs)[::-1]
+
+    def _same(self, a: tuple[Extent, ...], b: tuple[Extent, ...]) -> tuple[Extent, ...]:
+        if a != b and (1,) not in (a, b):
+            raise self.refused(f"an axis that joins {a} meets one of {b}")
+        return b if a == (1,) else a
 
     def keep(self, arguments: list[Symbols]) -> Symbols:
         return arguments[0]
 
+    def broadcast(self, arguments: list[Symbols]) -> Symbols:
+        axes = self._aligned(arguments[0].axes, axes_of(self.node.tile))
+        return replace(arguments[0], axes=axes)
+
+    def transpose(self, arguments: list[Symbols]) -> Symbols:
+        axes = tuple(arguments[0].axes[axis] for axis in self.attributes["permutation"])
+        return replace(arguments[0], axes=axes)
+
     def sum(self, arguments: list[Symbols]) -> Symbols:
-        shape = self.graph.tile(self.node.inputs[0]).shape
-        return self._summed(arguments[0], symbols_of([shape[self.attributes["axis"]]]))
+        axis = self.attributes["axis"] % len(arguments[0].axes)
+        axes, kept = arguments[0].axes, (((1,),) if self.attributes["keep"] else ())
+        left = replace(arguments[0], axes=(*axes[:axis], *kept, *axes[axis + 1 :]))
+        return self._summed(left, symbols_of(axes[axis]))
 
     def matmul(self, arguments: list[Symbols]) -> Symbols:
         a, b = arguments
-        inner = symbols_of([self.graph.tile(self.node.inputs[0]).shape[-1]])
-        return self._summed(Symbols(a.has | b.has, a.null | b.null), inner)
+        right = b.axes if not self.attributes["transpose_b"] else (*b.axes[:-2], b.axes[-1], b.axes[-2])
+        inner = self._same(a.axes[-1], right[-2])
+        axes = (*self._aligned(a.axes[:-2], right[:-2]), a.axes[-2], right[-1])
+        both = Symbols(axes, a.digits | b.digits, a.null | b.null)
+        return self._summed(both, symbols_of(inner))
 
     def load(self, arguments: list[Symbols]) -> Symbols:
         """Each mapped dimension becomes a digit; tile and digits must make up the whole axis."""
-        digits = self._digits(self.graph.tile(self.node.inputs[0]).shape, self.node.tile.shape)
-        axes = symbols_of(self.node.tile.shape)
+        digits = self._split(self.graph.tile(self.node.inputs[0]).shape, self.node.tile.shape)
         null = arguments[0].null
-        return Symbols(axes | digits, (axes & null) | {d for d in digits if d.removeprefix(DIGIT) in null})
+        kept = symbols_of(self.node.tile.shape) & null
+        return Symbols(
+            axes_of(self.node.tile), digits, kept | {d for d in digits if d.removeprefix(DIGIT) in null}
+        )
 
     def store(self, arguments: list[Symbols]) -> Symbols:
         """Digits become parts of axes again."""
-        self._digits(self.node.tile.shape, self.graph.tile(self.node.inputs[0]).shape)
+        self._same_tile(arguments[0].axes)
+        digits = self._split(self.node.tile.shape, self.graph.tile(self.node.inputs[0]).shape)
+        left = sorted(name.removeprefix(DIGIT) for name in arguments[0].digits - digits)
+        if left:
+            raise self.refused(f"blocks of the same place differ by {left[0]}")
         null = frozenset(name.removeprefix(DIGIT) for name in arguments[0].null)
-        return Symbols(symbols_of(self.node.tile.shape), null)
+        return Symbols(axes_of(self.node.tile), frozenset(), null)
 
-    def _digits(self, whole: Sequence[Extent], tile: Sequence[Extent]) -> frozenset[str]:
+    def _same_tile(self, axes: Axes) -> None:
+        if any(len(axis) > 1 for axis in axes):
+            raise self.refused("it stores a concatenation")
+
+    def _split(self, whole: Sequence[Extent], tile: Sequence[Extent]) -> frozenset[str]:
         maps = (*self.attributes["grid"], *self.attributes.get("loop", ()))
         axes = (*self.graph.grid, *self.graph.loops)
         for axis, extent in enumerate(whole):
             parts = [dim.extent for dim, split in zip(axes, maps, strict=False) if split == axis]
             if product([*parts, tile[axis]]) != extent:
-                raise self._refused(f"tiles do not make up axis {axis}")
+                raise self.refused(f"tiles do not make up axis {axis}")
         split = [dim.extent for dim, axis in zip(axes, maps, strict=False) if axis >= 0]
         return frozenset(DIGIT + name for name in symbols_of(split))
 
@@ -173,38 +252,45 @@ class _Step:
         loops = frozenset(DIGIT + name for name in symbols_of([axis.extent for axis in self.graph.loops]))
         kind = self.attributes["kind"]
         if kind == "sum":
-            return self._summed(arguments[0], loops)
-        if kind == "last" and not loops & arguments[0].has:
+            value = self._summed(arguments[0], loops)
+            return replace(value, digits=value.digits - loops)
+        if kind == "last" and not loops & arguments[0].digits:
             return arguments[0]
-        raise self._refused(f"accumulate {kind!r} does not treat all steps alike")
+        raise self.refused(f"accumulate {kind!r} does not treat all steps alike")
 
     def concat(self, arguments: list[Symbols]) -> Symbols:
         """Outside of the joined axis a symbol must be null in all operands."""
-        axis = self.attributes["axis"]
-        has = frozenset().union(*(argument.has for argument in arguments))
+        axis = self.attributes["axis"] % len(arguments[0].axes)
         null = frozenset.intersection(*(argument.null for argument in arguments))
-        for value, argument in zip(self.node.inputs, arguments, strict=True):
-            null |= symbols_of([self.graph.tile(value).shape[axis]]) & argument.null
-        return Symbols(has, null)
+        for argument in arguments:
+            null |= symbols_of(argument.axes[axis]) & argument.null
+        rest = reduce(self._aligned, (replace_axis(argument.axes, axis, (1,)) for argument in arguments))
+        joined = tuple(part for argument in arguments for part in argument.axes[axis])
+        return Symbols(replace_axis(rest, axis, joined), self._digits_of(arguments), null)
 
     def _summed(self, value: Symbols, names: frozenset[str]) -> Symbols:
         wrong = sorted(names - value.null)
         if wrong:
             name = wrong[0].removeprefix(DIGIT)
-            raise self._refused(f"it sums over {name} what need not vanish with the inputs")
+            raise self.refused(f"it sums over {name} what need not vanish with the inputs")
         self.summed |= {name.removeprefix(DIGIT) for name in names}
-        return value.without(names)
+        return replace(value, null=value.null - names)
 
-    def _refused(self, reason: str) -> VerificationError:
+    def refused(self, reason: str) -> VerificationError:
         return VerificationError(
             f"small extents do not prove all: %{self.node.name} = {self.node.operator}(...), {reason}"
         )
 
 
+def replace_axis(axes: Axes, axis: int, by: tuple[Extent, ...]) -> Axes:
+    """Return the axes with one replaced."""
+    return (*axes[:axis], by, *axes[axis + 1 :])
+
+
 _RULES: Mapping[str, Any] = {
     "convert": _Step.keep, "sync": _Step.keep, "load": _Step.load, "store": _Step.store,
-    "broadcast": _Step.keep, "transpose": _Step.keep, "reduce_sum": _Step.sum, "matmul": _Step.matmul,
-    "accumulate": _Step.accumulate, "concat": _Step.concat,
+    "broadcast": _Step.broadcast, "transpose": _Step.transpose, "reduce_sum": _Step.sum,
+    "matmul": _Step.matmul, "accumulate": _Step.accumulate, "concat": _Step.concat,
 }  # fmt: skip
 """Operators that are not element-wise -> how symbols pass them; all others are refused."""
 
