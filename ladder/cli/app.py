@@ -204,6 +204,7 @@ def tune(
 def superopt(
     program: Annotated[str, typer.Option(help="rmsnorm_matmul, gated_mlp or lora.")] = "rmsnorm_matmul",
     operators: Annotated[int, typer.Option(help="Most operators of a block graph.", min=1, max=11)] = 8,
+    kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
     weight: Annotated[str, typer.Option(help="Weight type.")] = "float16",
     seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
@@ -232,7 +233,7 @@ def superopt(
         return
     with console.progress() as step:
         report = command.run_superopt(
-            program, operators=operators, seconds=seconds, jobs=jobs, pruning=pruning, weight=weight,
+            program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning, weight=weight,
             sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
         )  # fmt: skip
     if show is not None:

@@ -189,12 +189,28 @@ def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
     program = get_program("rmsnorm_matmul").resized(B=64)
     inputs, output = axes_of(program)
     assert (inputs, output) == ((("B", "K"), ("K", "N")), ("B", "N"))
-    found = list(tasks_of(program, ONE))
+    found = [task.mapping for task in tasks_of(program, ONE)]
     assert {mapping.grid for mapping in found} == {(), ("B",), ("N",), ("B", "N")}
     assert {mapping.loop for mapping in found} == {None, "K"}
     assert {mapping.fmap for mapping in found if mapping.loop} == {(1, 0), (1, -1), (-1, 0)}
     narrow = program.resized(B=LEAST_TILE)
-    assert {mapping.grid for mapping in tasks_of(narrow, ONE)} == {(), ("N",)}
+    assert {task.mapping.grid for task in tasks_of(narrow, ONE)} == {(), ("N",)}
+
+
+def test_kernels_before_the_block():
+    """X · A as a kernel of its own, then one product of concatenations."""
+    report = search(get_program("lora"), replace(ONE, operators=3, kernels=2), seed=1)
+    assert report.complete
+    split = [found for found in report.found if found.structure.prefix.steps]
+    assert split
+    for found in report.found:
+        verify(found.graph)
+        assert found.certificate.equal
+    first, then = split[0].structure.prefix.steps, split[0].structure.steps
+    assert [step.operator for step in first] == ["matmul"]
+    assert then[0].operator == "concat_matmul"
+    assert [node.operator for node in split[0].graph.nodes if node.operator != "input"][-1] == "block"
+    assert report.found[0].structure.prefix.steps == ()  # a launch costs more than it saves here
 
 
 def test_tampered_structures_are_rejected(reports):

@@ -10,12 +10,23 @@ from typing import Any
 
 from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.graph import Graph
+from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.space import Mapping, Step, Structure
+from ladder.superopt.generator.space import (
+    WHOLE,
+    Mapping,
+    Prefix,
+    Step,
+    Structure,
+    dimensions_of,
+    replayed,
+)
 from tile_types.errors import ShapeError
-from tile_types.tile import Extent
 
 ACCUMULATOR = "float32"
+LAUNCH_BYTES = 64 * 1024
+"""What a unit loads in the 2 µs of another launch, at 4.2 TB/s over 132 units."""
+
 TILES = (16, 32, 64, 128, 256)
 """Extents of a split dimension in a tile that are tried."""
 
@@ -44,75 +55,102 @@ def instantiate(structure: Structure, program: Program, factors: Numbers[str, in
     return graph if factors is None else bind(graph, factors)
 
 
-class _Builder:
-    def __init__(self, structure: Structure, program: Program) -> None:
-        self.structure, self.program = structure, program
-        mapping = structure.mapping
-        loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
-        grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
-        self.block = GraphBuilder(f"{program.name}_block", "block", grid=grid, loops=loops)
-        self.values: list[str] = []
+class _Emitter:
+    """Adds steps to a graph, with the conversions that they need."""
+
+    def __init__(self, builder: GraphBuilder, ttype: str, values: Sequence[str] = ()) -> None:
+        self.builder, self.ttype = builder, ttype
+        self.values = list(values)
         self.converted: dict[tuple[str, str], str] = {}
 
-    def graph(self) -> Graph:
-        program, mapping = self.program, self.structure.mapping
-        g = GraphBuilder(program.name)
-        inputs, output = axes_of(program)
-        operands = [
-            g.input(node.name, node.tile.ttype, self._full(axes))
-            for node, axes in zip(program.symbolic.inputs, inputs, strict=True)
-        ]
-        self.ttype = program.symbolic.inputs[0].tile.ttype.name
-        for number, (node, axes) in enumerate(zip(program.symbolic.inputs, inputs, strict=True)):
-            self._load(number, node.name.lower(), axes)
-        for step in self.structure.steps:
-            self.values.append(self._step(step))
-        result = program.symbolic.tile(program.symbolic.outputs[0]).ttype.name
-        stored = self.block.add(
-            "store", self._as(self.values[-1], result),
-            grid=tuple(output.index(dimension) for dimension in mapping.grid), shape=self._full(output),
-        )  # fmt: skip
-        return g.finish(*g.nest(self.block.finish(stored), *operands, name="Y"))
-
-    def _full(self, axes: Sequence[str]) -> tuple[Extent, ...]:
-        return tuple(self.structure.mapping.full(axis) for axis in axes)
-
-    def _load(self, number: int, name: str, axes: Sequence[str]) -> None:
-        mapping = self.structure.mapping
-        source = self.block.input(f"{name}_in", self.ttype, self._full(axes))
-        loop = (mapping.fmap[number],) if mapping.loop else ()
-        shape = mapping.tile(number, axes)
-        load = self.block.add("load", source, name=name, grid=mapping.imap[number], loop=loop, shape=shape)
-        self.values.append(load)
-
-    def _as(self, value: str, ttype: str) -> str:
-        if self.block.tile(value).ttype.name == ttype:
+    def cast(self, value: str, ttype: str) -> str:
+        """Return the value in a type."""
+        if self.builder.tile(value).ttype.name == ttype:
             return value
         key = (value, ttype)
         if key not in self.converted:
-            self.converted[key] = self.block.add("convert", value, type=ttype)
+            self.converted[key] = self.builder.add("convert", value, type=ttype)
         return self.converted[key]
 
-    def _step(self, step: Step) -> str:
+    def step(self, step: Step) -> str:
+        """Add a step and return its result."""
         operands = [self.values[i] for i in step.operands]
         attributes: dict[str, Any] = dict(step.attributes)
         if step.operator == "accumulate":
-            return self.block.add("accumulate", *operands, **attributes)
+            return self.builder.add("accumulate", *operands, **attributes)
         if step.operator == "matmul":
             return self._matmul(*operands)
         if step.operator == "concat_matmul":
-            a, b, c, d = (self._as(value, self.ttype) for value in operands)
-            return self._matmul(
-                self.block.add("concat", a, b, axis=1), self.block.add("concat", c, d, axis=0)
-            )
-        wide = [self._as(value, ACCUMULATOR) for value in operands]
+            a, b, c, d = (self.cast(value, self.ttype) for value in operands)
+            rows = self.builder.add("concat", a, b, axis=1)
+            return self._matmul(rows, self.builder.add("concat", c, d, axis=0))
+        wide = [self.cast(value, ACCUMULATOR) for value in operands]
         if step.operator == "scale":
-            constant = self.block.add("constant", type=ACCUMULATOR, **attributes)
-            return self.block.add("mul", *wide, constant)
-        return self.block.add(step.operator, *wide, **attributes)
+            constant = self.builder.add("constant", type=ACCUMULATOR, **attributes)
+            return self.builder.add("mul", *wide, constant)
+        return self.builder.add(step.operator, *wide, **attributes)
 
     def _matmul(self, a: str, b: str) -> str:
-        return self.block.add("matmul", self._as(a, self.ttype), self._as(b, self.ttype), type=ACCUMULATOR)
+        a, b = self.cast(a, self.ttype), self.cast(b, self.ttype)
+        return self.builder.add("matmul", a, b, type=ACCUMULATOR)
+
+
+class _Builder:
+    """Builds the kernel graph of a structure over symbols."""
+
+    def __init__(self, structure: Structure, program: Program) -> None:
+        self.structure, self.program = structure, program
+        self.ttype = program.symbolic.inputs[0].tile.ttype.name
+
+    def graph(self) -> Graph:
+        """Return it."""
+        g = GraphBuilder(self.program.name)
+        inputs, _ = axes_of(self.program)
+        mapping, prefix = self.structure.mapping, self.structure.prefix
+        names = [
+            g.input(node.name, node.tile.ttype, [mapping.full(axis) for axis in axes])
+            for node, axes in zip(self.program.symbolic.inputs, inputs, strict=True)
+        ]
+        kernels = _Emitter(g, self.ttype, names)
+        for step in prefix.steps:
+            kernels.values.append(kernels.cast(kernels.step(step), self.ttype))
+        operands = [kernels.values[i] for i in prefix.operands]
+        return g.finish(*g.nest(self._block(g, operands), *operands, name="Y"))
+
+    def _block(self, kernel: GraphBuilder, operands: Sequence[str]) -> Graph:
+        mapping = self.structure.mapping
+        loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
+        grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
+        b = GraphBuilder(f"{self.program.name}_block", "block", grid=grid, loops=loops)
+        axes = operand_axes(self.structure.prefix, self.program)
+        loop = [(axis,) if mapping.loop else () for axis in mapping.fmap]
+        emitter = _Emitter(b, self.ttype)
+        for number, name in enumerate(operands):
+            source = b.input(f"{name.lower()}_in", self.ttype, kernel.tile(name).shape)
+            emitter.values.append(
+                b.add(
+                    "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
+                    shape=mapping.tile(number, axes[number]),
+                )
+            )  # fmt: skip
+        for step in self.structure.steps:
+            emitter.values.append(emitter.step(step))
+        _, output = axes_of(self.program)
+        ttype = self.program.symbolic.tile(self.program.symbolic.outputs[0]).ttype.name
+        stored = b.add(
+            "store", emitter.cast(emitter.values[-1], ttype),
+            grid=tuple(output.index(dimension) for dimension in mapping.grid),
+            shape=tuple(mapping.full(dimension) for dimension in output),
+        )  # fmt: skip
+        return b.finish(stored)
+
+
+def operand_axes(prefix: Prefix, program: Program) -> list[tuple[str, ...]]:
+    """Return the dimensions of what a block graph takes after a prefix."""
+    inputs, _ = axes_of(program)
+    named = [(axes, node.name) for axes, node in zip(inputs, program.symbolic.inputs, strict=True)]
+    values = replayed(prefix.steps, named, WHOLE, Pruner((), enabled=False))
+    return [dimensions_of(values[i][0]) for i in prefix.operands]
 
 
 def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, int]:
@@ -133,7 +171,7 @@ def symbolic_program(mapping: Mapping, program: Program) -> Graph:
 def choose_factors(
     structure: Structure, program: Program, units: int, capacity: int
 ) -> tuple[dict[str, int], float]:
-    """Return factors for the program's own sizes and what a block loads, times the waves of blocks.
+    """Return factors for the program's own sizes, and the bytes that a unit moves, kernels included.
 
     Parameters
     ----------
@@ -158,7 +196,10 @@ def choose_factors(
             continue
         blocks = math.prod(factors[f"{dimension}g"] for dimension in structure.mapping.grid)
         steps = factors[f"{structure.mapping.loop}l"] if structure.mapping.loop else 1
-        cost = float(-(-blocks // units) * steps * sum(node.tile.nbytes for node in loads))
+        kernels = sum(graph.tile(v).nbytes for node in graph.nodes[:-1] for v in (node.name, *node.inputs))
+        kernels -= sum(node.tile.nbytes for node in graph.inputs)
+        cost = -(-blocks // units) * steps * sum(node.tile.nbytes for node in loads) + kernels / units
+        cost += LAUNCH_BYTES * len(structure.prefix.steps)
         if best is None or cost < best[0]:
             best = (cost, factors)
     if best is None:

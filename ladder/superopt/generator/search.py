@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,24 @@ from ladder.superopt.generator.instantiate import (
     axes_of,
     choose_factors,
     instantiate,
+    operand_axes,
     small_factors,
     small_program,
     symbolic_program,
 )
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.space import Alphabet, Mapping, Partial, Space, Step, Structure, mappings
+from ladder.superopt.generator.space import (
+    WHOLE,
+    Alphabet,
+    Mapping,
+    Partial,
+    Prefix,
+    Space,
+    Step,
+    Structure,
+    mappings,
+    replayed,
+)
 from ladder.superopt.verifier import (
     Certificate,
     Stability,
@@ -35,6 +48,9 @@ from tile_types.errors import ShapeError
 
 CHECK_EVERY = 256
 """States between looks at the clock."""
+
+UNLIMITED = 1 << 62
+"""Bytes that tensors of a kernel may take: they lie in device memory."""
 
 SMALL = 2
 """Extent of every factor in the test of each candidate."""
@@ -48,12 +64,14 @@ class Limits:
     ----------
     operators
         Operators of a block graph, loads and stores not counted.
+    kernels
+        Kernels: the block graph, and operators before it.
     grid
         Grid dimensions, at most 3.
     seconds
         Time budget; what was found until then is reported, as incomplete.
     states
-        Budget of states, over all mappings in order (one process then), or None.
+        Budget of states, over all parts in order (one process then), or None.
     workers
         Processes.
     pruning
@@ -65,6 +83,7 @@ class Limits:
     """
 
     operators: int = 8
+    kernels: int = 1
     grid: int = 3
     seconds: float | None = None
     states: int | None = None
@@ -174,7 +193,7 @@ def search(
     limits
         Defaults of `Limits`.
     checkpoint
-        File to which finished mappings are written, and read from on the next call with the same
+        File to which finished parts are written, and read from on the next call with the same
         program and limits: an interrupted search goes on there.
     step
         Told what is being done.
@@ -190,11 +209,12 @@ def search(
     tasks = list(tasks_of(program, limits))
     done = _read_checkpoint(checkpoint, program, limits)
     deadline = None if limits.seconds is None else time.time() + limits.seconds
-    for number, outcome in _run(program, limits, [t for t in range(len(tasks)) if t not in done], deadline):
+    left = {number: task for number, task in enumerate(tasks) if number not in done}
+    for number, outcome in _run(program, limits, left, deadline):
         done[number] = outcome
         _write_checkpoint(checkpoint, program, limits, done)
         if step is not None:
-            step(f"{program.name}: {len(done)} of {len(tasks)} mappings", len(done) / len(tasks))
+            step(f"{program.name}: {len(done)} of {len(tasks)} parts", len(done) / len(tasks))
     counts = Counts()
     for number in sorted(done):
         counts.add(done[number].counts)
@@ -211,15 +231,56 @@ def search(
     )  # fmt: skip
 
 
-def tasks_of(program: Program, limits: Limits) -> Iterator[Mapping]:
-    """Yield the mappings to search, in order."""
+@dataclass(frozen=True)
+class Task:
+    """One part of the search: what runs before the block graph, and how that is mapped."""
+
+    prefix: Prefix
+    mapping: Mapping
+
+
+def tasks_of(program: Program, limits: Limits) -> Iterator[Task]:
+    """Yield the tasks, in order."""
+    _, output = axes_of(program)
+    for prefix in prefixes_of(program, limits):
+        axes = operand_axes(prefix, program)
+        yield from (Task(prefix, m) for m in mappings(axes, output, program.sizes, limits.grid))
+
+
+def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
+    """Yield every sequence of kernels before the block graph that pruning keeps, and what they pass on.
+
+    What is unused is passed on, of the rest any part.
+    """
     inputs, output = axes_of(program)
-    return mappings(inputs, output, program.sizes, limits.grid)
+    count = len(inputs)
+    mapping = replace(WHOLE, imap=((),) * count, fmap=(-1,) * count)
+    target = program.graph({name: mapping.full(name) for name in program.sizes})
+    named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
+    pruner = Pruner(abstract_expressions(target), limits.pruning)
+    alphabet = Alphabet.of(program.symbolic)
+    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner)
+    stack = [space.start()]
+    while stack:
+        partial = stack.pop()
+        if partial is None:
+            continue
+        used = [i for i in range(len(partial.values)) if i not in partial.unused]
+        for choice in itertools.product((False, True), repeat=len(used)):
+            kept = {i for i, chosen in zip(used, choice, strict=True) if chosen}
+            yield Prefix(partial.steps, tuple(sorted(partial.unused | kept)))
+        if len(partial.steps) + 1 < limits.kernels:
+            longer = [(step, space.value(partial, step)) for step in space.steps(partial)]
+            stack += [
+                partial.with_step(step, value)
+                for step, value in reversed(longer)
+                if value is not None and pruner.keeps(value.expression)
+            ]
 
 
 @dataclass
 class Outcome:
-    """What one mapping gave."""
+    """What one task gave."""
 
     counts: Counts
     structures: list[Structure]
@@ -227,47 +288,49 @@ class Outcome:
 
 
 def _run(
-    program: Program, limits: Limits, numbers: list[int], deadline: float | None
+    program: Program, limits: Limits, tasks: dict[int, Task], deadline: float | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """Search mappings, in processes unless the states are limited; yield outcomes as they come."""
+    """Search tasks, in processes unless the states are limited; yield outcomes as they come."""
     if limits.workers <= 1 or limits.states is not None:
         left = limits.states
-        for number in numbers:
-            outcome = search_mapping(program, limits, number, deadline, left)
+        for number, task in tasks.items():
+            outcome = search_task(program, limits, task, deadline, left)
             if left is not None:
                 left = max(0, left - outcome.counts.states)
             yield number, outcome
         return
-    from concurrent.futures import as_completed
-
     with ProcessPoolExecutor(limits.workers) as pool:
         futures = {
-            pool.submit(search_mapping, program, limits, number, deadline, None): number for number in numbers
+            pool.submit(search_task, program, limits, task, deadline, None): number
+            for number, task in tasks.items()
         }
         for future in as_completed(futures):
             yield futures[future], future.result()
 
 
-def search_mapping(
-    program: Program, limits: Limits, number: int, deadline: float | None, states: int | None
+def search_task(
+    program: Program, limits: Limits, task: Task, deadline: float | None, states: int | None
 ) -> Outcome:
-    """Search the block graphs of one mapping."""
-    mapping = list(tasks_of(program, limits))[number]
-    return Explorer(program, limits, mapping, deadline, states).run()
+    """Search the block graphs of one task."""
+    return Explorer(program, limits, task, deadline, states).run()
 
 
 class Explorer:
-    """Depth-first search of one mapping."""
+    """Depth-first search of one task."""
 
     def __init__(
-        self, program: Program, limits: Limits, mapping: Mapping, deadline: float | None, states: int | None
+        self, program: Program, limits: Limits, task: Task, deadline: float | None, states: int | None
     ) -> None:
-        self.program, self.limits, self.mapping = program, limits, mapping
+        self.program, self.limits, self.task = program, limits, task
+        mapping = task.mapping
         self.deadline, self.budget = deadline, states
         inputs, output = axes_of(program)
         target = program.graph({name: mapping.full(name) for name in program.sizes})
         self.pruner = Pruner(abstract_expressions(target), limits.pruning)
         named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
+        values = replayed(task.prefix.steps, named, mapping, self.pruner)
+        operands = zip(operand_axes(task.prefix, program), task.prefix.operands, strict=True)
+        named = [(axes, values[number][1]) for axes, number in operands]
         alphabet = Alphabet.of(program.symbolic)
         self.space = Space(mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner)
         self.small = small_factors(mapping, program, SMALL)
@@ -312,7 +375,7 @@ class Explorer:
     def _candidate(self, partial: Partial) -> None:
         counts = self.outcome.counts
         counts.candidates += 1
-        structure = Structure(self.mapping, partial.steps)
+        structure = Structure(self.task.prefix, self.task.mapping, partial.steps)
         certificate = verify_equal(self.reference, instantiate(structure, self.program, self.small), seed=0)
         if certificate.equal:
             counts.verified += 1
@@ -389,15 +452,16 @@ def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dic
 
 
 def _structure(value: dict[str, Any]) -> Structure:
+    prefix = value["prefix"]
     return Structure(
-        Mapping(**_tuples(value["mapping"])), tuple(Step(**_tuples(step)) for step in value["steps"])
+        Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
+        Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
+        _steps(value["steps"]),
     )
 
 
-def _tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _tuple(entry) for name, entry in value.items()}
-    return _tuple(value)
+def _steps(values: list[dict[str, Any]]) -> tuple[Step, ...]:
+    return tuple(Step(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
 
 
 def _tuple(value: Any) -> Any:

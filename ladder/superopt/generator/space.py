@@ -19,7 +19,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Literal
 from ladder.ir.operator import Attributes, Operator
 from ladder.ir.ops import get_operator
-from ladder.superopt.expressions import Normal, Pruner, normal
+from ladder.superopt.expressions import Normal, Pruner
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -29,6 +29,9 @@ LOOPED, AFTER = "looped", "after"
 
 WIDTH = {"load": 2, "value": 4}
 """Bytes per element of loaded tiles and of computed ones (float32)."""
+
+UNIT_AXIS = "1"
+"""Stands for a dimension where an axis has one element."""
 
 LEAST_TILE = 16
 """Smallest extent of a split dimension in a tile: what the smallest matrix instruction takes."""
@@ -56,7 +59,9 @@ class Mapping:
     fmap: tuple[int, ...]
 
     def factors(self, dimension: str) -> tuple[str, ...]:
-        """Return the names whose product is the dimension."""
+        """Return the names whose product is the dimension; none for an axis of extent 1."""
+        if dimension == UNIT_AXIS:
+            return ()
         names = [f"{dimension}g"] if dimension in self.grid else []
         names += [f"{dimension}l"] if dimension == self.loop else []
         return (*names, f"{dimension}t")
@@ -88,7 +93,7 @@ def mappings(
     An axis of an operand that a dimension could split is split or replicated. Every grid and loop
     dimension splits some operand.
     """
-    named = sorted({name for axes in inputs for name in axes})
+    named = sorted({name for axes in inputs for name in axes} - {UNIT_AXIS})
     loops = [None, *(name for name in named if name not in output and sizes[name] > LEAST_TILE)]
     wide = [name for name in output if sizes[name] > LEAST_TILE]
     for count in range(min(max_grid, len(wide)) + 1):
@@ -135,9 +140,26 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Structure:
-    """A block graph without numbers: its mapping and its steps; the last one is stored."""
+class Prefix:
+    """Operators that run as kernels of their own, before the block graph.
 
+    Parameters
+    ----------
+    steps
+        Their steps over the program's inputs, in canonical order.
+    operands
+        Which values (inputs, then results) the block graph takes.
+    """
+
+    steps: tuple[Step, ...]
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A kernel graph without numbers: what runs first, and a block graph whose last step is stored."""
+
+    prefix: Prefix
     mapping: Mapping
     steps: tuple[Step, ...]
 
@@ -465,6 +487,24 @@ def _evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
     return total
 
 
-def expression_of(name: str) -> Normal:
-    """Return the abstract expression of an operand."""
-    return normal(name)
+WHOLE = Mapping((), None, (), ())
+"""The mapping of kernels: nothing is split."""
+
+
+def replayed(
+    steps: Sequence[Step], inputs: Sequence[tuple[Sequence[str], Any]], mapping: Mapping, pruner: Pruner
+) -> list[tuple[tuple[Extent, ...], Any]]:
+    """Return shape and expression of inputs and steps as whole tensors, in the factors of a mapping."""
+    values = [
+        Value(tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, 0)
+        for axes, expression in inputs
+    ]
+    for step in steps:
+        shape, expression = _result(step, [values[i] for i in step.operands], 1, pruner)
+        values.append(Value(tile_of(shape), expression, AFTER, False, 0))
+    return [(value.tile.shape, value.expression) for value in values]
+
+
+def dimensions_of(shape: Sequence[Extent]) -> tuple[str, ...]:
+    """Return the dimension of each axis of a tensor that nothing splits (``Kt`` is K)."""
+    return tuple(str(extent)[:-1] if isinstance(extent, str) else UNIT_AXIS for extent in shape)
