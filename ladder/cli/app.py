@@ -233,8 +233,8 @@ def superopt(
         return
     with console.progress() as step:
         report = command.run_superopt(
-            program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning, weight=weight,
-            sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
+            program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
+            weight=weight, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
         )  # fmt: skip
     if show is not None:
         from ladder.superopt.show import page

@@ -16,6 +16,7 @@ from ladder.superopt.generator.ablation import ablation
 from ladder.superopt.generator.instantiate import axes_of, choose_factors, symbolic_program
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE
+from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.show import page
 from ladder.superopt.verifier import verify_equal
 from tile_types.errors import UnknownNameError
@@ -62,7 +63,7 @@ def test_everything_found_is_valid_and_proved(reports, name):
 
 def test_rmsnorm_divides_after_the_matmul(reports):
     """Load, one loop over K with two accumulators, then one division: no second pass over X."""
-    bodies = [block_of(found.graph) for found in reports["rmsnorm_matmul"].found]
+    bodies = [block_of(found.plain) for found in reports["rmsnorm_matmul"].found]
     moved = [body for body in bodies if path(body, body.outputs[0])[:3] == ["store", "div", "accumulate"]]
     assert moved
     body = moved[0]
@@ -72,7 +73,7 @@ def test_rmsnorm_divides_after_the_matmul(reports):
 
 
 def test_gated_mlp_has_both_products_in_one_block(reports):
-    body = block_of(reports["gated_mlp"].found[0].graph)
+    body = block_of(reports["gated_mlp"].found[0].plain)
     products = [node for node in body.nodes if node.operator == "matmul"]
     assert len(products) == 2
     assert products[0].inputs[0] == products[1].inputs[0]  # X is loaded once
@@ -81,7 +82,7 @@ def test_gated_mlp_has_both_products_in_one_block(reports):
 
 def test_lora_concatenates(reports):
     """(X ‖ X·A) · (W ‖ B): one product of concatenations after X·A."""
-    bodies = [block_of(found.graph) for found in reports["lora"].found]
+    bodies = [block_of(found.plain) for found in reports["lora"].found]
     concatenated = [body for body in bodies if any(node.operator == "concat" for node in body.nodes)]
     assert concatenated
     body = concatenated[0]
@@ -195,6 +196,30 @@ def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
     assert {mapping.fmap for mapping in found if mapping.loop} == {(1, 0), (1, -1), (-1, 0)}
     narrow = program.resized(B=LEAST_TILE)
     assert {task.mapping.grid for task in tasks_of(narrow, ONE)} == {(), ("N",)}
+
+
+def test_elementwise_chains_become_thread_graphs(reports):
+    """silu, mul and the conversion of the gated MLP; the division of the norm with its conversion."""
+    expected = {
+        "gated_mlp": ["silu", "mul", "convert"],
+        "rmsnorm_matmul": ["div", "convert"],
+    }
+    for name, operators in expected.items():
+        body = block_of(reports[name].found[0].graph)
+        threads = [[n.operator for n in node.body.nodes if n.inputs] for node in body.nodes if node.body]
+        assert operators in threads
+        assert all(node.operator in ("thread", "store") for node in body.nodes[-2:])
+
+
+def test_fused_graphs_compute_what_plain_ones_do(reports):
+    program = get_program("gated_mlp").resized(B=4, K=32, N=32)
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(node.tile.known_shape) for node in program.graph().inputs]
+    for found in reports["gated_mlp"].found:
+        factors, _ = choose_factors(found.structure, program, 132, 1 << 20)
+        plain = instantiate(found.structure, program, factors)
+        assert np.array_equal(evaluate(fuse_threads(plain), inputs), evaluate(plain, inputs))
+        assert fuse_threads(plain) != plain
 
 
 def test_kernels_before_the_block():

@@ -37,6 +37,7 @@ from ladder.superopt.generator.space import (
     mappings,
     replayed,
 )
+from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
     Certificate,
     Stability,
@@ -134,10 +135,10 @@ class Found:
     ----------
     structure
         Mapping and steps.
-    graph
-        At the program's sizes.
+    plain, graph
+        At the program's sizes, before and after fusion of element-wise operators into thread graphs.
     certificate, extents
-        Of equality at all extents, proved by a test at these.
+        Of equality of ``graph`` at all extents, proved by a test at these.
     stability
         Of floating-point behaviour.
     cost
@@ -145,6 +146,7 @@ class Found:
     """
 
     structure: Structure
+    plain: Graph
     graph: Graph
     certificate: Certificate
     extents: dict[str, int]
@@ -392,12 +394,13 @@ def _finish(structure: Structure, program: Program, limits: Limits, seed: int | 
     except ShapeError:
         return None
     certificate, extents = verify_for_all_extents(
-        symbolic_program(structure.mapping, program), instantiate(structure, program), seed=seed
+        symbolic_program(structure.mapping, program),
+        fuse_threads(instantiate(structure, program)),
+        seed=seed,
     )
-    return Found(
-        structure, instantiate(structure, program, factors), certificate, extents,
-        _stability(structure, program), cost,
-    )  # fmt: skip
+    plain = instantiate(structure, program, factors)
+    stability = _stability(structure, program)
+    return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
 
 def _stability(structure: Structure, program: Program) -> Stability:
