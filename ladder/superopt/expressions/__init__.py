@@ -11,8 +11,8 @@ grows too large. Whatever neither decides is kept.
 
 from __future__ import annotations
 
-from ladder.superopt.expressions.normal import Normal, TooLargeError, normal, variable
+from ladder.superopt.expressions.normal import Normal, UndecidedError, normal, variable
 from ladder.superopt.expressions.pruner import Pruner
 from ladder.superopt.expressions.subexpression import is_subexpression
 
-__all__ = ["Normal", "Pruner", "TooLargeError", "is_subexpression", "normal", "variable"]
+__all__ = ["Normal", "Pruner", "UndecidedError", "is_subexpression", "normal", "variable"]

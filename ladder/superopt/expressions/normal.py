@@ -33,8 +33,8 @@ LIMIT = 256
 """Most monomials of a polynomial."""
 
 
-class TooLargeError(LadderError):
-    """The normal form exceeds `LIMIT`: ask z3, or keep."""
+class UndecidedError(LadderError):
+    """The normal form does not decide: it exceeds `LIMIT`, or divisors that are fractions meet."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def monomial(powers: Mapping[Atom, int]) -> Monomial:
 def polynomial(terms: Mapping[Monomial, int]) -> Polynomial:
     """Return a polynomial from coefficients."""
     if len(terms) > LIMIT:
-        raise TooLargeError(f"a polynomial of {len(terms)} monomials")
+        raise UndecidedError(f"a polynomial of {len(terms)} monomials")
     return tuple(sorted(((m, c) for m, c in terms.items() if c), key=_key))
 
 
@@ -140,22 +140,45 @@ def multiply(a: Normal, b: Normal) -> Normal:
     result: dict[Polynomial, dict[Monomial, int]] = {}
     for left, numerator in a.fractions:
         for right, other in b.fractions:
-            into = result.setdefault(product(left, right), {})
+            into = result.setdefault(denominator_product(left, right), {})
             for term, factor in product(numerator, other):
                 into[term] = into.get(term, 0) + factor
     return expression(result)
 
 
 def divide(a: Normal, b: Normal) -> Normal:
-    """``(a/b)/c = a/(b·c)``; a divisor that is itself a fraction becomes an atom."""
-    plain = len(b.fractions) == 1 and b.fractions[0][0] == UNIT
-    divisor: Polynomial = b.fractions[0][1] if plain else of_atom(("fraction", b)).fractions[0][1]
+    """``(a/b)/c = a/(b·c)``."""
     result: dict[Polynomial, dict[Monomial, int]] = {}
     for denominator, numerator in a.fractions:
-        into = result.setdefault(product(denominator, divisor), {})
+        into = result.setdefault(denominator_product(denominator, as_denominator(b)), {})
         for term, factor in numerator:
             into[term] = into.get(term, 0) + factor
     return expression(result)
+
+
+def as_denominator(value: Normal) -> Polynomial:
+    """Return a divisor: a polynomial, or one atom that stands for an expression with fractions."""
+    plain = len(value.fractions) == 1 and value.fractions[0][0] == UNIT
+    return value.fractions[0][1] if plain else of_atom(("fraction", value)).fractions[0][1]
+
+
+def of_denominator(value: Polynomial) -> Normal:
+    """Return what a divisor stands for."""
+    atom = value[0][0][0][0] if is_wrapped(value) else None
+    return atom[1] if atom is not None else of_polynomial(value)
+
+
+def is_wrapped(value: Polynomial) -> bool:
+    """Whether a divisor is an expression with fractions."""
+    return len(value) == 1 and len(value[0][0]) == 1 and value[0][0][0][0][0] == "fraction"
+
+
+@lru_cache(maxsize=100_000)
+def denominator_product(a: Polynomial, b: Polynomial) -> Polynomial:
+    """Multiply divisors; ``b·(c/d)`` is ``(b·c)/d`` in a divisor as well."""
+    if UNIT in (a, b) or not (is_wrapped(a) or is_wrapped(b)):
+        return product(a, b)
+    return as_denominator(multiply(of_denominator(a), of_denominator(b)))
 
 
 def exponential(a: Normal) -> Normal:
@@ -213,7 +236,7 @@ def normal(value: AbstractExpression | Normal) -> Normal:
 
     Raises
     ------
-    TooLargeError
+    UndecidedError
         If a polynomial exceeds `LIMIT` monomials.
     """
     if isinstance(value, Normal):

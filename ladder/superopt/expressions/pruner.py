@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
-from ladder.superopt.expressions.normal import Normal, TooLargeError, as_expression, normal
+from ladder.superopt.expressions.normal import Normal, UndecidedError, as_expression, normal
 from ladder.superopt.expressions.oracle import shared_oracle
 from ladder.superopt.expressions.subexpression import is_subexpression
 
@@ -34,7 +34,7 @@ class Pruner:
             return None
         try:
             return normal(value)
-        except TooLargeError:
+        except UndecidedError:
             self.undecided += 1
             return None
 
@@ -50,7 +50,7 @@ class Pruner:
     def _ask(self, value: Normal) -> bool:
         try:
             return any(is_subexpression(value, target) for target in self.targets)
-        except TooLargeError:
+        except UndecidedError:
             self.undecided += 1
             return self._ask_z3(value)
 

@@ -5,7 +5,7 @@ functions turns e into an expression equal to T. The first three and sum compose
 the normal form, T then contains every term of ``e · m / D`` for one monomial m of M, with at least its
 coefficient (there is nothing that cancels). Otherwise e lies inside a denominator of T or an argument of
 one of its functions, and the question recurs there. Both directions are exact, so the answer "no" is a
-proof that e leads nowhere under the axioms.
+proof that e leads nowhere under the axioms; divisors that are fractions themselves are left undecided.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from ladder.superopt.expressions.normal import (
     Monomial,
     Normal,
     Polynomial,
+    UndecidedError,
+    denominator_product,
     expression,
+    is_wrapped,
     monomial,
     of_polynomial,
     polynomial,
-    product,
     times,
 )
 
@@ -89,7 +91,7 @@ def _scaled_within(part: Normal, whole: Normal) -> bool:
 
 def _contains(whole: Normal, part: Normal, factor: Monomial, rest: Polynomial) -> bool:
     for denominator, numerator in part.fractions:
-        available = whole.terms.get(product(denominator, rest))
+        available = whole.terms.get(denominator_product(denominator, rest))
         if available is None:
             return False
         if any(available.get(times(term, factor), 0) < count for term, count in numerator):
@@ -118,6 +120,10 @@ def quotient(a: Polynomial, b: Polynomial) -> Polynomial | None:
         return a
     if a == b:
         return UNIT
+    if is_wrapped(a):
+        raise UndecidedError("a divisor that is a fraction may have any factor")
+    if is_wrapped(b):
+        return None  # nothing cancels: a multiple of a fraction is a fraction
     atoms = sorted({atom for term, _ in (*a, *b) for atom, _ in term}, key=repr)
     rest = dict(a)
     found: dict[Monomial, int] = {}

@@ -36,6 +36,7 @@ from ladder.superopt.generator.space import (
     Structure,
     mappings,
     replayed,
+    require_searchable,
 )
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
@@ -206,7 +207,13 @@ def search(
     -------
     Report
         The same for the same arguments, but for seconds and certificates' draws, if complete.
+
+    Raises
+    ------
+    ScheduleError
+        If the program has something that the search cannot express yet.
     """
+    require_searchable(program.symbolic)
     limits, began = limits or Limits(), time.monotonic()
     tasks = list(tasks_of(program, limits))
     done = _read_checkpoint(checkpoint, program, limits)

@@ -20,7 +20,7 @@ from ladder.ir.graph import Graph, Literal
 from ladder.ir.operator import Attributes, Operator
 from ladder.ir.ops import get_operator
 from ladder.superopt.expressions import Normal, Pruner
-from tile_types.errors import ShapeError
+from tile_types.errors import ScheduleError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
@@ -238,6 +238,38 @@ class Alphabet:
         )
 
 
+SPECIAL = ("input", "constant", "convert", "matmul", "reduce_sum")
+"""Operators besides element-wise ones that a program may have."""
+
+
+def require_searchable(graph: Graph) -> None:
+    """Check that the search can express a program at all.
+
+    Raises
+    ------
+    ScheduleError
+        Names what it cannot: an operator, several results, types that differ or are quantized.
+    """
+    if len(graph.outputs) != 1:
+        raise ScheduleError(
+            f"the search takes programs of one result, {graph.name!r} has {len(graph.outputs)}"
+        )
+    types = {tile.ttype for tile in (*(node.tile for node in graph.inputs), graph.tile(graph.outputs[0]))}
+    if len(types) > 1 or any(ttype.is_block for ttype in types):
+        names = ", ".join(sorted(ttype.name for ttype in types))
+        raise ScheduleError(
+            f"the search takes inputs and result of one element type, {graph.name!r} has {names}"
+        )
+    for node in graph.nodes:
+        row, attributes = get_operator(node.operator), dict(node.attributes)
+        if attributes.get("transpose_b") or not (row.elementwise or node.operator in SPECIAL):
+            how = " of a transposed operand" if attributes.get("transpose_b") else ""
+            raise ScheduleError(
+                f"the search has no {node.operator}{how} yet (%{node.name} of {graph.name!r});"
+                f" it has {', '.join(SPECIAL)} and element-wise operators"
+            )
+
+
 def _is_binary(row: Operator) -> bool:
     return row.elementwise and row.arity == (2, 2)
 
@@ -259,7 +291,7 @@ class Partial:
 
 
 class Space:
-    """The block graphs of one mapping.
+    """The block graphs of one mapping: at most one loop dimension, accumulators ``sum`` and ``last``.
 
     Parameters
     ----------
