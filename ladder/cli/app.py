@@ -207,6 +207,7 @@ def superopt(
     kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
     weight: Annotated[str, typer.Option(help="Weight type.")] = "float16",
+    target: Target = "cuda/sm_90a",
     seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
@@ -234,7 +235,7 @@ def superopt(
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
-            weight=weight, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
+            weight=weight, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
         )  # fmt: skip
     if show is not None:
         from ladder.superopt.show import page

@@ -26,7 +26,7 @@ NO_KERNELS = "graphs are ranked by bytes loaded: their kernels are not generated
 
 def run_superopt(
     name: str, *, operators: int, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
-    sizes: str, checkpoint: Path | None, seed: int | None, step: Step,
+    target: str, sizes: str, checkpoint: Path | None, seed: int | None, step: Step,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
@@ -35,7 +35,7 @@ def run_superopt(
             f"the search takes float16 weights so far, not {weight}: convert is not an operator of it yet"
         )
     program = program.resized(**parse_sizes(sizes))
-    limits = Limits(operators, kernels, seconds=seconds, workers=jobs, pruning=pruning)
+    limits = Limits(operators, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
     return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
 
 

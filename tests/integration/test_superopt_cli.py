@@ -55,12 +55,18 @@ def test_ablation(capsys):
         (["--program", "lorra"], "did you mean 'lora'"),
         (["--weight", "int4"], "float16 weights so far"),
         (["--sizes", "K"], "NAME=NUMBER"),
+        (["--target", "cuda/sm_99"], "unknown device"),
         (["--program", "lora", "--sizes", "Z=4"], "dimension of lora"),
     ],
 )
 def test_refusals(capsys, options, message):
     assert run(["superopt", *options]) == USAGE
     assert message in capsys.readouterr().err
+
+
+def test_a_device_without_shared_memory_fails(capsys):
+    assert run(["superopt", "--target", "cpu/avx2"]) == FAILED
+    assert "shared memory" in capsys.readouterr().err
 
 
 def test_nothing_found_is_a_failure(capsys):

@@ -194,6 +194,20 @@ def test_memory_limits_the_space():
     assert all(found.structure.mapping.loop for found in search(program, limits).found)
 
 
+def test_devices_set_the_limits():
+    limits = ONE.on("cuda/sm_80")
+    assert limits.units == 108
+    assert limits.capacity < ONE.on("cuda/sm_90a").capacity == Limits().capacity
+    assert ONE.on("cuda/sm_90a").units == Limits().units
+
+
+def test_sizes_that_no_tile_divides_are_a_reason():
+    report = search(get_program("lora").resized(N=4099), replace(ONE, operators=3))
+    assert not report.found
+    assert any("divide" in reason for reason in report.counts.reasons)
+    assert report.counts.verified == 0
+
+
 def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
     program = get_program("rmsnorm_matmul").resized(B=64)
     inputs, output = axes_of(program)

@@ -46,7 +46,8 @@ from ladder.superopt.verifier import (
     verify_equal,
     verify_for_all_extents,
 )
-from tile_types.errors import ShapeError
+from targets import get_device
+from tile_types.errors import DeviceError, ShapeError
 
 CHECK_EVERY = 256
 """States between looks at the clock."""
@@ -94,6 +95,21 @@ class Limits:
     capacity: int = 227 * 1024
     units: int = 132
 
+    def on(self, device: str) -> Limits:
+        """Return the limits with a device's shared memory and multiprocessors.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such device.
+        DeviceError
+            If it has no shared memory.
+        """
+        found = get_device(device)
+        if not found.shared_per_block:
+            raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
+        return replace(self, capacity=found.shared_per_block, units=found.units)
+
 
 @dataclass
 class Counts:
@@ -119,6 +135,12 @@ class Counts:
     verified: int = 0
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str) -> None:
+        """Count a candidate that passed the quick test as rejected after all."""
+        self.verified -= 1
+        self.rejected += 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def add(self, other: Counts) -> None:
         """Add another's."""
@@ -229,7 +251,10 @@ def search(
         counts.add(done[number].counts)
     structures = [structure for number in sorted(done) for structure in done[number].structures]
     finished = [_finish(structure, program, limits, seed) for structure in structures]
-    good = [found for found in finished if found is not None and found.certificate.equal]
+    for result in finished:
+        if isinstance(result, str):
+            counts.reject(result)
+    good = [result for result in finished if isinstance(result, Found)]
     ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
     return Report(
@@ -394,17 +419,19 @@ class Explorer:
         counts.reasons[certificate.reason] = counts.reasons.get(certificate.reason, 0) + 1
 
 
-def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | None:
-    """Prove again with fresh draws, test in floating point, and choose tiles; None if no tiles fit."""
+def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | str:
+    """Prove for all extents, test in floating point, and choose tiles; or return why not."""
     try:
         factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
-    except ShapeError:
-        return None
+    except ShapeError as error:
+        return str(error)
     certificate, extents = verify_for_all_extents(
         symbolic_program(structure.mapping, program),
         fuse_threads(instantiate(structure, program)),
         seed=seed,
     )
+    if not certificate.equal:
+        return certificate.reason
     plain = instantiate(structure, program, factors)
     stability = _stability(structure, program)
     return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
