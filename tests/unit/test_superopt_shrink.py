@@ -76,6 +76,38 @@ def test_a_difference_that_extent_two_hides():
     assert extents["k"] >= 4
 
 
+def power_sums(x) -> list[Value]:
+    powers = [x, x.square(), x.square() * x, x.square().square()]
+    return [power.sum(1) for power in powers]
+
+
+NEWTON = {
+    2: lambda p1, p2, p3, p4: p1 * p1 - p2,
+    3: lambda p1, p2, p3, p4: p1 * p1 * p1 - 3.0 * p1 * p2 + 2.0 * p3,
+    4: lambda p1, p2, p3, p4: (
+        p1 * p1 * p1 * p1 - 6.0 * p1 * p1 * p2 + 3.0 * p2 * p2 + 8.0 * p1 * p3 - 6.0 * p4
+    ),
+}
+"""k -> k! times the k-th elementary symmetric polynomial: 0 iff fewer than k numbers are given."""
+
+
+@pytest.mark.parametrize("least", NEWTON)
+@pytest.mark.parametrize("divided", [False, True])
+def test_differences_that_smaller_extents_hide(least, divided):
+    def plain(x):
+        p1, p2, p3, _ = power_sums(x)
+        return p1 * p3 / p2 if divided else p1 * p2 + p3
+
+    def changed(x):
+        return plain(x) + NEWTON[least](*power_sums(x))
+
+    first, second = program(plain, (1, "k")), program(changed, (1, "k"))
+    assert verify_equal(bind(first, {"k": least - 1}), bind(second, {"k": least - 1})).equal
+    certificate, extents = verify_for_all_extents(first, second)
+    assert certificate.verdict == "different"
+    assert extents["k"] >= least
+
+
 @pytest.mark.parametrize("extent", [1, 2, 5, 9])
 def test_equality_at_the_proved_extent_is_equality_at_others(extent):
     late = program(lambda x, w: (x @ w) / (x.square().sum(1) * 0.5).sqrt(), (1, "k"), W)

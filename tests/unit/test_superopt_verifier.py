@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ir_examples import EXAMPLES
 from superopt_programs import Pair, equal_pairs, near_misses, program
 from superopt_random import measured_false_accepts, random_pairs
 
-from ladder.ir import Field, Graph, GraphBuilder, finite_domain, interpret
+from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain, interpret
 from ladder.ir.graph import Axis
 from ladder.superopt.verifier import verify_equal
 from ladder.superopt.verifier.equivalence import DELTA, forms_of
@@ -148,6 +149,34 @@ def test_constants_that_a_fixed_prime_would_hide():
     hidden = [interpret(graph, x, finite_domain(Field()))[0].p for graph in (first, second)]
     assert np.array_equal(*hidden)
     assert verify_equal(first, second).verdict == "different"
+
+
+def test_factors_that_a_fixed_order_would_hide():
+    """With one fixed q, exp(q x) is 1 everywhere."""
+    first = program(lambda x: (x * float(Field().q)).exp(), X)
+    second = program(lambda x: x - x + 1.0, X)
+    x = [Field().random((2, 2), np.random.default_rng(0))]
+    hidden = [interpret(graph, x, finite_domain(Field()))[0].p for graph in (first, second)]
+    assert np.array_equal(*hidden)
+    assert verify_equal(first, second).verdict == "different"
+
+
+OUTSIDE = ("encode", "maximum", "minimum", "relu", "gelu", "gelu_tanh", "reduce_max", "accumulate")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_row_of_the_table_has_forms_or_is_refused(name):
+    graph = bind(EXAMPLES[name], {"M": 32})
+    if sum(node.tile.nbytes for node in graph.inputs) > 1 << 16:
+        pytest.skip("large: block graphs are tested above")
+    certificate = verify_equal(graph, graph)
+    if name in OUTSIDE:
+        assert certificate.verdict == "refused"
+        assert "finite" in certificate.reason
+    elif name in ("sqrt", "rsqrt"):
+        assert "different values stand under" in certificate.reason
+    else:
+        assert certificate.equal, certificate
 
 
 def test_one_evaluation_of_an_exponential_is_not_enough():
