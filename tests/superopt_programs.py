@@ -357,3 +357,41 @@ def near_misses() -> Iterator[Pair]:
                     candidate = mutated(side, node, change)
                     if candidate is not None and differ(original, candidate):
                         yield Pair(f"{label}: {what}", original, candidate)
+
+
+def block_near_misses(graph: Graph) -> Iterator[Pair]:
+    """Yield a kernel graph of one block graph with one thing of the block changed, if the value changes."""
+    (node,) = (node for node in graph.nodes if node.body is not None)
+    for what, body in _block_mutations(node.body):
+        nodes = tuple(replace(node, body=body) if other is node else other for other in graph.nodes)
+        changed = replace(graph, nodes=nodes)
+        if differ(graph, changed):
+            yield Pair(what, graph, changed)
+
+
+def _block_mutations(body: Graph) -> Iterator[tuple[str, Graph]]:
+    for label in ("grid", "loops"):
+        for number, axis in enumerate(getattr(body, label)):
+            for extent in (axis.extent - 1, axis.extent + 1):
+                axes = list(getattr(body, label))
+                axes[number] = replace(axis, extent=extent)
+                if extent:
+                    yield f"{label}: {axis.name}={extent}", replace(body, **{label: tuple(axes)})
+    for node in body.nodes:
+        for what, attributes in _map_mutations(node):
+            stored = get_operator(node.operator).stored({**dict(node.attributes), **attributes})
+            nodes = tuple(replace(node, attributes=stored) if n is node else n for n in body.nodes)
+            yield f"%{node.name}: {what}", replace(body, nodes=nodes)
+
+
+def _map_mutations(node: Node) -> Iterator[tuple[str, dict[str, Any]]]:
+    attributes = dict(node.attributes)
+    if node.operator == "accumulate":
+        yield "other accumulator", {"kind": "last" if attributes.get("kind", "sum") == "sum" else "sum"}
+    for label in ("grid", "loop") if node.operator in ("load", "store") else ():
+        axes = attributes.get(label, ())
+        for position in range(len(axes)):
+            for axis in range(-1, len(node.tile.shape)):
+                changed = (*axes[:position], axis, *axes[position + 1 :])
+                if changed != axes:
+                    yield f"{label}={changed}", {label: changed}

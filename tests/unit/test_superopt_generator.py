@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from superopt_programs import block_near_misses
 
 from ladder.ir import Graph, GraphBuilder, evaluate, verify
 from ladder.ir.interpret import abstract_expressions
@@ -297,6 +298,22 @@ def outside(body) -> Program:
 def test_what_the_search_cannot_express_is_named(body, message):
     with pytest.raises(ScheduleError, match=message):
         search(outside(body), ONE)
+
+
+@pytest.mark.parametrize(("name", "least"), [("rmsnorm_matmul", 60), ("gated_mlp", 10), ("lora", 70)])
+def test_blocks_that_are_off_by_one_are_rejected(reports, name, least):
+    """Wrong imap, fmap, omap, grid, loop or accumulator of everything found."""
+    program = get_program(name)
+    count = 0
+    for found in reports[name].found:
+        factors = {f: 2 for d in program.sizes for f in found.structure.mapping.factors(d)}
+        extents = {d: 2 ** len(found.structure.mapping.factors(d)) for d in program.sizes}
+        graph = instantiate(found.structure, program, factors)
+        assert verify_equal(program.graph(extents), graph).equal
+        for pair in block_near_misses(graph):
+            count += 1
+            assert not verify_equal(program.graph(extents), pair.second).equal, pair.name
+    assert count >= least
 
 
 def test_programs_by_name():
