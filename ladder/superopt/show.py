@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Axis, Graph, Node
 from ladder.superopt.generator.search import Found, Report
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 150, 38, 24, 34, 16
@@ -124,7 +124,7 @@ def _section(number: int, found: Found) -> str:
 
 
 def _dimensions(body: Graph) -> str:
-    def shown(axes: Sequence[object]) -> str:
-        return ", ".join(f"{axis.name}={axis.extent}" for axis in axes) or "none"  # type: ignore[attr-defined]
+    def shown(axes: Sequence[Axis]) -> str:
+        return ", ".join(f"{axis.name}={axis.extent}" for axis in axes) or "none"
 
     return f"block graph {html.escape(body.name)}: grid {shown(body.grid)}; loop {shown(body.loops)}"
