@@ -12,6 +12,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+    parser.addoption("--long", action="store_true", help="also run tests that take many minutes")
 
 
 @pytest.fixture
@@ -29,3 +30,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         )
 
     return check
+
+
+@pytest.fixture
+def long_test(request: pytest.FixtureRequest) -> None:
+    """Skip a test that takes many minutes unless --long is given."""
+    if not request.config.getoption("--long"):
+        pytest.skip("takes many minutes; run it with --long")

@@ -201,6 +201,57 @@ def tune(
 
 
 @app.command()
+def superopt(
+    program: Annotated[str, typer.Option(help="rmsnorm_matmul, gated_mlp or lora.")] = "rmsnorm_matmul",
+    operators: Annotated[int, typer.Option(help="Most operators of a block graph.", min=1, max=11)] = 8,
+    kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
+    sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
+    weight: Annotated[str, typer.Option(help="Weight type.")] = "float16",
+    target: Target = "cuda/sm_90a",
+    seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
+    jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
+    pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
+    checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
+    show: Annotated[Path | None, typer.Option(help="Write an HTML page with drawings to this file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the proofs. [fresh entropy]")] = None,
+    ablation: Annotated[
+        bool, typer.Option("--ablation", help="Count states with and without pruning.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Search fused block graphs for a program and prove them equal to it."""
+    from ladder.cli import superopt as command
+
+    if ablation:
+        with console.progress() as step:
+            table = command.run_ablation(
+                program, operators=operators, jobs=jobs, seconds=seconds, sizes=sizes, step=step
+            )
+        if as_json:
+            console.print_json(command.ablation_json(table))
+        else:
+            console.print_table(command.ABLATION_COLUMNS, command.ablation_rows(table))
+        return
+    with console.progress() as step:
+        report = command.run_superopt(
+            program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
+            weight=weight, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
+        )  # fmt: skip
+    if show is not None:
+        from ladder.superopt.show import page
+
+        show.write_text(page(report), encoding="utf-8")
+    if as_json:
+        console.print_json(command.as_json(report))
+    else:
+        console.print_fields(command.fields(report))
+        console.print_table(command.COLUMNS, command.rows(report))
+    if not report.found:
+        console_error("no verified graph was found; allow more --operators or --seconds")
+        raise typer.Exit(FAILED)
+
+
+@app.command()
 def types(as_json: Json = False, markdown: Markdown = False) -> None:
     """List the types of the library and the activations that multiply them without loss."""
     from ladder.cli import tables

@@ -85,8 +85,11 @@ def box(array: Any, begin: Sequence[int], shape: Sequence[int]) -> Any:
     """Take ``shape`` elements from ``begin``, zero where outside."""
     array = np.asarray(array)
     inside = array[tuple(slice(b, b + n) for b, n in zip(begin, shape, strict=True))]
-    missing = [(0, n - have) for n, have in zip(shape, inside.shape, strict=True)]
-    return inside if not any(high for _, high in missing) else np.pad(inside, missing)
+    if inside.shape == tuple(shape):
+        return inside
+    result = np.zeros(shape, array.dtype)
+    result[tuple(slice(0, n) for n in inside.shape)] = inside
+    return result
 
 
 def store(values: Values, attributes: Attributes) -> Any:

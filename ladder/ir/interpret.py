@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from ladder.ir.build import node_attributes
-from ladder.ir.finite import Field, Residues
 from ladder.ir.graph import Axis, Graph, Node
 from ladder.ir.operator import AbstractExpression, Operator
 from ladder.ir.ops import get_operator
@@ -33,11 +32,14 @@ class Domain:
         Joins equal-shaped values along a new first axis.
     blank
         ``(value, shape)``: an array to store tiles like ``value`` into.
+    keep
+        ``(node, value) -> value``: what becomes of a computed value, e.g. rounding to its type.
     """
 
     apply: Callable[[Operator, Sequence[Any], Mapping[str, Any]], Any]
     stack: Callable[[Sequence[Any]], Any]
     blank: Callable[[Any, tuple[int, ...]], Any]
+    keep: Callable[[Node, Any], Any] = lambda node, value: value
 
 
 NUMERIC = Domain(
@@ -47,8 +49,8 @@ NUMERIC = Domain(
 )
 
 
-def finite_domain(field: Field) -> Domain:
-    """Return the domain of residues over a field; operators outside LAX are refused by name."""
+def finite_domain(field: Any) -> Domain:
+    """Return the domain of a `Field` or other `Arithmetic`; operators outside LAX are refused by name."""
 
     def apply(operator: Operator, values: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         if operator.finite is None:
@@ -57,14 +59,11 @@ def finite_domain(field: Field) -> Domain:
             )
         return operator.finite(field, values, attributes)
 
-    def stack(values: Sequence[Residues]) -> Residues:
-        exponents = [value.q for value in values if value.q is not None]
-        known = len(exponents) == len(values)
-        return Residues(np.stack([value.p for value in values]), np.stack(exponents) if known else None)
+    def stack(values: Sequence[Any]) -> Any:
+        return field.joined(values, np.stack)
 
-    def blank(value: Residues, shape: tuple[int, ...]) -> Residues:
-        zeros = np.zeros(shape, np.int64)
-        return Residues(field.array(zeros), None if value.q is None else field.array(zeros))
+    def blank(value: Any, shape: tuple[int, ...]) -> Any:
+        return value.zero.map(lambda part: np.broadcast_to(part, shape).copy())
 
     return Domain(apply, stack, blank)
 
@@ -110,7 +109,7 @@ def _results(
     if node.body is not None:
         return interpret(node.body, operands, domain)
     attributes = {**node_attributes(node, graph), **context}
-    return (domain.apply(get_operator(node.operator), operands, attributes),)
+    return (domain.keep(node, domain.apply(get_operator(node.operator), operands, attributes)),)
 
 
 def _run_block(graph: Graph, values: dict[str, Any], block: tuple[int, ...], domain: Domain) -> None:

@@ -222,25 +222,25 @@ _CONTRACTIONS = (
 )  # fmt: skip
 
 _ELEMENTWISE = (
-    _binary("add", np.add, finite.both(finite.add), scalars.add, "multilinear"),
+    _binary("add", np.add, finite.calls("add"), scalars.add, "multilinear"),
     _binary(
-        "sub", np.subtract, finite.both(finite.subtract), scalars.subtract, "multilinear",
+        "sub", np.subtract, finite.calls("subtract"), scalars.subtract, "multilinear",
         abstract=_difference,
     ),
-    _binary("mul", np.multiply, finite.both(finite.multiply), scalars.multiply, "multilinear"),
-    _binary("div", np.divide, finite.both(finite.divide), scalars.divide, "division"),
+    _binary("mul", np.multiply, finite.calls("multiply"), scalars.multiply, "multilinear"),
+    _binary("div", np.divide, finite.calls("divide"), scalars.divide, "division"),
     _binary("maximum", np.maximum, None, scalars.maximum, "other"),
     _binary("minimum", np.minimum, None, scalars.minimum, "other"),
     _unary(
-        "neg", np.negative, finite.both(finite.negate), scalars.negate, "multilinear", 1, abstract=_negated,
+        "neg", np.negative, finite.calls("negate"), scalars.negate, "multilinear", 1, abstract=_negated,
     ),
     _unary(
-        "square", np.square, finite.both(finite.square), scalars.square, "multilinear", 1, abstract=_squared,
+        "square", np.square, finite.square, scalars.square, "multilinear", 1, abstract=_squared,
     ),
-    _unary("exp", np.exp, finite.exp, scalars.exp, "exp", 4),
-    _unary("sqrt", np.sqrt, finite.both(finite.root), scalars.sqrt, "root", 4),
+    _unary("exp", np.exp, finite.calls("exponential"), scalars.exp, "exp", 4),
+    _unary("sqrt", np.sqrt, finite.calls("root"), scalars.sqrt, "root", 4),
     _unary(
-        "rsqrt", lambda x: 1 / np.sqrt(x), finite.both(finite.inverse_root), scalars.rsqrt, "root", 5,
+        "rsqrt", lambda x: 1 / np.sqrt(x), finite.inverse_root, scalars.rsqrt, "root", 5,
         abstract=_reciprocal_root,
     ),
     _unary("sigmoid", numeric.sigmoid, finite.sigmoid, scalars.sigmoid, "exp", 7),

@@ -1,0 +1,5 @@
+"""The superoptimizer: searches fused block graphs and proves that they equal their program.
+
+`verifier` decides equality with a computed error bound, `expressions` prunes, `generator` searches.
+May import ``ladder.ir``, ``targets``, ``schedules`` and below; z3 is imported on first use.
+"""

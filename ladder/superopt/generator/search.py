@@ -1,0 +1,505 @@
+"""Running the search: processes, budget, progress, checkpoints, verification of what is found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ladder.ir.graph import Graph
+from ladder.ir.interpret import abstract_expressions
+from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.instantiate import (
+    axes_of,
+    choose_factors,
+    instantiate,
+    operand_axes,
+    small_factors,
+    small_program,
+    symbolic_program,
+)
+from ladder.superopt.generator.program import Program
+from ladder.superopt.generator.space import (
+    WHOLE,
+    Alphabet,
+    Mapping,
+    Partial,
+    Prefix,
+    Space,
+    Step,
+    Structure,
+    mappings,
+    replayed,
+    require_searchable,
+)
+from ladder.superopt.generator.threads import fuse_threads
+from ladder.superopt.verifier import (
+    Certificate,
+    Stability,
+    check_stability,
+    verify_equal,
+    verify_for_all_extents,
+)
+from targets import get_device
+from tile_types.errors import DeviceError, ShapeError
+
+CHECK_EVERY = 256
+"""States between looks at the clock."""
+
+UNLIMITED = 1 << 62
+"""Bytes that tensors of a kernel may take: they lie in device memory."""
+
+SMALL = 2
+"""Extent of every factor in the test of each candidate."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far to search.
+
+    Parameters
+    ----------
+    operators
+        Operators of a block graph, loads and stores not counted.
+    kernels
+        Kernels: the block graph, and operators before it.
+    grid
+        Grid dimensions, at most 3.
+    seconds
+        Time budget; what was found until then is reported, as incomplete.
+    states
+        Budget of states, over all parts in order (one process then), or None.
+    workers
+        Processes.
+    pruning
+        False keeps every prefix (ablation).
+    capacity
+        Bytes of shared memory of a block.
+    units
+        Multiprocessors.
+    """
+
+    operators: int = 8
+    kernels: int = 1
+    grid: int = 3
+    seconds: float | None = None
+    states: int | None = None
+    workers: int = 2
+    pruning: bool = True
+    capacity: int = 227 * 1024
+    units: int = 132
+
+    def on(self, device: str) -> Limits:
+        """Return the limits with a device's shared memory and multiprocessors.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such device.
+        DeviceError
+            If it has no shared memory.
+        """
+        found = get_device(device)
+        if not found.shared_per_block:
+            raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
+        return replace(self, capacity=found.shared_per_block, units=found.units)
+
+
+@dataclass
+class Counts:
+    """What a search has seen.
+
+    Parameters
+    ----------
+    states
+        Prefixes visited.
+    pruned
+        Steps dropped because their value can occur in no equal program.
+    candidates
+        Complete graphs.
+    verified, rejected
+        Candidates by the equivalence test.
+    reasons
+        Why, for the rejected.
+    """
+
+    states: int = 0
+    pruned: int = 0
+    candidates: int = 0
+    verified: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str) -> None:
+        """Count a candidate that passed the quick test as rejected after all."""
+        self.verified -= 1
+        self.rejected += 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Add another's."""
+        for name in ("states", "pruned", "candidates", "verified", "rejected"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verified graph.
+
+    Parameters
+    ----------
+    structure
+        Mapping and steps.
+    plain, graph
+        At the program's sizes, before and after fusion of element-wise operators into thread graphs.
+    certificate, extents
+        Of equality of ``graph`` at all extents, proved by a test at these.
+    stability
+        Of floating-point behaviour.
+    cost
+        Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
+    """
+
+    structure: Structure
+    plain: Graph
+    graph: Graph
+    certificate: Certificate
+    extents: dict[str, int]
+    stability: Stability
+    cost: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `search`.
+
+    Parameters
+    ----------
+    found
+        Verified and stable graphs, cheapest first.
+    unstable
+        Verified graphs that failed the floating-point test.
+    complete
+        Whether the whole space was searched within the budget.
+    """
+
+    program: Program
+    limits: Limits
+    found: tuple[Found, ...]
+    unstable: tuple[Found, ...]
+    counts: Counts
+    seconds: float
+    complete: bool
+
+
+Progress = Callable[[str, float | None], None]
+
+
+def search(
+    program: Program,
+    limits: Limits | None = None,
+    *,
+    checkpoint: Path | None = None,
+    step: Progress | None = None,
+    seed: int | None = None,
+) -> Report:
+    """Search block graphs that equal a program.
+
+    Parameters
+    ----------
+    limits
+        Defaults of `Limits`.
+    checkpoint
+        File to which finished parts are written, and read from on the next call with the same
+        program and limits: an interrupted search goes on there.
+    step
+        Told what is being done.
+    seed
+        Of the final certificates; fresh entropy if None. What is found does not depend on it.
+
+    Returns
+    -------
+    Report
+        The same for the same arguments, but for seconds and certificates' draws, if complete.
+
+    Raises
+    ------
+    ScheduleError
+        If the program has something that the search cannot express yet.
+    """
+    require_searchable(program.symbolic)
+    limits, began = limits or Limits(), time.monotonic()
+    tasks = list(tasks_of(program, limits))
+    done = _read_checkpoint(checkpoint, program, limits)
+    deadline = None if limits.seconds is None else time.time() + limits.seconds
+    left = {number: task for number, task in enumerate(tasks) if number not in done}
+    for number, outcome in _run(program, limits, left, deadline):
+        done[number] = outcome
+        _write_checkpoint(checkpoint, program, limits, done)
+        if step is not None:
+            step(f"{program.name}: {len(done)} of {len(tasks)} parts", len(done) / len(tasks))
+    counts = Counts()
+    for number in sorted(done):
+        counts.add(done[number].counts)
+    structures = [structure for number in sorted(done) for structure in done[number].structures]
+    finished = [_finish(structure, program, limits, seed) for structure in structures]
+    for result in finished:
+        if isinstance(result, str):
+            counts.reject(result)
+    good = [result for result in finished if isinstance(result, Found)]
+    ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
+    complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
+    return Report(
+        program, limits,
+        tuple(found for found in ranked if found.stability.stable),
+        tuple(found for found in ranked if not found.stability.stable),
+        counts, time.monotonic() - began, complete,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of the search: what runs before the block graph, and how that is mapped."""
+
+    prefix: Prefix
+    mapping: Mapping
+
+
+def tasks_of(program: Program, limits: Limits) -> Iterator[Task]:
+    """Yield the tasks, in order."""
+    _, output = axes_of(program)
+    for prefix in prefixes_of(program, limits):
+        axes = operand_axes(prefix, program)
+        yield from (Task(prefix, m) for m in mappings(axes, output, program.sizes, limits.grid))
+
+
+def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
+    """Yield every sequence of kernels before the block graph that pruning keeps, and what they pass on.
+
+    What is unused is passed on, of the rest any part.
+    """
+    inputs, output = axes_of(program)
+    count = len(inputs)
+    mapping = replace(WHOLE, imap=((),) * count, fmap=(-1,) * count)
+    target = program.graph({name: mapping.full(name) for name in program.sizes})
+    named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
+    pruner = Pruner(abstract_expressions(target), limits.pruning)
+    alphabet = Alphabet.of(program.symbolic)
+    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner)
+    stack = [space.start()]
+    while stack:
+        partial = stack.pop()
+        if partial is None:
+            continue
+        used = [i for i in range(len(partial.values)) if i not in partial.unused]
+        for choice in itertools.product((False, True), repeat=len(used)):
+            kept = {i for i, chosen in zip(used, choice, strict=True) if chosen}
+            yield Prefix(partial.steps, tuple(sorted(partial.unused | kept)))
+        if len(partial.steps) + 1 < limits.kernels:
+            longer = [(step, space.value(partial, step)) for step in space.steps(partial)]
+            stack += [
+                partial.with_step(step, value)
+                for step, value in reversed(longer)
+                if value is not None and pruner.keeps(value.expression)
+            ]
+
+
+@dataclass
+class Outcome:
+    """What one task gave."""
+
+    counts: Counts
+    structures: list[Structure]
+    complete: bool
+
+
+def _run(
+    program: Program, limits: Limits, tasks: dict[int, Task], deadline: float | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Search tasks, in processes unless the states are limited; yield outcomes as they come."""
+    if limits.workers <= 1 or limits.states is not None:
+        left = limits.states
+        for number, task in tasks.items():
+            outcome = search_task(program, limits, task, deadline, left)
+            if left is not None:
+                left = max(0, left - outcome.counts.states)
+            yield number, outcome
+        return
+    with ProcessPoolExecutor(limits.workers) as pool:
+        futures = {
+            pool.submit(search_task, program, limits, task, deadline, None): number
+            for number, task in tasks.items()
+        }
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+
+def search_task(
+    program: Program, limits: Limits, task: Task, deadline: float | None, states: int | None
+) -> Outcome:
+    """Search the block graphs of one task."""
+    return Explorer(program, limits, task, deadline, states).run()
+
+
+class Explorer:
+    """Depth-first search of one task."""
+
+    def __init__(
+        self, program: Program, limits: Limits, task: Task, deadline: float | None, states: int | None
+    ) -> None:
+        self.program, self.limits, self.task = program, limits, task
+        mapping = task.mapping
+        self.deadline, self.budget = deadline, states
+        inputs, output = axes_of(program)
+        target = program.graph({name: mapping.full(name) for name in program.sizes})
+        self.pruner = Pruner(abstract_expressions(target), limits.pruning)
+        named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
+        values = replayed(task.prefix.steps, named, mapping, self.pruner)
+        operands = zip(operand_axes(task.prefix, program), task.prefix.operands, strict=True)
+        named = [(axes, values[number][1]) for axes, number in operands]
+        alphabet = Alphabet.of(program.symbolic)
+        self.space = Space(mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner)
+        self.small = small_factors(mapping, program, SMALL)
+        self.reference = small_program(mapping, program, self.small)
+        self.outcome = Outcome(Counts(), [], True)
+
+    def run(self) -> Outcome:
+        """Search all of it, or until the budget ends."""
+        start = self.space.start()
+        if start is not None and all(self.pruner.keeps(value.expression) for value in start.values):
+            self._visit(start)
+        return self.outcome
+
+    def _visit(self, partial: Partial) -> None:
+        counts, space = self.outcome.counts, self.space
+        counts.states += 1
+        if partial.steps and space.complete(partial):
+            self._candidate(partial)
+        left = self.limits.operators - len(partial.steps)
+        if left == 0 or self._spent():
+            return
+        for step in space.steps(partial):
+            value = space.value(partial, step)
+            if value is None:
+                continue
+            if not self.pruner.keeps(value.expression):
+                counts.pruned += 1
+                continue
+            longer = partial.with_step(step, value)
+            if not space.hopeless(longer, left - 1):
+                self._visit(longer)
+            if not self.outcome.complete:
+                return
+
+    def _spent(self) -> bool:
+        counts = self.outcome.counts
+        late = self.deadline is not None and counts.states % CHECK_EVERY == 1 and time.time() > self.deadline
+        if late or (self.budget is not None and counts.states >= self.budget):
+            self.outcome.complete = False
+        return not self.outcome.complete
+
+    def _candidate(self, partial: Partial) -> None:
+        counts = self.outcome.counts
+        counts.candidates += 1
+        structure = Structure(self.task.prefix, self.task.mapping, partial.steps)
+        certificate = verify_equal(self.reference, instantiate(structure, self.program, self.small), seed=0)
+        if certificate.equal:
+            counts.verified += 1
+            self.outcome.structures.append(structure)
+            return
+        counts.rejected += 1
+        counts.reasons[certificate.reason] = counts.reasons.get(certificate.reason, 0) + 1
+
+
+def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | str:
+    """Prove for all extents, test in floating point, and choose tiles; or return why not."""
+    try:
+        factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
+    except ShapeError as error:
+        return str(error)
+    certificate, extents = verify_for_all_extents(
+        symbolic_program(structure.mapping, program),
+        fuse_threads(instantiate(structure, program)),
+        seed=seed,
+    )
+    if not certificate.equal:
+        return certificate.reason
+    plain = instantiate(structure, program, factors)
+    stability = _stability(structure, program)
+    return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
+
+
+def _stability(structure: Structure, program: Program) -> Stability:
+    """Test at sums of 16 steps of 4 elements, with the constants that belong to these sizes."""
+    mapping = structure.mapping
+    factors = {name: 2 for d in program.sizes for name in mapping.factors(d)}
+    factors.update({name: 16 for name in factors if mapping.loop and name == f"{mapping.loop}l"})
+    sizes = {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
+    small = program.resized(**sizes)
+    # Constants that depend on sizes are steps of the structure: they change with the program.
+    constants = dict(
+        zip(Alphabet.of(program.symbolic).constants, Alphabet.of(small.symbolic).constants, strict=True)
+    )
+    return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
+
+
+def _identity(program: Program, limits: Limits) -> dict[str, Any]:
+    kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
+    return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
+
+
+def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:
+    if path is None:
+        return
+    finished = {
+        str(number): {"counts": asdict(outcome.counts), "structures": [asdict(s) for s in outcome.structures]}
+        for number, outcome in sorted(done.items())
+        if outcome.complete
+    }
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps({**_identity(program, limits), "done": finished}), encoding="utf-8")
+    temporary.replace(path)
+
+
+def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dict[int, Outcome]:
+    """Return finished mappings; a file of another search, or a broken one, is ignored."""
+    if path is None or not path.exists():
+        return {}
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return {}
+    identity = json.loads(json.dumps(_identity(program, limits)))
+    if {name: stored.get(name) for name in identity} != identity:
+        return {}
+    return {
+        int(number): Outcome(
+            Counts(**entry["counts"]), [_structure(value) for value in entry["structures"]], True
+        )
+        for number, entry in stored["done"].items()
+    }
+
+
+def _structure(value: dict[str, Any]) -> Structure:
+    prefix = value["prefix"]
+    return Structure(
+        Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
+        Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
+        _steps(value["steps"]),
+    )
+
+
+def _steps(values: list[dict[str, Any]]) -> tuple[Step, ...]:
+    return tuple(Step(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value

@@ -1,0 +1,333 @@
+"""The search: what it finds, by inspecting the graphs; pruning, determinism, budgets, checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from superopt_programs import block_near_misses
+
+from ladder.ir import Graph, GraphBuilder, evaluate, verify
+from ladder.ir.interpret import abstract_expressions
+from ladder.superopt.expressions import normal
+from ladder.superopt.generator import Limits, Program, Report, get_program, instantiate, search
+from ladder.superopt.generator.ablation import ablation
+from ladder.superopt.generator.instantiate import axes_of, choose_factors, symbolic_program
+from ladder.superopt.generator.search import tasks_of
+from ladder.superopt.generator.space import LEAST_TILE
+from ladder.superopt.generator.threads import fuse_threads
+from ladder.superopt.show import page
+from ladder.superopt.verifier import verify_equal
+from tile_types.errors import ScheduleError, UnknownNameError
+
+ONE = Limits(workers=1)
+
+
+class Reports(dict[str, Report]):
+    """Searches each program when it is first asked for."""
+
+    OPERATORS: ClassVar = {"rmsnorm_matmul": 8, "gated_mlp": 6, "lora": 6}
+
+    def __missing__(self, name: str) -> Report:
+        limits = replace(Limits(), operators=self.OPERATORS[name])
+        self[name] = search(get_program(name), limits, seed=1)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def reports() -> Reports:
+    return Reports()
+
+
+def block_of(graph: Graph) -> Graph:
+    (body,) = (node.body for node in graph.nodes if node.body is not None)
+    return body
+
+
+def path(body: Graph, value: str) -> list[str]:
+    """Return the operators from a value down its first operands, conversions left out."""
+    node = body.producer(value)
+    rest = path(body, node.inputs[0]) if node.inputs else []
+    return rest if node.operator == "convert" else [node.operator, *rest]
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_matmul", "gated_mlp", "lora"])
+def test_everything_found_is_valid_and_proved(reports, name):
+    report = reports[name]
+    assert report.complete
+    assert report.found
+    assert report.counts.verified == len(report.found) + len(report.unstable)
+    for found in report.found:
+        verify(found.graph)  # includes the rule of paths
+        assert found.certificate.equal
+        assert 0 < found.certificate.delta <= 2**-64
+        assert found.stability.stable
+        assert [node.tile.shape for node in found.graph.inputs] == [
+            node.tile.shape for node in report.program.graph().inputs
+        ]
+
+
+def test_rmsnorm_divides_after_the_matmul(reports):
+    """Load, one loop over K with two accumulators, then one division: no second pass over X."""
+    bodies = [block_of(found.plain) for found in reports["rmsnorm_matmul"].found]
+    moved = [body for body in bodies if path(body, body.outputs[0])[:3] == ["store", "div", "accumulate"]]
+    assert moved
+    body = moved[0]
+    assert [axis.name for axis in body.loops] == ["Kl"]
+    assert path(body, body.outputs[0]) == ["store", "div", "accumulate", "matmul", "load", "input"]
+    assert sum(node.operator == "accumulate" for node in body.nodes) == 2
+
+
+def test_gated_mlp_has_both_products_in_one_block(reports):
+    body = block_of(reports["gated_mlp"].found[0].plain)
+    products = [node for node in body.nodes if node.operator == "matmul"]
+    assert len(products) == 2
+    assert products[0].inputs[0] == products[1].inputs[0]  # X is loaded once
+    assert len(body.loops) == 1
+
+
+def test_lora_concatenates(reports):
+    """(X ‖ X·A) · (W ‖ B): one product of concatenations after X·A."""
+    bodies = [block_of(found.plain) for found in reports["lora"].found]
+    concatenated = [body for body in bodies if any(node.operator == "concat" for node in body.nodes)]
+    assert concatenated
+    body = concatenated[0]
+    left, right = (node for node in body.nodes if node.operator == "concat")
+    assert [body.producer(value).operator for value in left.inputs] == ["load", "convert"]
+    assert path(body, left.inputs[1]) == ["matmul", "load", "input"]
+    assert [body.producer(value).name for value in right.inputs] == ["w", "b"]
+    (last,) = (node for node in body.nodes if node.operator == "matmul" and node.inputs[0] == left.name)
+    assert last.inputs == (left.name, right.name)
+
+
+def test_lora_merges_the_weights_too(reports):
+    structures = [[s.operator for s in found.structure.steps] for found in reports["lora"].found]
+    assert ["matmul", "add", "matmul"] in structures  # X · (W + A·B)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm_matmul", "lora"])
+def test_found_graphs_compute_the_program(reports, name):
+    """At sizes with several blocks and steps, in float64."""
+    program = get_program(name).resized(B=32, K=64, N=48)
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(node.tile.known_shape) for node in program.graph().inputs]
+    expected = evaluate(program.graph(), inputs)
+    for found in reports[name].found[:4]:
+        structure = found.structure.with_constants({1 / 4096: 1 / 64})
+        factors, _ = choose_factors(structure, program, 132, 1 << 20)
+        assert np.allclose(evaluate(instantiate(structure, program, factors), inputs), expected, rtol=1e-9)
+
+
+def test_expressions_of_found_graphs_are_the_programs(reports):
+    for report in (reports["lora"], reports["gated_mlp"]):
+        for found in report.found:
+            left = abstract_expressions(symbolic_program(found.structure.mapping, report.program))
+            right = abstract_expressions(instantiate(found.structure, report.program))
+            if not any(step.operator == "concat_matmul" for step in found.structure.steps):
+                assert [normal(e) for e in left] == [normal(e) for e in right]
+
+
+def test_steps_are_in_canonical_order_and_graphs_distinct(reports):
+    for report in (reports["lora"], reports["gated_mlp"]):
+        structures = [found.structure for found in report.found]
+        assert len(set(structures)) == len(structures)
+        for structure in structures:
+            assert list(structure.steps) == sorted(structure.steps)
+
+
+def test_pruning_saves_twenty_times_the_states():
+    """At fewer operators here; README has the measured figures for 8."""
+    for row in ablation(get_program("gated_mlp"), ONE, [6]):
+        assert row.factor >= 20
+        assert row.verified > 0
+
+
+def test_without_pruning_the_same_graphs_are_found():
+    """A space small enough to search in full: the pruner drops nothing that leads to an equal graph."""
+    limits = replace(ONE, operators=3)
+    pruned = search(get_program("lora"), limits, seed=1)
+    full = search(get_program("lora"), replace(limits, pruning=False), seed=1)
+    assert full.complete
+    assert {f.structure for f in pruned.found} == {f.structure for f in full.found}
+    assert full.counts.states > pruned.counts.states
+
+
+def test_two_processes_find_the_same_in_the_same_order():
+    limits = replace(ONE, operators=5)
+    one = search(get_program("lora"), limits, seed=1)
+    two = search(get_program("lora"), replace(limits, workers=2), seed=1)
+    assert [f.structure for f in one.found] == [f.structure for f in two.found]
+    assert one.counts == two.counts
+
+
+def test_a_search_goes_on_from_its_checkpoint(tmp_path):
+    path_ = tmp_path / "search.json"
+    program, limits = get_program("lora"), replace(ONE, operators=4)
+    whole = search(program, limits, checkpoint=path_, seed=1)
+    stored = json.loads(path_.read_text())
+    assert len(stored["done"]) == len(list(tasks_of(program, limits)))
+    kept = dict(list(stored["done"].items())[:20])
+    path_.write_text(json.dumps({**stored, "done": kept}))
+    progress = []
+    again = search(program, limits, checkpoint=path_, seed=1, step=lambda text, done: progress.append(done))
+    assert len(progress) == len(stored["done"]) - 20
+    assert again.counts == whole.counts
+    assert [f.structure for f in again.found] == [f.structure for f in whole.found]
+    path_.write_text("{broken")
+    assert search(program, replace(limits, operators=2), checkpoint=path_).complete
+
+
+def test_budgets():
+    program = get_program("rmsnorm_matmul")
+    late = search(program, replace(ONE, seconds=0.0))
+    assert not late.complete
+    few = search(program, replace(ONE, states=100))
+    assert not few.complete
+    assert few.counts.states <= 100 + len(list(tasks_of(program, ONE)))
+
+
+def test_memory_limits_the_space():
+    """LoRA without a loop needs a whole column block of W: it does not fit 24 KiB."""
+    program, limits = get_program("lora"), replace(ONE, operators=4, capacity=24 * 1024)
+    assert all(found.structure.mapping.loop for found in search(program, limits).found)
+
+
+def test_devices_set_the_limits():
+    limits = ONE.on("cuda/sm_80")
+    assert limits.units == 108
+    assert limits.capacity < ONE.on("cuda/sm_90a").capacity == Limits().capacity
+    assert ONE.on("cuda/sm_90a").units == Limits().units
+
+
+def test_sizes_that_no_tile_divides_are_a_reason():
+    report = search(get_program("lora").resized(N=4099), replace(ONE, operators=3))
+    assert not report.found
+    assert any("divide" in reason for reason in report.counts.reasons)
+    assert report.counts.verified == 0
+
+
+def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
+    program = get_program("rmsnorm_matmul").resized(B=64)
+    inputs, output = axes_of(program)
+    assert (inputs, output) == ((("B", "K"), ("K", "N")), ("B", "N"))
+    found = [task.mapping for task in tasks_of(program, ONE)]
+    assert {mapping.grid for mapping in found} == {(), ("B",), ("N",), ("B", "N")}
+    assert {mapping.loop for mapping in found} == {None, "K"}
+    assert {mapping.fmap for mapping in found if mapping.loop} == {(1, 0), (1, -1), (-1, 0)}
+    narrow = program.resized(B=LEAST_TILE)
+    assert {task.mapping.grid for task in tasks_of(narrow, ONE)} == {(), ("N",)}
+
+
+def test_elementwise_chains_become_thread_graphs(reports):
+    """silu, mul and the conversion of the gated MLP; the division of the norm with its conversion."""
+    expected = {
+        "gated_mlp": ["silu", "mul", "convert"],
+        "rmsnorm_matmul": ["div", "convert"],
+    }
+    for name, operators in expected.items():
+        body = block_of(reports[name].found[0].graph)
+        threads = [[n.operator for n in node.body.nodes if n.inputs] for node in body.nodes if node.body]
+        assert operators in threads
+        assert all(node.operator in ("thread", "store") for node in body.nodes[-2:])
+
+
+def test_fused_graphs_compute_what_plain_ones_do(reports):
+    program = get_program("gated_mlp").resized(B=4, K=32, N=32)
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(node.tile.known_shape) for node in program.graph().inputs]
+    for found in reports["gated_mlp"].found:
+        factors, _ = choose_factors(found.structure, program, 132, 1 << 20)
+        plain = instantiate(found.structure, program, factors)
+        assert np.array_equal(evaluate(fuse_threads(plain), inputs), evaluate(plain, inputs))
+        assert fuse_threads(plain) != plain
+
+
+def test_kernels_before_the_block():
+    """X · A as a kernel of its own, then one product of concatenations."""
+    report = search(get_program("lora"), replace(ONE, operators=3, kernels=2), seed=1)
+    assert report.complete
+    split = [found for found in report.found if found.structure.prefix.steps]
+    assert split
+    for found in report.found:
+        verify(found.graph)
+        assert found.certificate.equal
+    first, then = split[0].structure.prefix.steps, split[0].structure.steps
+    assert [step.operator for step in first] == ["matmul"]
+    assert then[0].operator == "concat_matmul"
+    assert [node.operator for node in split[0].graph.nodes if node.operator != "input"][-1] == "block"
+    assert report.found[0].structure.prefix.steps == ()  # a launch costs more than it saves here
+
+
+def test_tampered_structures_are_rejected(reports):
+    """Each step of a found graph changed: the proof notices."""
+    report = reports["gated_mlp"]
+    structure = report.found[0].structure
+    factors = {name: 2 for d in report.program.sizes for name in structure.mapping.factors(d)}
+    program = report.program.graph({d: 2 * len(structure.mapping.factors(d)) for d in report.program.sizes})
+    other = {"silu": "square", "mul": "add"}
+    for number, step in enumerate(structure.steps):
+        if step.operator not in other:
+            continue
+        steps = list(structure.steps)
+        steps[number] = replace(step, operator=other[step.operator])
+        changed = instantiate(replace(structure, steps=tuple(steps)), report.program, factors)
+        assert verify_equal(program, changed).verdict == "different"
+
+
+def outside(body) -> Program:
+    def define(n, sizes):
+        g = GraphBuilder("outside")
+        x, y = g.input("x", "float16", (n["M"], n["K"])), g.input("y", "float16", (n["M"], n["K"]))
+        return g.finish(*body(g, x, y))
+
+    return Program("outside", define, {"M": 32, "K": 32})
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (lambda g, x, y: [g.add("add", x, y), g.add("mul", x, y)], "one result"),
+        (lambda g, x, y: [g.add("reduce_max", x, axis=1)], "no reduce_max yet"),
+        (lambda g, x, y: [g.add("matmul", x, y, transpose_b=True)], "transposed operand"),
+        (lambda g, x, y: [g.add("convert", g.add("add", x, y), type="float32")], "one element type"),
+    ],
+)
+def test_what_the_search_cannot_express_is_named(body, message):
+    with pytest.raises(ScheduleError, match=message):
+        search(outside(body), ONE)
+
+
+@pytest.mark.parametrize(("name", "least"), [("rmsnorm_matmul", 60), ("gated_mlp", 10), ("lora", 70)])
+def test_blocks_that_are_off_by_one_are_rejected(reports, name, least):
+    """Wrong imap, fmap, omap, grid, loop or accumulator of everything found."""
+    program = get_program(name)
+    count = 0
+    for found in reports[name].found:
+        factors = {f: 2 for d in program.sizes for f in found.structure.mapping.factors(d)}
+        extents = {d: 2 ** len(found.structure.mapping.factors(d)) for d in program.sizes}
+        graph = instantiate(found.structure, program, factors)
+        assert verify_equal(program.graph(extents), graph).equal
+        for pair in block_near_misses(graph):
+            count += 1
+            assert not verify_equal(program.graph(extents), pair.second).equal, pair.name
+    assert count >= least
+
+
+def test_programs_by_name():
+    with pytest.raises(UnknownNameError, match="did you mean 'lora'"):
+        get_program("lorra")
+    with pytest.raises(UnknownNameError, match="not there yet"):
+        get_program("gqa")
+    with pytest.raises(UnknownNameError, match="dimension of lora"):
+        get_program("lora").resized(Q=3)
+
+
+def test_the_page_draws_everything(reports):
+    text = page(reports["lora"])
+    assert text.count("<svg") == 1 + min(8, len(reports["lora"].found))
+    assert "states explored" in text
+    assert "concat" in text
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -1,0 +1,220 @@
+"""When small extents prove all, and that the argument is refused where it fails; floating-point stability."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from superopt_programs import Value, concat
+
+from ladder.ir import Graph, GraphBuilder, bind
+from ladder.superopt.generator import get_program
+from ladder.superopt.verifier import check_stability, verify_equal, verify_for_all_extents
+from ladder.superopt.verifier.shrink import reductions
+
+
+def program(body, *shapes) -> Graph:
+    g = GraphBuilder("p")
+    return g.finish(
+        body(*(Value(g, g.input(f"x{i}", "float32", shape)) for i, shape in enumerate(shapes))).name
+    )
+
+
+X, W = ("m", "k"), ("k", "n")
+
+
+def test_reduced_symbols():
+    assert reductions(program(lambda x, w: x @ w, X, W)) == {"k"}
+    assert reductions(program(lambda x: x.square().sum(0), X)) == {"m"}
+    assert reductions(get_program("rmsnorm_matmul").symbolic) == {"K"}
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (lambda x: x.exp().sum(1), "need not vanish"),
+        (lambda x: (x + 1.0).sum(1), "need not vanish"),
+        (lambda x: (x / x).sum(1), "need not vanish"),
+        (lambda x: x.sigmoid().sum(1), "need not vanish"),
+        (lambda x: x.op("reshape", shape=("k", "m")), "does not treat all indices alike"),
+        (lambda x: x.silu().sum(1), "evaluations"),
+        (lambda x: x.sqrt().sum(1), ""),
+        (lambda x: (x / (x + 1.0)).sum(1), "grow with the extents"),
+    ],
+)
+def test_programs_whose_small_extents_prove_nothing(body, reason):
+    graph = program(body, X)
+    certificate, _ = verify_for_all_extents(graph, graph)
+    assert certificate.verdict == "refused"
+    assert reason in certificate.reason
+
+
+def test_equal_programs():
+    late = program(lambda x, w, c: (x @ w) / c, X, W, ("m", 1))
+    early = program(lambda x, w, c: (x / c) @ w, X, W, ("m", 1))
+    certificate, extents = verify_for_all_extents(early, late)
+    assert certificate.equal
+    assert extents["m"] == extents["n"] == 1
+    assert extents["k"] > certificate.bound.degree
+
+
+def test_a_difference_that_extent_two_hides():
+    """(sum x)**3 and its part with at most two different indices agree at extent 2, not at 3."""
+
+    def cube(x):
+        s = x.sum(1)
+        return s * s * s
+
+    def at_most_two(x):  # s**3 minus 6 e_3, by Newton: 6 e_3 = p1**3 - 3 p1 p2 + 2 p3
+        p1, p2, p3 = x.sum(1), x.square().sum(1), (x.square() * x).sum(1)
+        return p1 * p1 * p1 - (p1 * p1 * p1 - 3.0 * p1 * p2 + 2.0 * p3)
+
+    first, second = program(cube, (1, "k")), program(at_most_two, (1, "k"))
+    assert verify_equal(bind(first, {"k": 2}), bind(second, {"k": 2})).equal
+    assert verify_equal(bind(first, {"k": 3}), bind(second, {"k": 3})).verdict == "different"
+    certificate, extents = verify_for_all_extents(first, second)
+    assert certificate.verdict == "different"
+    assert extents["k"] >= 4
+
+
+def power_sums(x) -> list[Value]:
+    powers = [x, x.square(), x.square() * x, x.square().square()]
+    return [power.sum(1) for power in powers]
+
+
+NEWTON = {
+    2: lambda p1, p2, p3, p4: p1 * p1 - p2,
+    3: lambda p1, p2, p3, p4: p1 * p1 * p1 - 3.0 * p1 * p2 + 2.0 * p3,
+    4: lambda p1, p2, p3, p4: (
+        p1 * p1 * p1 * p1 - 6.0 * p1 * p1 * p2 + 3.0 * p2 * p2 + 8.0 * p1 * p3 - 6.0 * p4
+    ),
+}
+"""k -> k! times the k-th elementary symmetric polynomial: 0 iff fewer than k numbers are given."""
+
+
+@pytest.mark.parametrize("least", NEWTON)
+@pytest.mark.parametrize("divided", [False, True])
+def test_differences_that_smaller_extents_hide(least, divided):
+    def plain(x):
+        p1, p2, p3, _ = power_sums(x)
+        return p1 * p3 / p2 if divided else p1 * p2 + p3
+
+    def changed(x):
+        return plain(x) + NEWTON[least](*power_sums(x))
+
+    first, second = program(plain, (1, "k")), program(changed, (1, "k"))
+    assert verify_equal(bind(first, {"k": least - 1}), bind(second, {"k": least - 1})).equal
+    certificate, extents = verify_for_all_extents(first, second)
+    assert certificate.verdict == "different"
+    assert extents["k"] >= least
+
+
+@pytest.mark.parametrize("extent", [1, 2, 5, 9])
+def test_equality_at_the_proved_extent_is_equality_at_others(extent):
+    late = program(lambda x, w: (x @ w) / (x.square().sum(1) * 0.5).sqrt(), (1, "k"), W)
+    early = program(lambda x, w: (x / (x.square().sum(1) * 0.5).sqrt()) @ w, (1, "k"), W)
+    certificate, extents = verify_for_all_extents(early, late)
+    assert certificate.equal
+    assert extents["k"] > 3
+    if extent > 1:  # at extent 1 a square stands under the root
+        assert verify_equal(bind(early, {"k": extent, "n": 2}), bind(late, {"k": extent, "n": 2})).equal
+
+
+def looped(axis_split: bool = True, kind: str = "sum") -> Graph:
+    """Sum the columns of x[4, kl*kt] in a loop; or read the first tile only in each step."""
+    b = GraphBuilder("sums", "block", grid={"b": 4}, loops={"kl": "kl"})
+    x = b.input("x", "float32", (4, "kl*kt"))
+    tile = b.add("load", x, grid=(0,), loop=(1 if axis_split else -1,), shape=(1, "kt"))
+    total = b.add("accumulate", b.add("reduce_sum", tile, axis=1), kind=kind)
+    body = b.finish(b.add("store", total, grid=(0,), shape=(4, 1)))
+    g = GraphBuilder("looped")
+    return g.finish(*g.nest(body, g.input("x0", "float32", (4, "kl*kt")), name="y"))
+
+
+def test_loops():
+    plain = program(lambda x: x.sum(1), (4, "kl*kt"))
+    assert verify_for_all_extents(looped(), plain)[0].equal
+    for broken, reason in ((looped(False), "do not make up axis 1"), (looped(kind="last"), "steps alike")):
+        certificate, _ = verify_for_all_extents(broken, plain)
+        assert certificate.verdict == "refused"
+        assert reason in certificate.reason
+
+
+def test_sums_of_what_does_not_change_count_the_steps():
+    """Accumulating a value that all steps share multiplies it with their number: no small extent tells."""
+    b = GraphBuilder("steps", "block", loops={"kl": "kl"})
+    x = b.add("load", b.input("x", "float32", (4, "kl")), loop=(-1,), shape=(4, "kl"))
+    body = b.finish(b.add("store", b.add("accumulate", b.add("reduce_sum", x, axis=1)), shape=(4, 1)))
+    g = GraphBuilder("p")
+    graph = g.finish(*g.nest(body, g.input("x0", "float32", (4, "kl")), name="y"))
+    certificate, _ = verify_for_all_extents(graph, graph)
+    assert certificate.verdict == "refused"
+    assert "need not vanish" in certificate.reason
+
+
+def half(body, *shapes) -> Graph:
+    g = GraphBuilder("p")
+    return g.finish(
+        body(*(Value(g, g.input(f"x{i}", "float16", shape)) for i, shape in enumerate(shapes))).name
+    )
+
+
+def test_stability():
+    """a² - b² as (a + b)(a - b) is stable, the other way round is not; a large intermediate overflows."""
+    squares = half(lambda a, b: a.square() - b.square(), (8, 8), (8, 8))
+    factored = half(lambda a, b: (a + b) * (a - b), (8, 8), (8, 8))
+    assert check_stability(factored, squares).stable
+    plain = half(lambda a, b: a * b, (8, 8), (8, 8))
+    scaled = half(lambda a, b: a.op("mul", b) * b / b, (8, 8), (8, 8))
+    assert check_stability(plain, plain).stable
+    found = check_stability(scaled, plain)
+    assert not found.stable
+    assert "relative error" in found.reason
+
+
+def test_exponentials_without_their_maximum_overflow():
+    def softmax(x):
+        e = x.exp()
+        return e / e.sum(1)
+
+    def shifted(x):
+        e = (x - x.op("reduce_max", axis=1)).exp()
+        return e / e.sum(1)
+
+    plain, safe = half(softmax, (4, 16)), half(shifted, (4, 16))
+    assert not check_stability(plain, safe).stable
+    assert check_stability(safe, plain).stable
+    assert np.isfinite(check_stability(safe, safe).error)
+
+
+def test_two_indices_of_one_symbol_are_refused():
+    """At extent 1 a square matrix is its transpose."""
+    square = ("m", "m")
+    first, second = program(lambda x: x * 1.0, square), program(lambda x: x.T, square)
+    assert verify_equal(bind(first, {"m": 1}), bind(second, {"m": 1})).equal
+    certificate, _ = verify_for_all_extents(first, second)
+    assert certificate.verdict == "refused"
+    assert "two indices of m" in certificate.reason
+    outer = program(lambda a, b: a @ b, ("m", 2), (2, "m"))
+    assert "two indices of m" in verify_for_all_extents(outer, outer)[0].reason
+
+
+def test_concatenations_must_meet_part_by_part():
+    """(a ‖ b) · (c ‖ d) and (a ‖ b) · (d ‖ c) have the same shapes."""
+    shapes = ("m", "k"), ("m", "r"), ("k", "n"), ("r", "n")
+
+    def product(a, b, c, d):
+        return concat(1, a, b) @ concat(0, c, d)
+
+    def crossed(a, b, c, d):
+        return concat(1, a, b) @ concat(0, d, c)
+
+    plain = program(lambda a, b, c, d: a @ c + b @ d, *shapes)
+    assert verify_for_all_extents(program(product, *shapes), plain)[0].equal
+    certificate, _ = verify_for_all_extents(program(crossed, *shapes), plain)
+    assert certificate.verdict == "refused"
+    assert "joins" in certificate.reason
+
+
+def test_axes_that_are_no_products_of_symbols_are_refused():
+    graph = program(lambda x: x.sum(0), ("2*m", "n"))
+    assert "no product of symbols" in verify_for_all_extents(graph, graph)[0].reason
