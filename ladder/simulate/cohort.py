@@ -110,7 +110,8 @@ class Cohort:
 
     def narrowed(self, condition: Value, sense: bool = True) -> Array:
         """Return the active threads for which a condition is ``sense``."""
-        chosen = np.broadcast_to(condition if sense else np.logical_not(condition), (self.count, LANES))
+        holds = np.asarray(condition, np.bool_)
+        chosen = np.broadcast_to(holds if sense else ~holds, (self.count, LANES))
         return np.array(chosen) if self.mask is None else chosen & self.mask
 
     def active_warps(self) -> Array:

@@ -90,6 +90,10 @@ class Calls:
     helpers: Callable[[Translator, CallView, str], Any]
 
 
+class HostPlace:
+    """Memory on the host's stack that nothing has filled yet."""
+
+
 @dataclass
 class Launch:
     """What a function says about its launch.
@@ -271,6 +275,10 @@ class Translator:
                 return held
             return self.address(held, [0])
         return self.address(self.names[target.source], target.indices)
+
+    def _call_tvm_stack_alloca(self, e: Any, call: CallView) -> Any:
+        """Return a place on the host's stack; what the host puts there replaces it."""
+        return HostPlace()
 
     def view(self, e: Any) -> CallView:
         """Return a call with its strings apart."""

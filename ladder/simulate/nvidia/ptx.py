@@ -340,6 +340,8 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.ldmatrix": _ldmatrix,
     "tirx.ptx.stmatrix": _stmatrix,
     "tirx.ptx.mma": _mma,
+    "tirx.ptx.mma_int": _mma,
+    "tirx.ptx.mma_fp8": _mma,
     "tirx.cuda.warp_sync": _warp_sync,
     "tirx.ptx.barrier_cluster_arrive": _cluster_arrive,
     "tirx.ptx.mbarrier_init": _mbarrier_init,
