@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder.simulate.order import BARRIERS_PER_BLOCK
+from ladder.simulate.order import ASYNC_LANE, BARRIERS_PER_BLOCK, Actor
 from ladder.simulate.values import LANES, Array, Value
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Mbarrier:
     def __init__(self, owner: Mbarriers, count: int, agent: int, name: str) -> None:
         self.owner, self.count, self.agent, self.name = owner, count, agent, name
         self.pending, self.bytes, self.phase = count, 0, 0
-        self.fenced = False
+        self.fenced, self.filled = False, 0
         self.statement = -1
         # What the phases that are over hand on, and what the arrivals so far will.
         self.clock = np.zeros(owner.machine.agents.count, np.int32)
@@ -144,6 +144,7 @@ class Mbarrier:
 
     def land(self, size: int) -> None:
         """Count bytes that a copy delivered."""
+        self.filled = self.phase + 1
         self.bytes -= size
         self._turn()
 
@@ -175,6 +176,8 @@ class Mbarriers:
         self.machine = machine
         self.table: dict[tuple[int, int], Mbarrier] = {}
         self.awaited: dict[int, tuple[Mbarrier, int]] = {}
+        # What blocks did to each other: target block, agent and epoch, statement.
+        self.visits: set[tuple[int, int, int, int]] = set()
 
     def report(self, message: str, statement: int, kind: str = "barrier") -> None:
         """Report a misuse."""
@@ -201,8 +204,41 @@ class Mbarriers:
             self.report(f"byte {address} of block {block} holds no initialised mbarrier", statement)
         return barrier
 
+    def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
+        """Return an mbarrier that a warp uses, perhaps of another block; its initialisation must be known."""
+        memory = self.machine.memory
+        clocks = memory.clocks
+        if not 0 <= address <= memory.limit - 8:
+            self.report(f"an mbarrier at byte {address} of shared memory of {memory.limit}", statement)
+            return None
+        flat = np.array([[block * memory.pitch + address]]) // memory.shadow.unit
+        epoch = int(clocks.epoch(np.array([warp]))[0])
+        agent = int(clocks.own[warp])
+        actor = Actor(np.array(warp), np.array(agent), np.array(epoch), np.array(ASYNC_LANE))
+        memory.shadow.on_read(flat, actor, statement)
+        return self.at(block, address, statement)
+
+    def visit(self, warp: int, block: int, statement: int) -> None:
+        """Note an arrival at another block, which must not have ended before; copies are waited for anyway."""
+        if block != warp // self.machine.block_warps:
+            clocks = self.machine.memory.clocks
+            epoch = int(clocks.epoch(np.array([warp]))[0])
+            self.visits.add((block, int(clocks.own[warp]), epoch, statement))
+
     def check_ended(self) -> None:
-        """Report copies that were still under way when the kernel ended."""
+        """Report what was still under way when a block ended: copies, and visits of other blocks."""
+        known = self.machine.memory.clocks.known
+        known = known.reshape(self.machine.blocks, self.machine.block_warps, -1).max(axis=1)
+        for block, agent, epoch, statement in self.visits:
+            if known[block, agent] < epoch:
+                self.report("a block may have ended when another one reaches its memory", statement)
+        for (block, _), barrier in self.table.items():
+            if barrier.filled > known[block, barrier.agent]:
+                message = f"a block ends without having waited for copies that complete at {barrier.name}"
+                self.report(message, barrier.statement)
+        self._check_bytes()
+
+    def _check_bytes(self) -> None:
         for barrier in self.table.values():
             if barrier.bytes:
                 self.report(

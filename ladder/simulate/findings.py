@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,36 +63,64 @@ class Log:
 
     def __init__(self, statements: list[Any], function: Any) -> None:
         self.statements, self.function = statements, function
-        self._found: dict[tuple[str, int, str], list[Any]] = {}
+        self._found: dict[tuple[str, int, str], _Entry] = {}
+        self._lines: dict[int, tuple[int, str]] = {}
 
     def __len__(self) -> int:
         return len(self._found)
 
-    def add(self, kind: str, statement: int, message: str, reason: str = "") -> None:
-        """Add a finding; ``reason`` tells findings of one statement apart (by default the kind does)."""
-        assert kind in KINDS, kind
-        entry = self._found.setdefault((kind, statement, reason), [message, 0])
-        entry[1] += 1
+    def add(self, kind: str, statement: int, message: str, reason: str = "", other: int = -1) -> None:
+        """Add a finding.
 
-    def text_of(self, statement: int) -> str:
-        """Return a statement on one line, shortened, for use inside of messages."""
+        Parameters
+        ----------
+        kind
+            One of `KINDS`.
+        statement
+            Number of the statement, -1 for none.
+        message
+            What happened; ``{other}`` stands for the text of statement ``other``.
+        reason
+            Tells findings of one kind and statement apart.
+        other
+            Number of the other statement that takes part.
+        """
+        assert kind in KINDS, kind
+        entry = self._found.setdefault((kind, statement, reason), _Entry(message, other))
+        entry.count += 1
+
+    def place(self, statement: int) -> tuple[int, str]:
+        """Return line and text of a statement."""
         if statement < 0:
-            return "nothing"
-        text = str(self.statements[statement]).strip().splitlines()
-        return _shorten(text[-1].strip() if text else "?")
+            return 0, ""
+        if statement not in self._lines:
+            line, text = locate(self.function, self.statements[statement])
+            self._lines[statement] = line, _shorten(text)
+        return self._lines[statement]
 
     def findings(self) -> tuple[Finding, ...]:
         """Return all findings with their lines."""
-        return tuple(self._finding(*key, *entry) for key, entry in self._found.items())
+        result = []
+        for (kind, statement, _), entry in self._found.items():
+            line, text = self.place(statement)
+            message = entry.message
+            if entry.other >= 0:
+                other_line, other_text = self.place(entry.other)
+                message = message.replace("{other}", f"line {other_line}: `{other_text}`")
+            result.append(Finding(kind, message, text, line, entry.count))
+        return tuple(result)
 
-    def _finding(self, kind: str, statement: int, _: str, message: str, count: int) -> Finding:
-        if statement < 0:
-            return Finding(kind, message, count=count)
-        line, text = locate(self.function, self.statements[statement])
-        return Finding(kind, message, _shorten(text), line, count)
+
+@dataclass
+class _Entry:
+    """A finding while it is counted."""
+
+    message: str
+    other: int
+    count: int = 0
 
 
-def _shorten(text: str, limit: int = 160) -> str:
+def _shorten(text: str, limit: int = 120) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -106,8 +133,3 @@ def locate(function: Any, statement: Any) -> tuple[int, str]:
     first = marks[0]
     # Lines of marks are no lines of the script, but none comes before the first one.
     return first, underlined[first - 1].strip()
-
-
-def names_of(kinds: Iterable[str]) -> str:
-    """Return kinds as a list in words."""
-    return ", ".join(sorted(set(kinds)))

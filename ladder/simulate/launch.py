@@ -32,6 +32,7 @@ class SimulationError(LadderError):
 class BankReport:
     """Bank conflicts of one statement."""
 
+    line: int
     statement: str
     conflicts: Conflicts
 
@@ -219,7 +220,7 @@ class _LaunchRun:
     def _result(self, simulated: int, total: int) -> SimulationResult:
         worst = sorted(self.banks.items(), key=lambda item: -item[1].extra)
         reports = tuple(
-            BankReport(self.log.text_of(statement), entry) for statement, entry in worst if entry.extra
+            BankReport(*self.log.place(statement), entry) for statement, entry in worst if entry.extra
         )
         return SimulationResult(
             tuple(tensor.array for tensor in self.outputs),

@@ -110,8 +110,7 @@ class Machine:
         set_up(everyone)
         self.cohorts = [everyone]
         if self.order != "together":
-            units = np.arange(everyone.count).reshape(-1, self._unit(everyone.count))
-            self.divide(everyone, list(units))
+            self.divide(everyone, self._units())
         with np.errstate(all="ignore"):
             while self.cohorts:
                 c = self._next()
@@ -121,9 +120,11 @@ class Machine:
                 self._advance(c)
         self.mbarriers.check_ended()
 
-    def _unit(self, warps: int) -> int:
-        whole = self.unit if self.block_warps % self.unit == 0 else 1
-        return whole if warps % whole == 0 else 1
+    def _units(self) -> list[Array]:
+        """Return the warps of every unit that is scheduled apart."""
+        firsts = range(0, self.block_warps, self.unit)
+        within = [np.arange(first, min(first + self.unit, self.block_warps)) for first in firsts]
+        return [part + block * self.block_warps for block in range(self.blocks) for part in within]
 
     def _advance(self, c: Cohort) -> None:
         """Run a cohort until it waits, ends or splits."""

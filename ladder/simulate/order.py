@@ -171,6 +171,8 @@ class Shadow:
         self.statement = np.zeros(granules, np.int32)
         self.read = np.zeros((granules, clocks.agents.readers), np.int32)
         self.reader_statement = np.zeros(granules, np.int32)
+        self.last_reader = np.zeros(granules, np.int32)
+        self.reader_lane = np.zeros(granules, np.int8)
 
     def on_read(self, at: Array, actor: Actor, statement: int) -> None:
         """Check and record reads of granules ``at``; the actor's arrays broadcast against it."""
@@ -180,6 +182,9 @@ class Shadow:
         self._check_writer(at, written, actor, statement, "reads")
         self.read[at, actor.agents] = actor.epochs
         self.reader_statement[at] = statement
+        if actor.lanes.ndim:
+            self.last_reader[at] = actor.agents
+            self.reader_lane[at] = actor.lanes
 
     def on_write(self, at: Array, actor: Actor, statement: int) -> None:
         """Check and record writes of granules ``at``."""
@@ -203,6 +208,11 @@ class Shadow:
         readers = self.clocks.agents.readers
         known = self.clocks.known[actor.warps, :readers]
         late = (self.read[at] > known).any(axis=-1)
+        own = self.clocks.own[actor.warps]
+        # Lanes of one warp: an instruction that all of them execute together orders reads before writes.
+        mine = (self.last_reader.take(at) == own) & (self.reader_lane.take(at) != actor.lanes)
+        apart = mine & (self.read[at, own] >= self.clocks.lanes_met[actor.warps])
+        late = late | (apart & (actor.lanes != ASYNC_LANE))
         if late.any():
             self._report(at, late, actor, statement, "overwrites bytes read by", self.reader_statement)
 
@@ -225,10 +235,9 @@ class Shadow:
         place = int(np.broadcast_to(at, wrong.shape)[where])
         warp = int(np.broadcast_to(actor.warps, wrong.shape)[where])
         other = int(others[place])
-        writer = int(self.writer[place]) if others is self.statement else -1
-        name = self._agent_name(writer) if writer >= 0 else "a warp or product"
-        message = f"warp {warp} {what} `{self.log.text_of(other)}` ({name}) with nothing that orders the two"
-        self.log.add("race", statement, message, f"{what} {other}")
+        by = f"{self._agent_name(int(self.writer[place]))} in " if others is self.statement else ""
+        message = f"warp {warp} {what} {by}{{other}}, and nothing orders the two"
+        self.log.add("race", statement, message, f"{what} {other}", other)
 
     def _agent_name(self, agent: int) -> str:
         agents = self.clocks.agents

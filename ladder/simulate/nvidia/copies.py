@@ -171,9 +171,9 @@ def _encode(t: Translator, call: CallView) -> Step:
     return lambda c: None
 
 
-def barrier_for(c: Cohort, block: int, byte: int, statement: int) -> Mbarrier | None:
+def barrier_for(c: Cohort, warp: int, block: int, byte: int, statement: int) -> Mbarrier | None:
     """Return the mbarrier that a copy completes at; its initialisation must be visible to copies."""
-    barrier = c.machine.mbarriers.at(block, byte, statement)
+    barrier = c.machine.mbarriers.reach(warp, block, byte, statement)
     if barrier is not None and not barrier.fenced:
         c.machine.log.add(
             "proxy", statement, "a copy completes at an mbarrier without fence.mbarrier_init after its init"
@@ -209,7 +209,7 @@ def _bulk(t: Translator, call: CallView) -> Step:
         tensor: Tensor = pointer.target
         for _, warp, _, to, start, count, byte in each_active(c, target(c), pointer.offset, size(c), place(c)):
             block = warp // c.machine.block_warps
-            barrier = barrier_for(c, block, byte, statement)
+            barrier = barrier_for(c, warp, block, byte, statement)
             if barrier is None or not _legal(c, to, start, count, tensor, statement):
                 continue
             c.machine.memory.traffic[f"global read {tensor.name}"] += count
@@ -265,7 +265,7 @@ def _copy_box(
     if chosen != -1 and chosen >> cluster:
         c.machine.log.add("barrier", statement, f"multicast mask {chosen:#x} names blocks beyond the cluster")
     for target in blocks:
-        barrier = barrier_for(c, target, byte, statement)
+        barrier = barrier_for(c, warp, target, byte, statement)
         if barrier is not None:
             _land(c, warp, target, places, rows.reshape(-1), barrier, statement)
 

@@ -234,9 +234,8 @@ def _arrive_at(t: Translator, call: CallView, groups: tuple[str, ...], source: s
     def action(c: Cohort) -> None:
         for _, warp, _, byte, target in each_active(c, place(c).offset, rank(c)):
             block = _remote(c, warp, target)
-            barrier = c.machine.mbarriers.at(block, byte, call.statement)
-            if c.machine.block_has_left(block):
-                c.machine.log.add("barrier", call.statement, "an arrival at a block that has ended", "left")
+            barrier = c.machine.mbarriers.reach(warp, block, byte, call.statement)
+            c.machine.mbarriers.visit(warp, block, call.statement)
             if barrier is not None:
                 arrive(c, barrier, warp, 1, call.statement)
         c.machine.memory.clocks.advance(c.warps)
@@ -268,13 +267,13 @@ def _send(c: Cohort, where: tuple[Array, Array], byte: Any, data: Array, stateme
     warps = np.broadcast_to(c.warps[:, None], active.shape)[active]
     places, blocks = (part[active] for part in where)
     bytes_ = np.broadcast_to(np.asarray(byte), active.shape)[active]
-    keys = list(zip(blocks.tolist(), bytes_.tolist(), strict=True))
-    barriers = {key: c.machine.mbarriers.at(*key, statement) for key in set(keys)}
-    for key, barrier in barriers.items():
+    keys = list(zip(warps.tolist(), blocks.tolist(), bytes_.tolist(), strict=True))
+    for key in dict.fromkeys(keys):
         chosen = np.array([k == key for k in keys])
+        barrier = c.machine.mbarriers.reach(*key, statement)
         if barrier is None:
             continue
-        if c.machine.block_has_left(key[0]):
+        if c.machine.block_has_left(key[1]):
             c.machine.log.add("barrier", statement, "st.async to a block that has ended", "left")
         at = memory._granules(places[chosen], 16)
         actor = Actor(

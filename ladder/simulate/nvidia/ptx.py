@@ -268,10 +268,8 @@ def _mbarrier_arrive(t: Translator, call: CallView) -> Step:
     expects, statement = call.name.endswith("expect_tx"), call.statement
 
     def action(c: Cohort) -> None:
-        at = _shared(place(c))
-        touch_barrier(c, at, statement)
-        for _, warp, _, byte, number in each_active(c, at, amount(c)):
-            barrier = c.machine.mbarriers.at(warp // c.machine.block_warps, byte, statement)
+        for _, warp, _, byte, number in each_active(c, _shared(place(c)), amount(c)):
+            barrier = c.machine.mbarriers.reach(warp, warp // c.machine.block_warps, byte, statement)
             if barrier is None:
                 continue
             if expects:
@@ -288,23 +286,16 @@ def arrive(c: Cohort, barrier: Any, warp: int, times: int, statement: int) -> No
     barrier.arrive(times, c.machine.memory.clocks.published(warp, whole), statement)
 
 
-def touch_barrier(c: Cohort, at: Value, statement: int) -> None:
-    """Check that the barriers' initialisation is known to those who use them."""
-    memory = c.machine.memory
-    saved = dict(memory.traffic)
-    memory.load_shared(c, at, 8, None, statement)
-    memory.traffic.clear()
-    memory.traffic.update(saved)
-
-
 def _mbarrier_wait(t: Translator, call: CallView) -> Callable[[Cohort], Wait | None]:
     place, parity, statement = t.read(call.operands[0]), t.read(call.operands[1]), call.statement
 
     def make(c: Cohort) -> Wait | None:
         owner, at = c.machine.mbarriers, _shared(place(c))
-        touch_barrier(c, at, statement)
-        for _, warp, _, byte, phase in each_active(c, at, parity(c)):
-            barrier = owner.at(warp // c.machine.block_warps, byte, statement)
+        rows = c.active_warps()
+        lanes = c.active[rows].argmax(axis=1)
+        places, phases = (np.broadcast_to(np.asarray(v), (c.count, LANES))[rows, lanes] for v in (at, parity(c)))
+        for warp, byte, phase in zip(c.warps[rows].tolist(), places.tolist(), phases.tolist(), strict=True):
+            barrier = owner.reach(warp, warp // c.machine.block_warps, byte, statement)
             if barrier is not None:
                 owner.awaited[warp] = (barrier, phase)
         return MbarrierWait(owner, statement)
