@@ -58,7 +58,8 @@ class GroupBarrier:
 
     def ready(self, c: Cohort) -> Array:
         """Return whose group has passed."""
-        return self.passed[c.warps // self.warps] >= self.target[c.warps]
+        ready: Array = self.passed[c.warps // self.warps] >= self.target[c.warps]
+        return ready
 
     def complete(self, c: Cohort) -> None:
         """Hand on what the group knew."""
@@ -205,7 +206,7 @@ class Mbarriers:
         return barrier
 
     def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
-        """Return an mbarrier that a warp uses, perhaps of another block; its initialisation must be known."""
+        """Return an mbarrier that a warp uses, perhaps of another block; its set-up must be known."""
         memory = self.machine.memory
         clocks = memory.clocks
         if not 0 <= address <= memory.limit - 8:
@@ -249,7 +250,7 @@ class Mbarriers:
 
 @dataclass
 class MbarrierWait:
-    """Wait for the phase of a parity; which barrier each warp waits for is in `Mbarriers.awaited`."""
+    """Wait for the phase of a parity; `Mbarriers.awaited` says of which barrier each warp."""
 
     owner: Mbarriers
     statement: int

@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "deadlock": "warps that wait for ever",
     "proxy": "bytes that cross between generic and asynchronous accesses without a fence",
     "unwritten": "outputs that no thread stored",
+    "wrong values": "outputs that differ from float64 by more than rounding",
 }
 """Kinds of findings, and what each means."""
 

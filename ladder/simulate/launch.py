@@ -21,7 +21,7 @@ from ladder.simulate.values import LANES, Array
 from tile_types.errors import LadderError, unknown_name
 
 BATCH_WARPS = 96
-"""Warps that are simulated together: enough that numpy's cost per statement is shared, few enough for memory."""
+"""Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
 
 
 class SimulationError(LadderError):
@@ -55,6 +55,8 @@ class SimulationResult:
         Matrix instructions, by kind.
     blocks
         Blocks that were simulated, of how many.
+    relative_error
+        Frobenius norm of the error over that of what was expected; NaN if nothing was.
     """
 
     outputs: tuple[Array, ...]
@@ -63,6 +65,7 @@ class SimulationResult:
     bank_conflicts: tuple[BankReport, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     blocks: tuple[int, int] = (0, 0)
+    relative_error: float = float("nan")
 
     @property
     def y(self) -> Array:
@@ -86,6 +89,7 @@ def simulate_launch(
     order: str = "together",
     seed: int = 0,
     blocks: int | None = None,
+    names: Sequence[str] = (),
     calls: Calls | None = None,
 ) -> SimulationResult:
     """Execute a whole kernel launch on the CPU, all threads, and check everything that it does.
@@ -105,6 +109,8 @@ def simulate_launch(
         Of the order ``"random"``.
     blocks
         Simulate only about so many blocks, spread over the grid (whole clusters); all by default.
+    names
+        How findings and traffic call the arrays.
     calls
         Semantics of a machine family's calls; NVIDIA's by default.
 
@@ -120,7 +126,9 @@ def simulate_launch(
     if calls is None:
         from ladder.simulate.nvidia import CALLS as calls
     assert calls is not None
-    run = _LaunchRun(function, arrays, tuple(outputs), calls)
+    called = names or [f"argument {index}" for index in range(len(arrays))]
+    tensors = [Tensor(name, array) for name, array in zip(called, arrays, strict=True)]
+    run = _LaunchRun(function, tensors, tuple(outputs), calls)
     return run.execute(order, seed, blocks)
 
 
@@ -142,14 +150,15 @@ def bind_extents(function: Any, arrays: Sequence[Array]) -> dict[Any, int]:
 class _LaunchRun:
     """One launch being simulated."""
 
-    def __init__(self, function: Any, arrays: Sequence[Array], outputs: tuple[int, ...], calls: Calls) -> None:
-        self.function = function
-        values = bind_extents(function, arrays)
-        self.tensors = [Tensor(f"argument {i}", array) for i, array in enumerate(arrays)]
+    def __init__(self, function: Any, tensors: list[Tensor], outputs: tuple[int, ...], calls: Calls) -> None:
+        self.function, self.tensors = function, tensors
+        values = bind_extents(function, [tensor.array for tensor in tensors])
         self.outputs = [self.tensors[i] for i in outputs]
         for tensor in self.outputs:
             tensor.track_stores()
-        self.translator = Translator(function, values, dict(zip(function.params, self.tensors, strict=True)), calls)
+        self.translator = Translator(
+            function, values, dict(zip(function.params, self.tensors, strict=True)), calls
+        )
         self.program = flatten(self.translator.node())
         self.launch = self.translator.launch
         self.log = Log(self.translator.statements, function)

@@ -26,7 +26,7 @@ ORDERS = ("together", "first warps first", "last warps first", "random")
 
 
 class Wait(Protocol):
-    """What a cohort waits for; what differs from warp to warp is kept by the barriers, so cohorts may split."""
+    """What a cohort waits for; what differs between warps is kept by barriers, so cohorts may split."""
 
     statement: int
 

@@ -30,7 +30,8 @@ def decode(bits: Array, kind: str) -> Array:
     dtype, per_register = OPERANDS[kind]
     if dtype in ("int8", "uint8"):
         return bits.view(dtype).astype(np.float32)
-    return table_of(dtype)[bits.view(np.uint16 if per_register == 2 else np.uint8)]
+    values: Array = table_of(dtype)[bits.view(np.uint16 if per_register == 2 else np.uint8)]
+    return values
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,8 @@ SWIZZLES = {0: (16, 0), 1: (128, 7), 2: (64, 3), 3: (32, 1)}
 
 def swizzled(address: Array, mask: int) -> Array:
     """Return where a byte address lies: bits 4.. are mixed with bits 7.. (PTX ISA, "Swizzling modes")."""
-    return address ^ ((address >> 7 & mask) << 4)
+    moved: Array = address ^ ((address >> 7 & mask) << 4)
+    return moved
 
 
 def descriptor_chunks(descriptor: int, rows: int) -> Array:

@@ -105,7 +105,7 @@ class Memory:
 
     # ---- shared memory -------------------------------------------------------------------------
     def locate(self, c: Cohort, address: Any, width: int, region: Region | None, statement: int) -> Array:
-        """Return where active lanes access the bytes of all blocks; wrong addresses are reported, then mended."""
+        """Return where lanes access the bytes of all blocks; wrong addresses are reported, then mended."""
         address = np.broadcast_to(np.asarray(address, np.int64), (c.count, LANES))
         low, high = (0, self.limit) if region is None else (region.start, region.stop)
         active = address if c.mask is None else address[c.mask]
@@ -121,7 +121,8 @@ class Memory:
             address = address & ~(width - 1)
         if c.mask is not None:
             address = np.where(c.mask, address, 0)
-        return address + c.block * self.pitch
+        flat: Array = address + c.block * self.pitch
+        return flat
 
     def _actor(self, c: Cohort) -> tuple[Actor, Array | None]:
         """Return who accesses as arrays ``[accesses, 1]``, and which lanes do."""
@@ -143,7 +144,7 @@ class Memory:
     def load_shared(
         self, c: Cohort, address: Any, width: int, region: Region | None, statement: int
     ) -> Array:
-        """Load ``width`` bytes per lane; returns bytes ``[warps, 32, width]``, of any value where inactive."""
+        """Load ``width`` bytes per lane: bytes ``[warps, 32, width]``, of any value where inactive."""
         where = self.locate(c, address, width, region, statement)
         self.banks.count(c, where, width, statement, "load")
         flat = where.reshape(-1)
@@ -217,7 +218,9 @@ class Memory:
             seen = offset if c.mask is None else offset[c.mask]
             if not tensor.stored[seen].all():
                 self.log.add("uninitialised", statement, f"reads what no thread stored to {tensor.name}")
-        data = tensor.bytes.view(f"V{width}").take(offset // width) if width > 1 else tensor.bytes.take(offset)
+        data = (
+            tensor.bytes.view(f"V{width}").take(offset // width) if width > 1 else tensor.bytes.take(offset)
+        )
         return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, LANES, width)
 
     def store_global(self, c: Cohort, pointer: Pointer, data: Array, statement: int) -> None:
@@ -235,7 +238,9 @@ class Memory:
             again = tensor.stored[at]
             # The same value may be stored twice: tiles may overlap.
             if (again & (tensor.bytes[at] != values)).any():
-                self.log.add("race", statement, f"different values are stored to one element of {tensor.name}")
+                self.log.add(
+                    "race", statement, f"different values are stored to one element of {tensor.name}"
+                )
             tensor.stored[at] = True
         tensor.bytes[at] = values
         if not np.array_equal(tensor.bytes[at], values):

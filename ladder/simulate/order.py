@@ -50,7 +50,7 @@ class Agents:
         return self.all_warps + -(-self.all_warps // 4)
 
     def products(self, warp: Array) -> Array:
-        """Return the agent of the asynchronous products of a warp's warpgroup; ``warp`` within the cluster."""
+        """Return the agent of the products of a warp's warpgroup; ``warp`` within the cluster."""
         return self.all_warps + warp // 4
 
     def copies(self, warp: Array) -> Array:
@@ -118,7 +118,7 @@ class Clocks:
 
         If only some lanes arrive, accesses of the others after they last met are not included.
         """
-        clock = self.known[warp].copy()
+        clock: Array = self.known[warp].copy()
         if not whole:
             clock[self.own[warp]] = self.lanes_met[warp] - 1
         return clock
@@ -199,7 +199,9 @@ class Shadow:
         writer = self.writer.take(at)
         late = written > self.clocks.known[actor.warps, writer]
         mine = writer == self.clocks.own[actor.warps]
-        apart = mine & (written >= self.clocks.lanes_synced[actor.warps]) & (self.lane.take(at) != actor.lanes)
+        apart = (
+            mine & (written >= self.clocks.lanes_synced[actor.warps]) & (self.lane.take(at) != actor.lanes)
+        )
         wrong = late | (apart & (actor.lanes != ASYNC_LANE))
         if wrong.any():
             self._report(at, wrong, actor, statement, f"{verb} bytes written by", self.statement)

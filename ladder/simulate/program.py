@@ -93,9 +93,7 @@ def _rows_within(c: Cohort, part: Cohort) -> Array:
     return np.searchsorted(c.warps, part.warps) if part is not c else np.arange(c.count)
 
 
-def _parts(
-    machine: Machine, c: Cohort, yes: Array, no: Array
-) -> list[tuple[Cohort, Array, Array | None]]:
+def _parts(machine: Machine, c: Cohort, yes: Array, no: Array) -> list[tuple[Cohort, Array, Array | None]]:
     """Split a cohort into warps that all go one way, all the other way, and both ways after each other."""
     some, none = yes.any(axis=1), no.any(axis=1)
     classes = [(some & ~none, yes, None), (~some, no, None), (some & none, yes, no)]

@@ -138,7 +138,9 @@ class Translator:
         Semantics of calls.
     """
 
-    def __init__(self, function: Any, values: Mapping[Any, int], tensors: Mapping[Any, Any], calls: Calls) -> None:
+    def __init__(
+        self, function: Any, values: Mapping[Any, int], tensors: Mapping[Any, Any], calls: Calls
+    ) -> None:
         self.function, self.calls = function, calls
         self.names: dict[Any, Any] = dict(values)
         self.statements: list[Any] = []
@@ -222,7 +224,7 @@ class Translator:
         call = self.view(e)
         if call.name in UNARY_CALLS:
             function, value = UNARY_CALLS[call.name], self.read(call.operands[0])
-            return lambda c: function(np.float32(value(c)) if not is_array(x := value(c)) else x)
+            return lambda c: function(np.asarray(value(c), np.float32))
         special = getattr(self, f"_call_{call.name.rpartition('.')[2]}", None)
         if special is not None and call.name.split(".")[0] in ("tirx", "prim") and call.name.count(".") == 1:
             return special(e, call)
@@ -499,10 +501,14 @@ class Translator:
         if source is None or isinstance(target, Registers) == isinstance(source, Registers):
             return None
         self.fixed[slot] = 0
-        registers, indices = (target, store.indices) if isinstance(target, Registers) else (source, store.value.indices)
+        registers, indices = (
+            (target, store.indices) if isinstance(target, Registers) else (source, store.value.indices)
+        )
         first = registers.first + self.number(indices[0])
         if isinstance(target, Registers):
-            action = self.wide_load(first, target.dtype, self.load(source, store.value.indices, extent), extent)
+            action = self.wide_load(
+                first, target.dtype, self.load(source, store.value.indices, extent), extent
+            )
         else:
             action = self.store(target, store.indices, self.wide_read(first, source.dtype, extent), extent)
         del self.fixed[slot]

@@ -51,7 +51,7 @@ def wrap(value: int, dtype: str) -> int:
     """Bring a Python integer into the range of an integer type, as overflow does."""
     if dtype in MASKS:
         return value & MASKS[dtype]
-    bits = NUMPY[dtype].itemsize * 8
+    bits = int(NUMPY[dtype].itemsize) * 8
     half = 1 << (bits - 1)
     return (value + half) % (1 << bits) - half
 
@@ -95,7 +95,8 @@ def table_of(dtype: str) -> Array:
     """Return the float32 value of every bit pattern of an 8- or 16-bit float type."""
     bits = np.uint8 if NUMPY[dtype].itemsize == 1 else np.uint16
     every = np.arange(256 if bits is np.uint8 else 65536, dtype=bits)
-    return every.view(NUMPY[dtype]).astype(np.float32)
+    values: Array = every.view(NUMPY[dtype]).astype(np.float32)
+    return values
 
 
 def two_sum(a: Array, b: Array) -> tuple[Array, Array]:

@@ -71,12 +71,23 @@ def _schedule(r: random.Random, pipeline: str, gemm: Gemm, m: int) -> GpuSchedul
     if pipeline == "gemv":
         warps, split = r.choice((4, 8)), r.choice((1, 2, 4))
         return GpuSchedule(
-            "gemv", r.choice((8, 16)), stages=r.choice((2, 3, 4)), warps=warps, split_k=split, placement=placement
+            "gemv",
+            r.choice((8, 16)),
+            stages=r.choice((2, 3, 4)),
+            warps=warps,
+            split_k=split,
+            placement=placement,
         )
     if pipeline == "mma":
         tile_m, tile_n = r.choice(((16, 64), (32, 64), (64, 128), (32, 128)))
         return GpuSchedule(
-            "mma", tile_m, tile_n, r.choice((64, 128)), r.choice((2, 3)), r.choice((4, 8)), placement=placement
+            "mma",
+            tile_m,
+            tile_n,
+            r.choice((64, 128)),
+            r.choice((2, 3)),
+            r.choice((4, 8)),
+            placement=placement,
         )
     kind = r.choice(("plain", "cluster", "persistent", "split"))
     return GpuSchedule(

@@ -68,11 +68,13 @@ def called(s: Any) -> str:
 def with_arguments(s: Any, change: Callable[[list[Any]], list[Any]]) -> Any:
     """Return a call statement with its list of arguments changed."""
     call = s.value
-    return tirx.Evaluate(ir.Call(call.op, change(list(call.args)), call.attrs, call.ty_args, call.span, call.ty))
+    return tirx.Evaluate(
+        ir.Call(call.op, change(list(call.args)), call.attrs, call.ty_args, call.span, call.ty)
+    )
 
 
 class Once:
-    """Applies a change to the occurrences ``which`` of statements that match, counted from 0; all by default."""
+    """Applies a change to occurrences ``which`` (from 0) of statements that match, by default to all."""
 
     def __init__(self, matches: Callable[[Any], bool], change: Change, *which: int) -> None:
         self.matches, self.change, self.which, self.seen = matches, change, which, 0

@@ -143,7 +143,7 @@ class TensorMap:
         return self.box[0] * self.box[1] * self.element
 
     def rows(self, column: int, row: int) -> Array:
-        """Return the bytes ``[rows, bytes]`` of the box at element ``column`` of row ``row``; zeros outside."""
+        """Return the bytes ``[rows, bytes]`` of the box at element ``column`` of ``row``; zeros outside."""
         width = self.box[0] * self.element
         result = np.zeros((self.box[1], width), np.uint8)
         low, high = max(column, 0), min(column + self.box[0], self.extents[0])
@@ -207,7 +207,9 @@ def _bulk(t: Translator, call: CallView) -> Step:
     def action(c: Cohort) -> None:
         pointer: Pointer = source(c)
         tensor: Tensor = pointer.target
-        for _, warp, _, to, start, count, byte in each_active(c, target(c), pointer.offset, size(c), place(c)):
+        for _, warp, _, to, start, count, byte in each_active(
+            c, target(c), pointer.offset, size(c), place(c)
+        ):
             block = warp // c.machine.block_warps
             barrier = barrier_for(c, warp, block, byte, statement)
             if barrier is None or not _legal(c, to, start, count, tensor, statement):
@@ -223,7 +225,9 @@ def _legal(c: Cohort, to: int, start: int, count: int, tensor: Tensor, statement
     """Check a bulk copy's alignment and extent."""
     log = c.machine.log
     if to % BULK_UNIT or start % BULK_UNIT or count % BULK_UNIT:
-        log.add("misaligned", statement, f"a bulk copy of {count} bytes from {start} to {to}: multiples of 16")
+        log.add(
+            "misaligned", statement, f"a bulk copy of {count} bytes from {start} to {to}: multiples of 16"
+        )
         return False
     if start < 0 or start + count > tensor.size:
         log.add("out of bounds", statement, f"byte {start + count} of {tensor.name} of {tensor.size} bytes")
@@ -249,7 +253,13 @@ def _tensor(t: Translator, call: CallView) -> Step:
 
 
 def _copy_box(
-    c: Cohort, box: TensorMap, warp: int, here: tuple[int, int], at: tuple[int, int], chosen: int, statement: int
+    c: Cohort,
+    box: TensorMap,
+    warp: int,
+    here: tuple[int, int],
+    at: tuple[int, int],
+    chosen: int,
+    statement: int,
 ) -> None:
     """Copy one box to the blocks of a multicast mask (-1 for the own block)."""
     to, byte = here

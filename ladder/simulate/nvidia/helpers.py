@@ -20,7 +20,6 @@ from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import (
-    LANES,
     NUMPY,
     ROUND,
     Array,
@@ -118,7 +117,9 @@ def prmt(low: Array, high: Array, selector: Array) -> Array:
     result = np.zeros(np.broadcast_shapes(pool.shape, selector.shape), np.uint32)
     for index in range(4):
         nibble = selector >> np.uint32(4 * index) & np.uint32(15)
-        byte = (pool >> ((nibble & np.uint32(7)).astype(np.uint64) * np.uint64(8)) & np.uint64(0xFF)).astype(np.uint32)
+        byte = (pool >> ((nibble & np.uint32(7)).astype(np.uint64) * np.uint64(8)) & np.uint64(0xFF)).astype(
+            np.uint32
+        )
         sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
         result = result | np.where(nibble & np.uint32(8), sign, byte) << np.uint32(8 * index)
     return result
@@ -150,21 +151,27 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return odd(*two_sum(a * b, c))
 
 
+def _sub(a: Array, b: Array) -> Array:
+    return odd(*two_sum(a, -b))
+
+
+def _both_bytes(low: Array, high: Array, name: str) -> Array:
+    """Round float32 to two 8-bit floats, in both halves of a word."""
+    codes = [to_float8(value, FP8[name]).astype(np.uint32) for value in (low, high)]
+    both = codes[0] | codes[1] << np.uint32(8)
+    return join_halves(both, both)
+
+
 def _narrow(word: Array, name: str) -> Array:
-    low, high = halves_of(word, "float16")
-    both = to_float8(low, FP8[name]).astype(np.uint32) | to_float8(high, FP8[name]).astype(np.uint32) << np.uint32(8)
-    return both | both << np.uint32(16)
+    return _both_bytes(*halves_of(word, "float16"), name)
 
 
 def _narrow_pair(first: Array, second: Array, name: str) -> Array:
-    low, high = (to_float8(np.ascontiguousarray(x).view(np.float32), FP8[name]).astype(np.uint32) for x in (first, second))
-    both = low | high << np.uint32(8)
-    return both | both << np.uint32(16)
+    return _both_bytes(first.view(np.float32), second.view(np.float32), name)
 
 
 def _halves(high: Array, low: Array) -> Array:
-    parts = [to_float16(np.ascontiguousarray(x).view(np.float32)) for x in (low, high)]
-    return join_halves(*(p.reshape(x.shape) for p, x in zip(parts, (low, high), strict=True)))
+    return join_halves(to_float16(low.view(np.float32)), to_float16(high.view(np.float32)))
 
 
 def _pack(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
@@ -288,7 +295,11 @@ def _send(c: Cohort, where: tuple[Array, Array], byte: Any, data: Array, stateme
 def _pin(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
     """Empty assembly that reads and writes registers: only their state is checked."""
     pointer, count = t.expression(call.operands[0]), int(groups[1])
-    first, kind, statement = pointer.target, NUMPY["uint32" if groups[0] == "unsigned" else "float32"], call.statement
+    first, kind, statement = (
+        pointer.target,
+        NUMPY["uint32" if groups[0] == "unsigned" else "float32"],
+        call.statement,
+    )
 
     def action(c: Cohort) -> None:
         for slot in range(first, first + count):
@@ -301,13 +312,17 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_lop3_([0-9a-f]{2})", "lop3.b32 %0, %1, %2, %3, 0x{0}", _words(lop3)),
     Helper(r"ladder_prmt", "prmt.b32 %0, %1, %2, %3;", _words(prmt)),
     Helper(r"ladder_float_mul_(\w+)", "mul.rn.{0} %0, %1, %2;", _words(multiply_halves)),
-    Helper(r"ladder_float_sub_(\w+)", "sub.rn.{0} %0, %1, %2;", _words(_by_halves(lambda a, b: odd(*two_sum(a, -b))))),
+    Helper(
+        r"ladder_float_sub_(\w+)",
+        "sub.rn.{0} %0, %1, %2;",
+        _words(_by_halves(_sub)),
+    ),
     Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(_by_halves(_fma))),
     Helper(r"ladder_narrow_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(_narrow)),
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(_narrow_pair)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
-    Helper(r"ladder_pin_(unsigned|float)(\d+)", "asm volatile(\"\"", _pin),
+    Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
     Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "_values[at / 8 % 16]", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),

@@ -21,7 +21,14 @@ from ladder.simulate.values import LANES, NUMPY, Array, Value, is_array, spread
 
 WORD = NUMPY["uint32"]
 
-PTX_TYPES = {"u16": "uint16", "b16": "uint16", "u32": "uint32", "b32": "uint32", "f32": "float32", "u64": "uint64"}
+PTX_TYPES = {
+    "u16": "uint16",
+    "b16": "uint16",
+    "u32": "uint32",
+    "b32": "uint32",
+    "f32": "float32",
+    "u64": "uint64",
+}
 
 
 # ---- operands --------------------------------------------------------------------------------------
@@ -68,7 +75,11 @@ def address(t: Translator, operand: Any) -> Callable[[Cohort], Any]:
 def _load(t: Translator, call: CallView) -> Step:
     kind = NUMPY[PTX_TYPES[next(m for m in reversed(call.modifiers) if m in PTX_TYPES)]]
     put = deliver(t, call.operands[:-1], call.statement)
-    source, width, statement = address(t, call.operands[-1]), kind.itemsize * len(call.operands[:-1]), call.statement
+    source, width, statement = (
+        address(t, call.operands[-1]),
+        kind.itemsize * len(call.operands[:-1]),
+        call.statement,
+    )
 
     def action(c: Cohort) -> None:
         at = source(c)
@@ -83,7 +94,11 @@ def _load(t: Translator, call: CallView) -> Step:
 
 def _store(t: Translator, call: CallView) -> Step:
     kind = NUMPY[PTX_TYPES[next(m for m in reversed(call.modifiers) if m in PTX_TYPES)]]
-    target, values, statement = address(t, call.operands[0]), collect(t, call.operands[1:], kind), call.statement
+    target, values, statement = (
+        address(t, call.operands[0]),
+        collect(t, call.operands[1:], kind),
+        call.statement,
+    )
 
     def action(c: Cohort) -> None:
         data, at = to_bytes(values(c)), target(c)
@@ -203,13 +218,21 @@ def _mma(t: Translator, call: CallView) -> Step:
     integer = call.modifiers[-1] == "s32"
     accumulators = shape.m * shape.n // LANES if shape.k != 4 else 8
     per_register = 2 if shape.k == 4 or kinds[0] in ("f16", "bf16") else 4
-    sizes = (accumulators, _registers(shape.m, shape.k, per_register), _registers(shape.n, shape.k, per_register))
+    sizes = (
+        accumulators,
+        _registers(shape.m, shape.k, per_register),
+        _registers(shape.n, shape.k, per_register),
+    )
     bounds = np.cumsum([0, *sizes, accumulators]).tolist()
     if bounds[-1] != len(call.operands):
         raise UnknownCallError(f"mma {shape} takes {bounds[-1]} registers, got {len(call.operands)}")
     d, a, b, old = (call.operands[bounds[i] : bounds[i + 1]] for i in range(4))
     put, statement = deliver(t, d, call.statement), call.statement
-    reads = collect(t, a, WORD), collect(t, b, WORD), collect(t, old, NUMPY["int32" if integer else "float32"])
+    reads = (
+        collect(t, a, WORD),
+        collect(t, b, WORD),
+        collect(t, old, NUMPY["int32" if integer else "float32"]),
+    )
 
     def action(c: Cohort) -> None:
         meet(c, "mma", statement)
@@ -293,7 +316,9 @@ def _mbarrier_wait(t: Translator, call: CallView) -> Callable[[Cohort], Wait | N
         owner, at = c.machine.mbarriers, _shared(place(c))
         rows = c.active_warps()
         lanes = c.active[rows].argmax(axis=1)
-        places, phases = (np.broadcast_to(np.asarray(v), (c.count, LANES))[rows, lanes] for v in (at, parity(c)))
+        places, phases = (
+            np.broadcast_to(np.asarray(v), (c.count, LANES))[rows, lanes] for v in (at, parity(c))
+        )
         for warp, byte, phase in zip(c.warps[rows].tolist(), places.tolist(), phases.tolist(), strict=True):
             barrier = owner.reach(warp, warp // c.machine.block_warps, byte, statement)
             if barrier is not None:

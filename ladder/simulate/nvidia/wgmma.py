@@ -113,26 +113,36 @@ def _product(t: Translator, call: CallView) -> Step:
     slots = tuple(t.register(operand)[0] for operand in call.operands[:count])
     a_operands = call.operands[count : count + sources]
     a = collect(t, a_operands, WORD) if per_thread else t.read(a_operands[0])
-    registers = tuple(t.register(o)[0] for o in a_operands if type(o).__name__ == "TensorLoad") if per_thread else ()
+    registers = (
+        tuple(t.register(o)[0] for o in a_operands if type(o).__name__ == "TensorLoad") if per_thread else ()
+    )
     descriptor, adds, *signs = call.operands[count + sources :]
     if any(t.number(sign) != 1 for sign in signs[:2]) or any(t.number(flag) for flag in signs[2:]):
         raise UnknownCallError(f"wgmma with negated or transposed operands: {call.modifiers}")
     if shape.k * (4 // OPERANDS[kinds[0]][1]) != STEP_BYTES:
         raise UnknownCallError(f"wgmma {shape} of {kinds[0]} is no step of 32 bytes")
-    what = Instruction(shape, (kinds[0], kinds[1]), call.modifiers[3] == "s32", slots, registers, call.statement)
+    what = Instruction(
+        shape, (kinds[0], kinds[1]), call.modifiers[3] == "s32", slots, registers, call.statement
+    )
     operands = a, t.read(descriptor), t.read(adds)
     return _issue(what, *operands, per_thread)
 
 
 def _issue(
-    what: Instruction, a: Callable[[Cohort], Any], b: Callable[[Cohort], Any], adds: Callable[[Cohort], Any], rs: bool
+    what: Instruction,
+    a: Callable[[Cohort], Any],
+    b: Callable[[Cohort], Any],
+    adds: Callable[[Cohort], Any],
+    rs: bool,
 ) -> Step:
     """Return the closure of one instruction; ``rs`` says whether A is in registers."""
 
     def action(c: Cohort) -> None:
         meet(c, "wgmma", what.statement)
         if not _whole_groups(c):
-            c.machine.log.add("divergence", what.statement, "wgmma needs the four warps of a warpgroup together")
+            c.machine.log.add(
+                "divergence", what.statement, "wgmma needs the four warps of a warpgroup together"
+            )
             return
         c.machine.counts["wgmma"] += c.count // GROUP_WARPS
         accumulates = adds(c)
@@ -182,7 +192,8 @@ def _rows_of(c: Cohort, descriptor: Any, rows: int, what: Instruction) -> Array:
     flat = chunks + c.block[::GROUP_WARPS, :, None] * memory.pitch
     _record_reads(c, flat.reshape(groups, -1), what)
     memory.traffic["shared read"] += flat.size * 16
-    return memory.shared.view("V16").take(flat // 16).view(np.uint8).reshape(groups, rows, STEP_BYTES)
+    data: Array = memory.shared.view("V16").take(flat // 16).view(np.uint8)
+    return data.reshape(groups, rows, STEP_BYTES)
 
 
 def _record_reads(c: Cohort, flat: Array, what: Instruction) -> None:

@@ -1,4 +1,4 @@
-"""Run `cases` on the GPU at hand and save what came out: ``python -m tests.simulate.hardware.record FILE``."""
+"""Run `cases` on a GPU and save what came out: ``python -m tests.simulate.hardware.record FILE``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ __global__ void {name}(const u32* in, u32* out, int size) {{
   u32 x[{na + nb}]; {kind} c[{nc}];
   for (int i = 0; i < {na}; i++) x[i] = in[lane * {na} + i];
   for (int i = 0; i < {nb}; i++) x[{na} + i] = in[{32 * na} + lane * {nb} + i];
-  for (int i = 0; i < {nc}; i++) c[i] = reinterpret_cast<const {kind}*>(in)[{32 * (na + nb)} + lane * {nc} + i];
+  const {kind}* sums = reinterpret_cast<const {kind}*>(in) + {32 * (na + nb)};
+  for (int i = 0; i < {nc}; i++) c[i] = sums[lane * {nc} + i];
   asm volatile("{text}" : {outs} : {ins});
   for (int i = 0; i < {nc}; i++) reinterpret_cast<{kind}*>(out)[lane * {nc} + i] = c[i];
 }}
@@ -92,7 +93,8 @@ def _wgmma(name: str, n: int, k: int, acc: str, a: str, b: str, mode: int, place
     after = nc + (1 if place == "ss" else 4)
     text = (
         "{.reg .pred p; setp.ne.b32 p, 1, 0; "
-        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{acc}.{a}.{b} {_list(0, nc)}, {first}, %{after}, p{extra};}}"
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{acc}.{a}.{b}"
+        f" {_list(0, nc)}, {first}, %{after}, p{extra};}}"
     )
     outs = ", ".join(f'"+{letter}"(c[{i}])' for i in range(nc))
     sources = '"l"(da)' if place == "ss" else ", ".join(f'"r"(x[{i}])' for i in range(4))
@@ -119,10 +121,8 @@ __global__ void {name}(const u32* in, u32* out, int size) {{
 
 
 def _word(name: str, text: str, count: int) -> str:
-    ins = ", ".join(
-        f'"{"f" if count < 0 else "r"}"({"__uint_as_float" if count < 0 else ""}(in[threadIdx.x + {i} * blockDim.x]))'
-        for i in range(abs(count))
-    )
+    letter, cast = ("f", "__uint_as_float") if count < 0 else ("r", "")
+    ins = ", ".join(f'"{letter}"({cast}(in[threadIdx.x + {i} * blockDim.x]))' for i in range(abs(count)))
     return f"""
 __global__ void {name}(const u32* in, u32* out, int size) {{
   in += blockIdx.x * size; out += blockIdx.x * blockDim.x; u32 d;
@@ -144,7 +144,9 @@ def program() -> str:
         parts.append(_wgmma(name, n, k, acc, a, b, mode, place, words))
     for name, (text, count) in WORD_INSTRUCTIONS.items():
         parts.append(_word(f"word_{name}", text, count))
-    rows = (f'{{"{c.name}", {c.name}, {c.threads}, {c.inputs.shape[1]}, {c.outputs}}}' for c in every.values())
+    rows = (
+        f'{{"{c.name}", {c.name}, {c.threads}, {c.inputs.shape[1]}, {c.outputs}}}' for c in every.values()
+    )
     parts.append(MAIN % ", ".join(rows))
     return "".join(parts)
 
