@@ -206,7 +206,7 @@ class Mbarriers:
         return barrier
 
     def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
-        """Return an mbarrier that a warp uses, perhaps of another block; its set-up must be known."""
+        """Return an mbarrier that a warp uses, of any block; its initialisation must be known."""
         memory = self.machine.memory
         clocks = memory.clocks
         if not 0 <= address <= memory.limit - 8:

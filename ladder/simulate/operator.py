@@ -93,7 +93,8 @@ class _Entry:
         if self.device.kind != "cuda":
             raise DeviceError(f"the simulator executes NVIDIA kernels, not those of {self.device.name}")
         self.result: SimulationResult | None = None
-        self.m, self.names = 0, ("x", "y")
+        self.m = 0
+        self.names: tuple[str, ...] = ("x", "y")
 
     def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> torch.Tensor:
         """Check, pad and quantize as a call of the operator does, then simulate."""

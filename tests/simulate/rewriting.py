@@ -52,6 +52,8 @@ def rewrite_expression(e: Any, change: Change) -> Any:
         return ir.Call(e.op, arguments, e.attrs, e.ty_args, e.span, e.ty)
     if hasattr(e, "a") and hasattr(e, "b"):
         return type(e)(rewrite_expression(e.a, change), rewrite_expression(e.b, change))
+    if kind == "TensorLoad":
+        return e.source.vload([rewrite_expression(index, change) for index in e.indices])
     if kind == "Cast":
         return tirx.Cast(e.ty, rewrite_expression(e.value, change))
     return e
