@@ -206,7 +206,7 @@ class Mbarriers:
         return barrier
 
     def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
-        """Return an mbarrier that a warp uses, of any block; its initialisation must be known."""
+        """Return an mbarrier that a warp uses; its initialisation must be known to it."""
         memory = self.machine.memory
         clocks = memory.clocks
         if not 0 <= address <= memory.limit - 8:
@@ -220,7 +220,7 @@ class Mbarriers:
         return self.at(block, address, statement)
 
     def visit(self, warp: int, block: int, statement: int) -> None:
-        """Note an arrival at another block, which must not have ended before; copies are waited for anyway."""
+        """Note an arrival at another block, which must not have ended before; copies are waited for."""
         if block != warp // self.machine.block_warps:
             clocks = self.machine.memory.clocks
             epoch = int(clocks.epoch(np.array([warp]))[0])

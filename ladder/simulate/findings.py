@@ -20,6 +20,9 @@ KINDS: dict[str, str] = {
 }
 """Kinds of findings, and what each means."""
 
+LOCATED = 16
+"""Statements whose lines are looked up: one bug may show in hundreds."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -103,10 +106,11 @@ class Log:
         """Return all findings with their lines."""
         result = []
         for (kind, statement, _), entry in self._found.items():
-            line, text = self.place(statement)
+            known = statement in self._lines or len(self._lines) < LOCATED
+            line, text = self.place(statement) if known else (0, "")
             message = entry.message
             if entry.other >= 0:
-                other_line, other_text = self.place(entry.other)
+                other_line, other_text = self.place(entry.other) if known else (0, "another statement")
                 message = message.replace("{other}", f"line {other_line}: `{other_text}`")
             result.append(Finding(kind, message, text, line, entry.count))
         return tuple(result)

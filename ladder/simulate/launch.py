@@ -30,11 +30,25 @@ class SimulationError(LadderError):
 
 @dataclass(frozen=True)
 class BankReport:
-    """Bank conflicts of one statement."""
+    """Bank conflicts of one statement.
 
-    line: int
-    statement: str
+    Parameters
+    ----------
+    conflicts
+        Passes taken, and the fewest possible.
+    number
+        The statement's number.
+    log
+        Knows the statement; its line is looked up when it is asked for.
+    """
+
     conflicts: Conflicts
+    number: int = field(repr=False)
+    log: Log = field(repr=False)
+
+    def __str__(self) -> str:
+        line, text = self.log.place(self.number)
+        return f"{self.conflicts.extra} extra passes [line {line}: {text}]"
 
 
 @dataclass(frozen=True)
@@ -228,9 +242,7 @@ class _LaunchRun:
 
     def _result(self, simulated: int, total: int) -> SimulationResult:
         worst = sorted(self.banks.items(), key=lambda item: -item[1].extra)
-        reports = tuple(
-            BankReport(*self.log.place(statement), entry) for statement, entry in worst if entry.extra
-        )
+        reports = tuple(BankReport(entry, statement, self.log) for statement, entry in worst if entry.extra)
         return SimulationResult(
             tuple(tensor.array for tensor in self.outputs),
             self.log.findings(),

@@ -74,7 +74,9 @@ def _store_to(name_ends: int, change: Callable[[Any], Any]) -> Once:
     """Change stores to global buffers with so many axes."""
 
     def matches(s: Any) -> bool:
-        return type(s).__name__ == "BufferStore" and len(s.indices) == name_ends and s.buffer.scope() == "global"
+        return (
+            type(s).__name__ == "BufferStore" and len(s.indices) == name_ends and s.buffer.scope() == "global"
+        )
 
     return Once(matches, change)
 
@@ -106,7 +108,9 @@ def _moved_up(name: str, before: str) -> Callable[[Any], Any]:
             return None
         parts = list(s.seq)
         places = [i for i, p in enumerate(parts) if called(p) == before]
-        early = [i for i, p in enumerate(parts) if type(p).__name__ == "IfThenElse" and called(p.then_case) == name]
+        early = [
+            i for i, p in enumerate(parts) if type(p).__name__ == "IfThenElse" and called(p.then_case) == name
+        ]
         pairs = [(w, a) for w in places for a in early if a == w + 1]
         if not pairs:
             return None
@@ -138,16 +142,24 @@ BULK, TENSOR = "tirx.ptx.cp_async_bulk_g2s_cluster", "tirx.ptx.cp_async_bulk_ten
 
 MUTANTS: dict[str, Mutant] = {
     # ---- barriers of blocks ---------------------------------------------------------------------
-    "gemv: barrier after the wait removed": Mutant("gemv", lambda: remove(SYNC, 0), "race", "reads bytes written by"),
+    "gemv: barrier after the wait removed": Mutant(
+        "gemv", lambda: remove(SYNC, 0), "race", "reads bytes written by"
+    ),
     "gemv: a buffer of x refilled without a barrier": Mutant("gemv long", lambda: remove(SYNC, 0), "race"),
     "gemv: sums of warps joined without a barrier": Mutant("gemv", lambda: remove(SYNC, 3), "race"),
-    "mma: barrier of the main loop removed": Mutant("mma", lambda: remove(SYNC, 0), "race", "cp.async of warp"),
-    "mma: results reuse stages without a barrier": Mutant("mma", lambda: remove(SYNC, 1), "race", "bytes read by"),
+    "mma: barrier of the main loop removed": Mutant(
+        "mma", lambda: remove(SYNC, 0), "race", "cp.async of warp"
+    ),
+    "mma: results reuse stages without a barrier": Mutant(
+        "mma", lambda: remove(SYNC, 1), "race", "bytes read by"
+    ),
     "mma: results read without a barrier": Mutant("mma", lambda: remove(SYNC, 2), "race", "bytes written by"),
     # ---- groups of asynchronous copies ------------------------------------------------------------
     "gemv: wait for copies removed": Mutant("gemv", lambda: remove(WAIT, 0), "race", "not waited for"),
     "mma: wait for copies removed": Mutant("mma", lambda: remove(WAIT, 0), "race", "not waited for"),
-    "mma: one group too few waited for": Mutant("mma", lambda: argument(WAIT, 0, _int(lambda n: n + 1), 0), "race"),
+    "mma: one group too few waited for": Mutant(
+        "mma", lambda: argument(WAIT, 0, _int(lambda n: n + 1), 0), "race"
+    ),
     "mma: three stages, one group too few": Mutant(
         "mma three stages", lambda: argument(WAIT, 0, _int(lambda n: n + 1), 0), "race", "not waited for"
     ),
@@ -159,7 +171,9 @@ MUTANTS: dict[str, Mutant] = {
     "mma: a packed tile too far": Mutant(
         "mma", lambda: argument("tirx.ptx.cp_async_cg", 1, _index(0, _plus(1))), "out of bounds", "argument 1"
     ),
-    "mma: copies by one word": Mutant("mma", lambda: argument("tirx.ptx.cp_async_cg", 1, _index(2, _plus(1))), "misaligned"),
+    "mma: copies by one word": Mutant(
+        "mma", lambda: argument("tirx.ptx.cp_async_cg", 1, _index(2, _plus(1))), "misaligned"
+    ),
     "mma: stores one row too far": Mutant("mma", lambda: _store_to(2, _shifted_row), "out of bounds"),
     "gemv: stores one row too far": Mutant("gemv", lambda: _store_to(2, _shifted_row), "out of bounds"),
     "wgmma: stores one row too far": Mutant("wgmma", lambda: _store_to(2, _shifted_row), "unwritten"),
@@ -192,13 +206,20 @@ MUTANTS: dict[str, Mutant] = {
         "wrong values",
     ),
     "wgmma: one slab of x too far": Mutant("wgmma", lambda: argument(TENSOR, 2, _plus(64)), "wrong values"),
-    "wgmma: one packed tile too far": Mutant("wgmma", lambda: argument(BULK, 1, _index(0, _plus(1)), 0), "out of bounds"),
-    "wgmma: copies to another stage": Mutant("wgmma", lambda: argument(TENSOR, 0, _index(0, _plus(1))), "race"),
+    "wgmma: one packed tile too far": Mutant(
+        "wgmma", lambda: argument(BULK, 1, _index(0, _plus(1)), 0), "out of bounds"
+    ),
+    "wgmma: copies to another stage": Mutant(
+        "wgmma", lambda: argument(TENSOR, 0, _index(0, _plus(1))), "race"
+    ),
     # ---- registers --------------------------------------------------------------------------------------
     "mma: sums not cleared": Mutant("mma", _uninitialised_sums, "uninitialised"),
     "gemv: sums not cleared": Mutant("gemv", _uninitialised_sums, "uninitialised"),
     "wgmma: stale accumulator": Mutant(
-        "wgmma", lambda: argument(MAIN_WGMMA, SCALE_D, lambda e: tirx.IntImm("bool", 1)), "uninitialised", "stale"
+        "wgmma",
+        lambda: argument(MAIN_WGMMA, SCALE_D, lambda e: tirx.IntImm("bool", 1)),
+        "uninitialised",
+        "stale",
     ),
     "int8: stale accumulator": Mutant(
         "int8",
@@ -217,25 +238,42 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "wgmma: last wait removed": Mutant("wgmma", lambda: remove(GROUP_WAIT, 2), "asynchronous", "reads a sum"),
     "wgmma: wait for one group too few": Mutant(
-        "wgmma", lambda: argument(GROUP_WAIT, 0, _int(lambda n: n + 1, "int32"), 2), "asynchronous", "reads a sum"
+        "wgmma",
+        lambda: argument(GROUP_WAIT, 0, _int(lambda n: n + 1, "int32"), 2),
+        "asynchronous",
+        "reads a sum",
     ),
     "int8: wait before the promotion removed": Mutant("int8", lambda: remove(GROUP_WAIT, 0), "asynchronous"),
     "wgmma: fence removed": Mutant("wgmma", lambda: remove(FENCE, 0), "asynchronous", "wgmma.fence"),
     "int8: fence removed": Mutant("int8", lambda: remove(FENCE, 0), "asynchronous", "wgmma.fence"),
-    "wgmma: group not committed": Mutant("wgmma", lambda: remove("tirx.ptx.wgmma_commit_group", 0), "asynchronous"),
+    "wgmma: group not committed": Mutant(
+        "wgmma", lambda: remove("tirx.ptx.wgmma_commit_group", 0), "asynchronous"
+    ),
     # ---- the ring ------------------------------------------------------------------------------------------
-    "wgmma: producer does not wait for a free stage": Mutant("wgmma", lambda: remove(MBARRIER_WAIT, 0), "race"),
-    "wgmma: first stage not waited for": Mutant("wgmma", lambda: remove(MBARRIER_WAIT, 1), "race", "not waited for"),
-    "wgmma: next stage not waited for": Mutant("wgmma", lambda: remove(MBARRIER_WAIT, 2), "race", "not waited for"),
+    "wgmma: producer does not wait for a free stage": Mutant(
+        "wgmma", lambda: remove(MBARRIER_WAIT, 0), "race"
+    ),
+    "wgmma: first stage not waited for": Mutant(
+        "wgmma", lambda: remove(MBARRIER_WAIT, 1), "race", "not waited for"
+    ),
+    "wgmma: next stage not waited for": Mutant(
+        "wgmma", lambda: remove(MBARRIER_WAIT, 2), "race", "not waited for"
+    ),
     "wgmma: stage freed before its products are done": Mutant(
         "wgmma", lambda: _moved_up("tirx.ptx.mbarrier_arrive", GROUP_WAIT), "race", "overwrites bytes read by"
     ),
-    "wgmma: stage never freed": Mutant("wgmma", lambda: remove("tirx.ptx.mbarrier_arrive"), "deadlock", "4 of 4 arrivals"),
-    "wgmma: a stage freed by too few warps": Mutant("wgmma", lambda: argument(INIT, 1, _int(lambda n: n - 1), 1), "race"),
+    "wgmma: stage never freed": Mutant(
+        "wgmma", lambda: remove("tirx.ptx.mbarrier_arrive"), "deadlock", "4 of 4 arrivals"
+    ),
+    "wgmma: a stage freed by too few warps": Mutant(
+        "wgmma", lambda: argument(INIT, 1, _int(lambda n: n - 1), 1), "race"
+    ),
     "wgmma: a stage freed by too many warps": Mutant(
         "wgmma", lambda: argument(INIT, 1, _int(lambda n: n + 1), 1), "deadlock", "1 of 5 arrivals"
     ),
-    "wgmma: expect_tx too small": Mutant("wgmma", lambda: argument(EXPECT, 1, _int(lambda n: n - 128)), "race"),
+    "wgmma: expect_tx too small": Mutant(
+        "wgmma", lambda: argument(EXPECT, 1, _int(lambda n: n - 128)), "race"
+    ),
     "wgmma: expect_tx too large": Mutant(
         "wgmma", lambda: argument(EXPECT, 1, _int(lambda n: n + 128)), "deadlock", "128 bytes more"
     ),
@@ -244,21 +282,34 @@ MUTANTS: dict[str, Mutant] = {
         lambda: argument(MBARRIER_WAIT, 1, lambda e: tirx.BitwiseXor(e, tirx.IntImm("int32", 1)), 1),
         "deadlock",
     ),
-    "wgmma: barriers used before they are initialised": Mutant("wgmma", lambda: remove(SYNC, 0), "race", '"init"'),
-    "wgmma: initialisation not fenced": Mutant("wgmma", lambda: remove("tirx.ptx.fence_mbarrier_init"), "proxy"),
-    "wgmma: a barrier not initialised": Mutant("wgmma", lambda: remove(INIT, 2), "barrier", "no initialised mbarrier"),
-    # ---- the epilogue -----------------------------------------------------------------------------------------
-    "wgmma: staging read without a warp barrier": Mutant("wgmma", lambda: remove("tirx.cuda.warp_sync", 0), "race"),
+    "wgmma: barriers used before they are initialised": Mutant(
+        "wgmma", lambda: remove(SYNC, 0), "race", '"init"'
+    ),
+    "wgmma: initialisation not fenced": Mutant(
+        "wgmma", lambda: remove("tirx.ptx.fence_mbarrier_init"), "proxy"
+    ),
+    "wgmma: a barrier not initialised": Mutant(
+        "wgmma", lambda: remove(INIT, 2), "barrier", "no initialised mbarrier"
+    ),
+    # ---- the epilogue ---------------------------------------------------------------------------
+    "wgmma: staging read without a warp barrier": Mutant(
+        "wgmma", lambda: remove("tirx.cuda.warp_sync", 0), "race"
+    ),
     "wgmma: staging reused without a warp barrier": Mutant(
         "wgmma two tiles", lambda: remove("tirx.cuda.warp_sync", 1), "race", "overwrites bytes read by"
     ),
-    # ---- clusters ----------------------------------------------------------------------------------------------
-    "cluster: blocks start without each other": Mutant("cluster", lambda: remove("tirx.cuda.cluster_sync", 0), "race"),
+    # ---- clusters -------------------------------------------------------------------------------
+    "cluster: blocks start without each other": Mutant(
+        "cluster", lambda: remove("tirx.cuda.cluster_sync", 0), "race"
+    ),
     "cluster: blocks end without each other": Mutant(
         "cluster", lambda: remove("tirx.cuda.cluster_sync", 1), "barrier", "may have ended"
     ),
     "cluster: a block beyond the cluster": Mutant(
-        "cluster", lambda: argument(TENSOR, 5, lambda e: tirx.IntImm("uint16", 7)), "barrier", "beyond the cluster"
+        "cluster",
+        lambda: argument(TENSOR, 5, lambda e: tirx.IntImm("uint16", 7)),
+        "barrier",
+        "beyond the cluster",
     ),
     "cluster: copies only to itself": Mutant(
         "cluster", lambda: argument(TENSOR, 5, lambda e: tirx.IntImm("uint16", 1)), "deadlock"
