@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from tile_types.errors import ConversionError, DeviceError
@@ -41,11 +40,6 @@ class Layer:
     sustained: float = 1.0
     moves: tuple[str, ...] = ()
     latency: float = 0.0
-
-    @property
-    def transaction(self) -> int:
-        """Bytes of one full-rate access."""
-        return self.granule * prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness import (
-    Call,
     Captured,
     capture_long,
     copies_for,
@@ -67,9 +66,9 @@ class Selection:
         return list(dict.fromkeys(shape for case in self.cases for shape in case.shapes))
 
     def pairs(self) -> Iterator[tuple[Shape, Case]]:
-        """Yield shapes and cases in the order of measurement."""
-        for shape in self.shapes():
-            yield from ((shape, case) for case in self.cases if shape in case.shapes)
+        """Yield shapes and cases in the order of measurement: what times the host last."""
+        every = [(shape, case) for shape in self.shapes() for case in self.cases if shape in case.shapes]
+        yield from sorted(every, key=lambda pair: pair[1].method == "host")
 
     def demands(self) -> Demands:
         """Return the M at which each engine meets each product and shape."""
@@ -123,7 +122,7 @@ class Warming:
         wait(self.needed.get((case.name, shape), []))
 
     def wait_for_all(self) -> None:
-        """Return when everything is done."""
+        """Return when everything is done and the machine is quiet."""
         self.wait_for_peers()
         start = time.perf_counter()
         wait(self.kernels)
@@ -277,7 +276,10 @@ def measure(
     """Yield the rows of every shape and case."""
     demands = selection.demands()
     for shape, case in selection.pairs():
-        warming.wait_for(case, shape)
+        if case.method == "host":
+            warming.wait_for_all()
+        else:
+            warming.wait_for(case, shape)
         start = time.perf_counter()
         rows = bench.rows(case, shape, demands, selection.rounds)
         yield [{"run": run_id, "case": case.name, **row} for row in rows]
@@ -435,29 +437,11 @@ def host_cost(case: Case, prepared: Prepared, rounds: int) -> Iterator[dict[str,
 
 def host_times(operand: Any, x: Any) -> dict[str, float]:
     """Return microseconds of the bare launch, of `Matmul` and of the operator registered with torch."""
-    from ladder.runtime.operator import matmul
+    from ladder.runtime.operator import host_cost_us
 
-    op, packed, y = operand.operator, operand.packed, operand(x)
-    entry = op.compiled_for(x.device).entries[0]
-    return {
-        "kernel_us": mean_host_us(lambda: entry(x, *packed.tensors, y)),
-        "direct_us": mean_host_us(lambda: op(x, packed)),
-        "operator_us": mean_host_us(lambda: matmul(x, packed.tensors, None, None, op.request.text)),
-    }
-
-
-def mean_host_us(call: Call, batches: int = 11, calls: int = 200) -> float:
-    """Return the median over batches of the host's microseconds per call; the launch queue never fills."""
-    import torch
-
-    means = []
-    for _ in range(batches):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        means.append((time.perf_counter() - start) / calls * 1e6)
-    return statistics.median(means)
+    op = operand.operator
+    cost = host_cost_us(op.compiled_for(x.device), x, operand.packed, direct=op)
+    return {f"{name}_us": value for name, value in cost.items()}
 
 
 METHODS: Mapping[str, Callable[[Case, Prepared, int], Iterator[dict[str, Any]]]] = {

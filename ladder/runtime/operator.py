@@ -11,6 +11,7 @@ asked for, ``matmul_without_gradient`` runs instead: the same product, whose bac
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -168,7 +169,11 @@ def needs_dispatch(x: torch.Tensor) -> bool:
 
 
 def host_cost_us(
-    operator: CompiledGemm, x: torch.Tensor, packed: PackedWeight, calls: int = 2000
+    operator: CompiledGemm,
+    x: torch.Tensor,
+    packed: PackedWeight,
+    calls: int = 2000,
+    direct: Callable[[torch.Tensor, PackedWeight], torch.Tensor] | None = None,
 ) -> dict[str, float]:
     """Measure what one call costs the host before the kernel runs.
 
@@ -182,32 +187,34 @@ def host_cost_us(
     packed
         A weight for it.
     calls
-        How many calls to average over.
+        How many calls to measure.
+    direct
+        The public callable, e.g. `ladder.Matmul`, to time as ``"direct"``; by default ``operator``.
 
     Returns
     -------
     Microseconds: ``"kernel"`` the bare launch, ``"direct"`` with checks and allocation,
     ``"operator"`` through ``torch.ops.ladder.matmul``.
     """
-    entry = operator.entries[0]
+    entry, call = operator.entries[0], direct or operator
     y, weight = operator(x, packed), packed.tensors
     request = Request(operator.gemm).text
     ways = {
         "kernel": lambda: entry(x, *weight, y),
-        "direct": lambda: operator(x, packed),
+        "direct": lambda: call(x, packed),
         "operator": lambda: matmul(x, weight, None, None, request),
     }
-    return {name: _mean_us(call, calls, x.is_cuda) for name, call in ways.items()}
+    return {name: _host_us(way, calls, x.is_cuda) for name, way in ways.items()}
 
 
-def _mean_us(call: Any, calls: int, is_cuda: bool) -> float:
-    """Average in batches that leave the launch queue room, so that the host never waits."""
-    batch, spent = 200, 0.0
+def _host_us(call: Callable[[], object], calls: int, is_cuda: bool) -> float:
+    """Return the median over batches that leave the launch queue room, so that the host never waits."""
+    batch, means = 200, []
     for _ in range(max(1, calls // batch)):
         if is_cuda:
             torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(batch):
             call()
-        spent += time.perf_counter() - start
-    return spent / (max(1, calls // batch) * batch) * 1e6
+        means.append((time.perf_counter() - start) / batch * 1e6)
+    return statistics.median(means)

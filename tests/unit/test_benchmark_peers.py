@@ -131,6 +131,12 @@ def test_options_narrow_the_table() -> None:
     assert [one.engine for one in int8.contenders] == ["ladder"]
 
 
+def test_the_host_is_timed_last_when_nothing_else_runs() -> None:
+    cases = [case.name for _, case in selection(parser().parse_args([])).pairs()]
+    assert cases.count("host") == 1
+    assert cases[-1] == "host"
+
+
 def test_unknown_cases_are_refused() -> None:
     with pytest.raises(SystemExit, match="int5"):
         selection(parser().parse_args(["--cases=int5"]))

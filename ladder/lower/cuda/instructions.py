@@ -162,11 +162,6 @@ class MatrixStep:
         """Elements along K of one step."""
         return STEP_BYTES // self.element_bytes
 
-    @property
-    def has_ldmatrix(self) -> bool:
-        """Whether lanes hold operands in ldmatrix's order."""
-        return not self.lanes.partial_lanes
-
 
 FP8_PROMOTION = 128
 """Elements of K after which fp8 partial sums move to float32 registers.
