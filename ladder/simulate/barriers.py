@@ -105,6 +105,69 @@ class GroupWait:
         return self.barrier.describe(c)
 
 
+class NamedBarriers:
+    """``bar.sync`` and ``bar.arrive`` with a number and a count of threads, of every block."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.arrived: dict[tuple[int, int], int] = {}
+        self.passed: dict[tuple[int, int], int] = {}
+        self.clock: dict[tuple[int, int], Array] = {}
+        self.released: dict[tuple[int, int], Array] = {}
+        self.awaited: dict[int, tuple[tuple[int, int], int]] = {}
+
+    def arrive(self, c: Cohort, number: Value, threads: int, waits: bool, statement: int) -> None:
+        """Count a cohort's warps in; those that wait go on when ``threads`` have come."""
+        c.require_whole("a named barrier", statement)
+        clocks = self.machine.memory.clocks
+        numbers = np.broadcast_to(np.asarray(number), (c.count, LANES))[:, 0].tolist()
+        for warp, index in zip(c.warps.tolist(), numbers, strict=True):
+            key = (warp // self.machine.block_warps, index)
+            if waits:
+                self.awaited[warp] = key, self.passed.get(key, 0) + 1
+            known = clocks.known[warp]
+            self.clock[key] = np.maximum(self.clock[key], known) if key in self.clock else known.copy()
+            self._count(key, threads, statement)
+        clocks.sync_lanes(c.warps)
+
+    def _count(self, key: tuple[int, int], threads: int, statement: int) -> None:
+        self.arrived[key] = self.arrived.get(key, 0) + LANES
+        if self.arrived[key] > threads:
+            message = f"named barrier {key[1]} takes {threads} threads, more came"
+            self.machine.log.add("barrier", statement, message)
+        if self.arrived[key] >= threads:
+            self.arrived[key] = 0
+            self.passed[key] = self.passed.get(key, 0) + 1
+            self.released[key] = self.clock.pop(key)
+
+
+@dataclass
+class NamedWait:
+    """Wait at a named barrier; which one each warp waits at is in `NamedBarriers.awaited`."""
+
+    owner: NamedBarriers
+    statement: int
+
+    def ready(self, c: Cohort) -> Array:
+        owner = self.owner
+        goals = [owner.awaited[warp] for warp in c.warps.tolist()]
+        return np.array([owner.passed.get(key, 0) >= goal for key, goal in goals])
+
+    def complete(self, c: Cohort) -> None:
+        clocks = self.owner.machine.memory.clocks
+        for warp in c.warps.tolist():
+            key, _ = self.owner.awaited.pop(warp)
+            clocks.learn(np.array([warp]), self.owner.released[key])
+        clocks.sync_lanes(c.warps)
+
+    def describe(self, c: Cohort) -> str:
+        keys = {self.owner.awaited[warp][0] for warp in c.warps.tolist()}
+        parts = [
+            f"{number} of block {b} ({self.owner.arrived.get((b, number), 0)} came)" for b, number in keys
+        ]
+        return f"named barrier {', '.join(parts)}"
+
+
 class Mbarrier:
     """One mbarrier object.
 

@@ -188,7 +188,7 @@ class _LaunchRun:
         total = int(np.prod(launch.grid))
         agents = Agents(launch.threads // LANES, launch.cluster)
         chosen = self._chosen(total // launch.cluster, blocks)
-        per_batch = max(BATCH_WARPS // agents.all_warps, 1)
+        per_batch = len(chosen) if launch.together else max(BATCH_WARPS // agents.all_warps, 1)
         for start in range(0, len(chosen), per_batch):
             self._batch(agents, chosen[start : start + per_batch], order, seed)
         if len(chosen) * launch.cluster == total:

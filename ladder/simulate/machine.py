@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ladder.simulate.barriers import BlockBarrier, ClusterBarrier, Mbarriers
+from ladder.simulate.barriers import BlockBarrier, ClusterBarrier, Mbarriers, NamedBarriers
 from ladder.simulate.cohort import Cohort, merged
 from ladder.simulate.findings import Log
 from ladder.simulate.memory import Memory
@@ -79,6 +79,7 @@ class Machine:
         self.block_barrier = BlockBarrier(self)
         self.cluster_barrier = ClusterBarrier(self)
         self.mbarriers = Mbarriers(self)
+        self.named_barriers = NamedBarriers(self)
         self.ended = np.zeros(blocks * agents.warps, np.bool_)
         self.cohorts: list[Cohort] = []
         self.counts: Counter[str] = Counter()

@@ -108,6 +108,8 @@ class Launch:
         Bytes of the narrowest store to shared memory.
     unit
         Warps that collective instructions need together.
+    together
+        Whether blocks of different clusters wait for each other.
     block_slots, rank_slots, thread_slot
         Registers in which threads find their numbers.
     """
@@ -118,6 +120,7 @@ class Launch:
     shared_bytes: int = 0
     narrowest: int = 4
     unit: int = 1
+    together: bool = False
     block_slots: list[int] = field(default_factory=list)
     rank_slots: list[int] = field(default_factory=list)
     thread_slot: int = -1
@@ -147,6 +150,7 @@ class Translator:
         self.slots = 0
         self.launch = Launch()
         self.now = -1
+        self.workspace: Any = None
         self.fixed: dict[Any, int] = {}
         for variable, tensor in tensors.items():
             shape = tuple(self.number(extent) for extent in variable.shape)
@@ -230,6 +234,8 @@ class Translator:
             return special(e, call)
         if call.name == "tirx.cuda.func_call":
             return self._helper(e, call)
+        if call.name == "tirx.tvm_call_packed":
+            call = self._packed(e)
         if call.name not in self.calls.reads:
             raise UnknownCallError(f"the simulator does not know what {call.name} returns: {e}")
         return self.calls.reads[call.name](self, call)
@@ -542,7 +548,8 @@ class Translator:
         if call.name == "tirx.tvm_call_packed":
             return Plain(action=self.calls.steps[call.name](self, self._packed(s.value)))
         if call.name == "tirx.cuda.func_call":
-            return Plain(action=self._helper(s.value, call))
+            done = self._helper(s.value, call)
+            return done if isinstance(done, Node) else Plain(action=done)
         if call.name in self.calls.stops:
             return Waiting(True, self.calls.stops[call.name](self, call))
         if call.name not in self.calls.steps:

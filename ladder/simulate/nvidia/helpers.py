@@ -15,6 +15,7 @@ import numpy as np
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import Pointer
+from ladder.simulate.nvidia import stream
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
@@ -199,11 +200,62 @@ def _look_up(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     return read
 
 
+def _pair_values(source: str) -> Array:
+    """Return the 16 values of a table, from an array or from four 64-bit constants."""
+    text = re.search(r"_values\[16\] = \{([^}]*)\}", source)
+    if text is not None:
+        return np.array([int(v) for v in text[1].split(",")], np.uint32)
+    fours = [int(v, 16) for v in re.findall(r"(0x[0-9a-f]+)ull", source)]
+    if len(fours) != 4:
+        raise UnknownCallError("a table of pairs whose values the simulator cannot read")
+    # code & 8 ? (code & 4 ? [12:16] : [8:12]) : (code & 4 ? [4:8] : [0:4])
+    words = [fours[3 - index // 4] >> 16 * (index % 4) & 0xFFFF for index in range(16)]
+    return np.array(words, np.uint32)
+
+
+def _read_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Load 16 bytes from another block of the cluster (ld.shared::cluster)."""
+    place, rank, out = t.read(call.operands[0]), t.read(call.operands[1]), t.expression(call.operands[2])
+    first, statement = out.target, call.statement
+
+    def action(c: Cohort) -> None:
+        own, cluster = c.block, c.machine.cluster_blocks
+        c.block = own // cluster * cluster + np.asarray(rank(c))
+        data = c.machine.memory.load_shared(c, place(c).offset, 16, None, statement).view(WORD)
+        for _, warp, _, block in each_active(c, c.block):
+            c.machine.mbarriers.visit(warp, block, statement)
+        c.block = own
+        c.machine.memory.traffic["cluster read"] += int(c.active.sum()) * 16
+        for index in range(4):
+            c.store(first + index, data[:, :, index], statement, WORD)
+
+    return action
+
+
+def _carry(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Move what a bfloat16 holds of each sum to its head; the rest stays in the sum."""
+    sums, heads = (t.expression(operand).target for operand in call.operands)
+    statement, kind = call.statement, NUMPY["float32"]
+
+    def action(c: Cohort) -> None:
+        for index in range(int(groups[0]) // 2):
+            head = spread(c.load(heads + index, statement, WORD), c.count, WORD)
+            halves = (head << np.uint32(16), head & np.uint32(0xFFFF0000))
+            totals = [
+                spread(c.load(sums + 2 * index + i, statement, kind), c.count, kind) + half.view(kind)
+                for i, half in enumerate(halves)
+            ]
+            bits = [total.view(WORD) & np.uint32(0xFFFF0000) for total in totals]
+            c.store(heads + index, bits[0] >> np.uint32(16) | bits[1], statement, WORD)
+            for i, (total, kept) in enumerate(zip(totals, bits, strict=True)):
+                c.store(sums + 2 * index + i, total - kept.view(kind), statement, kind)
+
+    return action
+
+
 def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
     """Fill a table of all pairs of 16 values: the loop of the helper, turn by turn."""
-    text = re.search(r"_values\[16\] = \{([^}]*)\}", source)
-    assert text is not None
-    values = np.array([int(v) for v in text[1].split(",")], np.uint32)
+    values = _pair_values(source)
     row = int(groups[1]) // 16
     table, thread, threads = t.read(call.operands[0]), t.read(call.operands[1]), t.number(call.operands[2])
 
@@ -324,8 +376,13 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
-    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "_values[at / 8 % 16]", _fill_pairs),
+    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "at / 8 % 16", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
+    Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
+    Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),
+    Helper(r"ladder_hand_over_(\d+)_(\d+)", "__stcg(place + i * {1}", stream.hand_over),
+    Helper(r"ladder_announce_(\d+)", "st.release.gpu.global.u64", stream.announce),
+    Helper(r"ladder_take_over_(\d+)_(\d+)", "ld.acquire.gpu.global.u64", stream.take_over),
     Helper(r"ladder_send4", "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", _send4),
 )
 """What the emitters' helpers do."""

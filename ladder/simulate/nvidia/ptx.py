@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.barriers import GroupWait, MbarrierWait, each_active
+from ladder.simulate.barriers import GroupWait, MbarrierWait, NamedWait, each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.machine import Wait, first_active_lane
 from ladder.simulate.matrix import Shape, mma
@@ -135,6 +135,20 @@ def _shuffle_xor(t: Translator, call: CallView) -> Read:
         c.require_whole("a shuffle", statement)
         found = value(c)
         return found[:, order] if is_array(found) and found.shape[1] == LANES else found
+
+    return read
+
+
+def _shuffle(t: Translator, call: CallView) -> Read:
+    value, source = t.read(call.operands[1]), t.read(call.operands[2])
+
+    def read(c: Cohort) -> Value:
+        c.require_whole("a shuffle", call.statement)
+        found, lane = value(c), source(c)
+        if not is_array(found) or found.shape[1] != LANES:
+            return found
+        order = np.broadcast_to(np.asarray(lane) % LANES, (c.count, LANES))
+        return np.take_along_axis(found, order, axis=1)
 
     return read
 
@@ -265,6 +279,21 @@ def _cluster_sync(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
     return make
 
 
+def _named_sync(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
+    number, threads = t.read(call.operands[0]), t.number(call.operands[1])
+
+    def make(c: Cohort) -> Wait:
+        c.machine.named_barriers.arrive(c, number(c), threads, True, call.statement)
+        return NamedWait(c.machine.named_barriers, call.statement)
+
+    return make
+
+
+def _named_arrive(t: Translator, call: CallView) -> Step:
+    number, threads = t.read(call.operands[0]), t.number(call.operands[1])
+    return lambda c: c.machine.named_barriers.arrive(c, number(c), threads, False, call.statement)
+
+
 def _cluster_arrive(t: Translator, call: CallView) -> Step:
     return lambda c: c.machine.cluster_barrier.arrive(c, call.statement)
 
@@ -343,6 +372,7 @@ def _fence_proxy(t: Translator, call: CallView) -> Step:
 
 READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.cuda.cvta_generic_to_shared": _to_shared,
+    "tirx.tvm_warp_shuffle": _shuffle,
     "tirx.tvm_warp_shuffle_xor": _shuffle_xor,
     "tirx.cuda.elect_sync": _elect,
 }
@@ -359,6 +389,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.mma_int": _mma,
     "tirx.ptx.mma_fp8": _mma,
     "tirx.cuda.warp_sync": _warp_sync,
+    "tirx.ptx.bar_arrive": _named_arrive,
     "tirx.ptx.barrier_cluster_arrive": _cluster_arrive,
     "tirx.ptx.mbarrier_init": _mbarrier_init,
     "tirx.ptx.mbarrier_arrive": _mbarrier_arrive,
@@ -373,6 +404,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
 
 STOPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.cuda.cta_sync": _block_sync,
+    "tirx.ptx.bar_sync_count": _named_sync,
     "tirx.cuda.cluster_sync": _cluster_sync,
     "tirx.ptx.barrier_cluster_wait": _cluster_wait,
     "tirx.cuda.mbarrier_wait": _mbarrier_wait,
