@@ -98,7 +98,8 @@ class Memory:
     ) -> None:
         self.agents, self.log, self.traffic = agents, log, traffic
         self.limit, self.pitch = shared_bytes, max(-(-shared_bytes // 1024), 1) * 1024
-        self.shared = np.full(blocks * self.pitch, 0xA7, np.uint8)
+        # NaN in every float type: what nobody wrote shows in whatever it gets into.
+        self.shared = np.full(blocks * self.pitch, 0xFF, np.uint8)
         self.clocks = Clocks(agents, blocks * agents.warps)
         self.shadow = Shadow(self.clocks, blocks * self.pitch // unit, unit, log)
         self.banks = BankMeter()

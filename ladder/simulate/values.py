@@ -152,7 +152,8 @@ def join_halves(low: Array, high: Array) -> Array:
 
 
 def to_float8(value: Array, dtype: str) -> Array:
-    """Round float32 to the bits of an 8-bit float, saturating to the largest finite number."""
+    """Round float32 to the bits of an 8-bit float, saturating to the largest finite number; NaN is 0x7F."""
     kind = NUMPY[dtype]
     limit = np.float32(ml_dtypes.finfo(kind).max)
-    return np.clip(value, -limit, limit).astype(kind).view(np.uint8)
+    bits = np.clip(value, -limit, limit).astype(kind).view(np.uint8)
+    return np.where(np.isnan(value), np.uint8(0x7F), bits)

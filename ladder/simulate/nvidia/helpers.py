@@ -156,6 +156,13 @@ def _sub(a: Array, b: Array) -> Array:
     return odd(*two_sum(a, -b))
 
 
+subtract_halves = _by_halves(_sub)
+"""``a - b`` of halves, rounded once."""
+
+fma_halves = _by_halves(_fma)
+"""``a * b + c`` of halves, rounded once."""
+
+
 def _both_bytes(low: Array, high: Array, name: str) -> Array:
     """Round float32 to two 8-bit floats, in both halves of a word."""
     codes = [to_float8(value, FP8[name]).astype(np.uint32) for value in (low, high)]
@@ -163,11 +170,13 @@ def _both_bytes(low: Array, high: Array, name: str) -> Array:
     return join_halves(both, both)
 
 
-def _narrow(word: Array, name: str) -> Array:
+def narrow(word: Array, name: str) -> Array:
+    """Round two float16 to 8-bit floats, saturating, in both halves of a word."""
     return _both_bytes(*halves_of(word, "float16"), name)
 
 
-def _narrow_pair(first: Array, second: Array, name: str) -> Array:
+def narrow_pair(first: Array, second: Array, name: str) -> Array:
+    """Round two float32, given by their bits, to 8-bit floats."""
     return _both_bytes(first.view(np.float32), second.view(np.float32), name)
 
 
@@ -367,11 +376,11 @@ HELPERS: tuple[Helper, ...] = (
     Helper(
         r"ladder_float_sub_(\w+)",
         "sub.rn.{0} %0, %1, %2;",
-        _words(_by_halves(_sub)),
+        _words(subtract_halves),
     ),
-    Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(_by_halves(_fma))),
-    Helper(r"ladder_narrow_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(_narrow)),
-    Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(_narrow_pair)),
+    Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(fma_halves)),
+    Helper(r"ladder_narrow_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow)),
+    Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
