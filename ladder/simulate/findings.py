@@ -9,7 +9,8 @@ KINDS: dict[str, str] = {
     "race": "accesses of the same bytes that nothing orders",
     "out of bounds": "an access outside its tensor or its part of shared memory",
     "misaligned": "an address that is no multiple of what the instruction needs",
-    "uninitialised": "a value read that nothing wrote",
+    "uninitialised": "a register or output read that nothing wrote",
+    "unwritten bytes": "bytes of shared memory read that nothing wrote",
     "asynchronous": "a register or byte used while an asynchronous operation owns it",
     "barrier": "a barrier used against its rules",
     "divergence": "a collective instruction that not all threads it needs reach together",
@@ -19,6 +20,12 @@ KINDS: dict[str, str] = {
     "wrong values": "outputs that differ from float64 by more than rounding",
 }
 """Kinds of findings, and what each means."""
+
+NOTES = frozenset({"unwritten bytes"})
+"""Kinds that are no fault by themselves: kernels may read what they do not use.
+
+Shared memory that nothing wrote holds NaN (-1 as an integer), so it shows in outputs where it is used.
+"""
 
 LOCATED = 16
 """Statements whose lines are looked up: one bug may show in hundreds."""
@@ -102,10 +109,12 @@ class Log:
             self._lines[statement] = line, _shorten(text)
         return self._lines[statement]
 
-    def findings(self) -> tuple[Finding, ...]:
-        """Return all findings with their lines."""
+    def findings(self, notes: bool = False) -> tuple[Finding, ...]:
+        """Return all findings, or notes, with their lines."""
         result = []
         for (kind, statement, _), entry in self._found.items():
+            if (kind in NOTES) != notes:
+                continue
             known = statement in self._lines or len(self._lines) < LOCATED
             line, text = self.place(statement) if known else (0, "")
             message = entry.message

@@ -61,6 +61,8 @@ class SimulationResult:
         The output arrays, in the order of the arguments.
     findings
         Everything that was wrong; empty for a correct kernel.
+    notes
+        What may be intended, e.g. reads of bytes that nothing wrote and nobody uses.
     traffic
         Bytes moved, by level and tensor.
     bank_conflicts
@@ -77,6 +79,7 @@ class SimulationResult:
     findings: tuple[Finding, ...]
     traffic: Mapping[str, int]
     bank_conflicts: tuple[BankReport, ...]
+    notes: tuple[Finding, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     blocks: tuple[int, int] = (0, 0)
     relative_error: float = float("nan")
@@ -248,6 +251,7 @@ class _LaunchRun:
             self.log.findings(),
             dict(self.traffic),
             reports,
+            self.log.findings(notes=True),
             dict(self.counts),
             (simulated, total),
         )

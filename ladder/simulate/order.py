@@ -251,4 +251,5 @@ class Shadow:
 
     def _uninitialised(self, at: Array, written: Array, statement: int) -> None:
         first = int(np.broadcast_to(at, written.shape)[written == NEVER][0])
-        self.log.add("uninitialised", statement, f"reads shared granule {first} that nothing wrote", "shared")
+        message = f"reads unit {first} of {self.unit} bytes of shared memory, which nothing wrote"
+        self.log.add("unwritten bytes", statement, message)

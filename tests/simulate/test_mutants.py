@@ -325,7 +325,7 @@ MUTANTS: dict[str, Mutant] = {
         "split", lambda: argument("ladder_send4", 3, lambda e: tirx.IntImm("int32", 0)), "deadlock"
     ),
     "split: sums to the wrong place": Mutant(
-        "split", lambda: argument("ladder_send4", 1, _index(3, _plus(1))), "uninitialised"
+        "split", lambda: argument("ladder_send4", 1, _index(3, _plus(1))), "wrong values"
     ),
 }
 

@@ -114,8 +114,8 @@ def _wgmma(name: str) -> Any:
     return emitted(problem, wgmma(**fields))
 
 
-HARMLESS = {"gemv four blocks split K, the last has nothing to do": "uninitialised"}
-"""Case -> kind of findings without consequence: sums of a buffer that no copy filled, which nobody uses."""
+HARMLESS = {"digits int8, groups, one place": "uninitialised"}
+"""Case -> kind of findings without consequence: idle warps decode words that they have not loaded."""
 
 
 @pytest.mark.parametrize("case", CASES)

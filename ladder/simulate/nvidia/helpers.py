@@ -15,7 +15,7 @@ import numpy as np
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import Pointer
-from ladder.simulate.nvidia import stream
+from ladder.simulate.nvidia import digits, stream
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
@@ -392,6 +392,8 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_hand_over_(\d+)_(\d+)", "__stcg(place + i * {1}", stream.hand_over),
     Helper(r"ladder_announce_(\d+)", "st.release.gpu.global.u64", stream.announce),
     Helper(r"ladder_take_over_(\d+)_(\d+)", "ld.acquire.gpu.global.u64", stream.take_over),
+    Helper(r"ladder_split_(float16|bfloat16)_\w+", "__float2int_rn(__fmaf_rn(", digits.split),
+    Helper(r"ladder_copy_digits_\w+", "reinterpret_cast<uint4*>(digits) = make_uint4(", digits.copy),
     Helper(r"ladder_send4", "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32", _send4),
 )
 """What the emitters' helpers do."""

@@ -24,9 +24,9 @@ from ladder.simulate.matrix import (
     wgmma_registers,
     wgmma_rows,
 )
-from ladder.simulate.memory import Memory, Pointer
+from ladder.simulate.memory import Pointer
 from ladder.simulate.nvidia.ptx import WORD, collect, meet
-from ladder.simulate.order import ASYNC_LANE, NEVER, Actor
+from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, Array, is_array, spread
@@ -196,25 +196,10 @@ def _rows_of(c: Cohort, descriptor: Any, rows: int, what: Instruction) -> Array:
     return data.reshape(groups, rows, STEP_BYTES)
 
 
-def _of_written_rows(memory: Memory, places: Array) -> Array:
-    """Leave out rows of two chunks that nothing has ever written.
-
-    Kernels need not copy tokens that do not exist: their columns of the product are nobody's. Unwritten
-    bytes are NaN, so that they show in outputs if they are somebody's after all.
-    """
-    written = memory.shadow.written.take(memory._granules(places, 16)) != NEVER
-    rows = written.reshape(places.size // 2, -1).any(axis=1)
-    kept: Array = places.reshape(-1, 2)[rows]
-    return kept.reshape(-1)
-
-
 def _record_reads(c: Cohort, flat: Array, what: Instruction) -> None:
     memory = c.machine.memory
     group = c.products.committed + 1
     for index, places in enumerate(flat):
-        places = _of_written_rows(memory, places)
-        if not places.size:
-            continue
         warps = c.warps[index * GROUP_WARPS : (index + 1) * GROUP_WARPS]
         agents = memory.agents.products(memory.clocks.own[warps])
         at = memory._granules(places, 16).reshape(1, -1)
