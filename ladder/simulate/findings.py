@@ -139,11 +139,14 @@ def _shorten(text: str, limit: int = 120) -> str:
 
 
 def locate(function: Any, statement: Any) -> tuple[int, str]:
-    """Return the line of ``function.script()`` on which a statement begins, and that line."""
-    underlined = function.script(obj_to_underline=[statement]).splitlines()
-    marks = [i for i, line in enumerate(underlined) if line.strip() and set(line.strip()) == {"^"}]
+    """Return the line of ``function.script()`` on which a statement begins, and that line.
+
+    The printer marks the statement; it also puts a path and an empty line first. Statements that it
+    merges into a declaration have no mark, and line 0.
+    """
+    lines = function.script(obj_to_underline=[statement]).splitlines()
+    start = 2 if lines[0].startswith("Access path") else 0
+    marks = [i for i, line in enumerate(lines) if line.strip() and set(line.strip()) == {"^"}]
     if not marks:
         return 0, str(statement).strip().splitlines()[-1]
-    first = marks[0]
-    # Lines of marks are no lines of the script, but none comes before the first one.
-    return first, underlined[first - 1].strip()
+    return marks[0] - start, lines[marks[0] - 1].strip()
