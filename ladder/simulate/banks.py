@@ -51,9 +51,8 @@ class BankMeter:
         self.statements: dict[int, Conflicts] = {}
         self._known: dict[tuple[int, bytes], tuple[int, int]] = {}
 
-    def count(self, c: Cohort, where: Array, width: int, statement: int, kind: str) -> None:
+    def count(self, c: Cohort, where: Array, width: int, statement: int) -> None:
         """Count the passes of accesses at bytes ``where[warps, 32]``."""
-        del kind
         first = where[:, :1] // (BANKS * WORD) * (BANKS * WORD)
         pattern = where - first
         if c.mask is not None:

@@ -11,7 +11,7 @@ import numpy as np
 from ladder.simulate.banks import BankMeter
 from ladder.simulate.findings import Log
 from ladder.simulate.order import ASYNC_LANE, Actor, Agents, Clocks, Shadow
-from ladder.simulate.values import LANES, NUMPY, Array
+from ladder.simulate.values import LANES, Array
 
 if TYPE_CHECKING:
     from ladder.simulate.cohort import Cohort
@@ -137,7 +137,7 @@ class Memory:
         every = (c.warps[rows], own[rows], epochs[rows], lanes)
         return Actor(*(part[:, None] for part in every)), None if c.mask is None else c.mask.reshape(-1)
 
-    def _granules(self, flat: Array, width: int) -> Array:
+    def granules(self, flat: Array, width: int) -> Array:
         """Return the granules ``[accesses, n]`` of accesses of ``width`` bytes."""
         first = flat[:, None] // self.shadow.unit
         return first + np.arange(max(width // self.shadow.unit, 1))
@@ -147,13 +147,13 @@ class Memory:
     ) -> Array:
         """Load ``width`` bytes per lane: bytes ``[warps, 32, width]``, of any value where inactive."""
         where = self.locate(c, address, width, region, statement)
-        self.banks.count(c, where, width, statement, "load")
+        self.banks.count(c, where, width, statement)
         flat = where.reshape(-1)
         data = self.shared.view(f"V{width}").take(flat // width) if width > 1 else self.shared.take(flat)
         actor, active = self._actor(c)
         chosen = flat if active is None else flat[active]
         self.traffic["shared read"] += chosen.size * width
-        self.shadow.on_read(self._granules(chosen, width), actor, statement)
+        self.shadow.on_read(self.granules(chosen, width), actor, statement)
         c.touched = True
         return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, LANES, width)
 
@@ -163,14 +163,14 @@ class Memory:
         """Store bytes ``[warps, 32, width]``."""
         width = data.shape[-1]
         where = self.locate(c, address, width, region, statement)
-        self.banks.count(c, where, width, statement, "store")
+        self.banks.count(c, where, width, statement)
         flat, values = where.reshape(-1), data.reshape(-1, width)
         actor, active = self._actor(c)
         if active is not None:
             flat, values = flat[active], values[active]
         self.traffic["shared write"] += flat.size * width
         self._check_collisions(flat, width, actor, statement)
-        self.shadow.on_write(self._granules(flat, width), actor, statement)
+        self.shadow.on_write(self.granules(flat, width), actor, statement)
         self.shared[flat[:, None] + np.arange(width)] = values
         c.touched = True
 
@@ -246,11 +246,6 @@ class Memory:
         tensor.bytes[at] = values
         if not np.array_equal(tensor.bytes[at], values):
             self.log.add("race", statement, f"two threads store different values to {tensor.name} at once")
-
-
-def from_bytes(data: Array, dtype: str) -> Array:
-    """View loaded bytes ``[warps, 32, width]`` as elements ``[warps, 32, n]``."""
-    return data.view(NUMPY[dtype]) if data.shape[-1] > 1 or NUMPY[dtype].itemsize == 1 else data
 
 
 def to_bytes(values: Array) -> Array:

@@ -83,6 +83,9 @@ BINARY: dict[str, Callable[[Value, Value], Value]] = {
 }
 """TIR node -> operator."""
 
+NEUTRAL = {("Add", 0), ("Mul", 1)}
+"""Operands that change nothing, on either side."""
+
 COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or")
 
 
@@ -95,6 +98,10 @@ def binary(kind: str, a: Any, b: Any, dtype: str) -> Any:
     if not callable(a) and not callable(b):
         value = function(a, b)
         return value & mask if mask else value
+    if (kind, b) in NEUTRAL and b.__class__ is int:
+        return a
+    if (kind, a) in NEUTRAL and a.__class__ is int:
+        return b
     result = _closure(function, a, b)
     return _masked(result, mask) if mask else result
 

@@ -8,13 +8,13 @@ table names raises `UnknownCallError`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.memory import Pointer, Region, from_bytes, to_bytes
+from ladder.simulate.memory import Pointer, Region, to_bytes
 from ladder.simulate.operators import BINARY, UNARY_CALLS, binary, select
 from ladder.simulate.program import If, Loop, Node, Plain, Read, Sequence_, Step, Waiting
 from ladder.simulate.values import NUMPY, Value, cast, constant, is_array, reinterpret, spread
@@ -242,7 +242,7 @@ class Translator:
 
     def _helper(self, e: Any, call: CallView) -> Any:
         strings = [str(a.value) for a in e.args if type(a).__name__ == "StringImm"]
-        return self.calls.helpers(self, _renamed(call, strings[0]), strings[1])
+        return self.calls.helpers(self, replace(call, name=strings[0]), strings[1])
 
     def _call_if_then_else(self, e: Any, call: CallView) -> Any:
         condition = self.expression(call.operands[0])
@@ -299,8 +299,7 @@ class Translator:
         """Return the row-major element index."""
         total: Any = 0
         for position, index in enumerate(indices):
-            extent = shape[position] if position else 1
-            total = binary("Mul", total, extent, "int64") if position else 0
+            total = binary("Mul", total, shape[position] if position else 1, "int64")
             total = binary("Add", total, self.expression(index), "int64")
         return total
 
@@ -566,12 +565,5 @@ def _filled(node: Node) -> Node:
     return Sequence_(False, []) if isinstance(node, Plain) and node.action is None else node
 
 
-def _renamed(call: CallView, name: str) -> CallView:
-    return CallView(name, call.operands, call.modifiers, call.statement, call.dtype)
-
-
 def _wide(value: Value) -> Value:
     return value.astype(np.int64, copy=False) if is_array(value) else value
-
-
-__all__ = ["CallView", "Calls", "Launch", "Translator", "UnknownCallError", "from_bytes"]

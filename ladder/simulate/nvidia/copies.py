@@ -71,14 +71,14 @@ def _copy(t: Translator, call: CallView) -> Step:
         c.mask = saved
         data = np.where(np.arange(width) < count[:, :, None], data, np.uint8(0))
         where = memory.locate(c, target(c), width, None, statement).reshape(-1)
-        memory.banks.count(c, where.reshape(c.count, LANES), width, statement, "store")
+        memory.banks.count(c, where.reshape(c.count, LANES), width, statement)
         active = c.active.reshape(-1)
         warps = np.repeat(c.warps, LANES)[active]
         own = memory.agents.copies(memory.clocks.own[warps])
         number = groups.committed[warps] + 1
         actor = Actor(*(part[:, None] for part in (warps, own, number, c.lane_ids[active])))
         places = where[active]
-        memory.shadow.on_write(memory._granules(places, width), actor, statement)
+        memory.shadow.on_write(memory.granules(places, width), actor, statement)
         memory.traffic["shared write"] += places.size * width
         groups.pending.append(Pending(warps, number, places, data.reshape(-1, width)[active]))
         c.touched = True
@@ -194,7 +194,7 @@ def _land(
         c.machine.log.add("barrier", statement, f"a copy to block {block}, which has ended", "left")
     flat = places + block * memory.pitch
     actor = memory.copier(warp, barrier.agent, barrier.phase + 1)
-    memory.shadow.on_write(memory._granules(flat, BULK_UNIT), actor, statement)
+    memory.shadow.on_write(memory.granules(flat, BULK_UNIT), actor, statement)
     memory.shared[flat[:, None] + np.arange(BULK_UNIT)] = data.reshape(-1, BULK_UNIT)
     memory.traffic["shared write"] += data.size
     barrier.land(data.size)
@@ -236,9 +236,10 @@ def _legal(c: Cohort, to: int, start: int, count: int, tensor: Tensor, statement
 
 
 def _tensor(t: Translator, call: CallView) -> Step:
-    place_read, map_, first, second, barrier_read, *mask = (t.read(o) for o in call.operands)
     tensor_map, statement = t.expression(call.operands[1]), call.statement
-    del map_
+    place_read, first, second, barrier_read, *mask = (
+        t.read(operand) for index, operand in enumerate(call.operands) if index != 1
+    )
     if not isinstance(tensor_map, TensorMap):
         raise UnknownCallError("a tensor copy from a map that the host does not encode")
     multicast = mask[0] if mask else None

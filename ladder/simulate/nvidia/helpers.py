@@ -343,7 +343,7 @@ def _send(c: Cohort, where: tuple[Array, Array], byte: Any, data: Array, stateme
             continue
         if c.machine.block_has_left(key[1]):
             c.machine.log.add("barrier", statement, "st.async to a block that has ended", "left")
-        at = memory._granules(places[chosen], 16)
+        at = memory.granules(places[chosen], 16)
         actor = Actor(
             warps[chosen][:, None], np.array(barrier.agent), np.array(barrier.phase + 1), np.array(ASYNC_LANE)
         )

@@ -127,12 +127,10 @@ def _narrow(offset: Value) -> Value:
 
 # ---- warps -----------------------------------------------------------------------------------------
 def _shuffle_xor(t: Translator, call: CallView) -> Read:
-    value, distance = t.read(call.operands[1]), t.number(call.operands[2])
-    statement, order = call.statement, np.arange(LANES) ^ t.number(call.operands[2])
-    del distance
+    value, order = t.read(call.operands[1]), np.arange(LANES) ^ t.number(call.operands[2])
 
     def read(c: Cohort) -> Value:
-        c.require_whole("a shuffle", statement)
+        c.require_whole("a shuffle", call.statement)
         found = value(c)
         return found[:, order] if is_array(found) and found.shape[1] == LANES else found
 

@@ -202,7 +202,7 @@ def _record_reads(c: Cohort, flat: Array, what: Instruction) -> None:
     for index, places in enumerate(flat):
         warps = c.warps[index * GROUP_WARPS : (index + 1) * GROUP_WARPS]
         agents = memory.agents.products(memory.clocks.own[warps])
-        at = memory._granules(places, 16).reshape(1, -1)
+        at = memory.granules(places, 16).reshape(1, -1)
         actor = Actor(warps[:, None], agents[:, None], np.array(group), np.array(ASYNC_LANE))
         memory.shadow.on_read(at, actor, what.statement)
         memory.shadow.check_proxy(at, warps, what.statement)
