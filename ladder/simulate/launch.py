@@ -125,7 +125,8 @@ def simulate_launch(
     seed
         Of the order ``"random"``.
     blocks
-        Simulate only about so many blocks, spread over the grid (whole clusters); all by default.
+        Simulate only about so many blocks, spread over the grid (whole clusters); all by default,
+        and where blocks of different clusters wait for each other.
     names
         How findings and traffic call the arrays.
     calls
@@ -202,7 +203,7 @@ class _LaunchRun:
 
     def _chosen(self, clusters: int, blocks: int | None) -> Array:
         """Return which clusters to simulate."""
-        if blocks is None:
+        if blocks is None or self.launch.together:
             return np.arange(clusters)
         count = min(max(-(-blocks // self.launch.cluster), 1), clusters)
         return np.unique(np.linspace(0, clusters - 1, count).astype(np.int64))

@@ -5,7 +5,9 @@ others to whoever waits for it. Two accesses of the same byte, at least one of t
 unless the later one's warp knows the epoch of the earlier. Asynchronous copies and products are
 agents of their own whose epochs only a wait makes known, so what is read too early is found
 whatever the order in which warps ran. The method is FastTrack's (Flanagan, Freund, PLDI 2009),
-with whole warps as threads; lanes of one warp are told apart within an epoch.
+with whole warps as threads; lanes of one warp are told apart within an epoch: what one stores
+another may read after ``__syncwarp`` or a wider barrier, and what one has read another may
+overwrite after any instruction that all lanes execute together (``.sync.aligned``) as well.
 """
 
 from __future__ import annotations
