@@ -80,7 +80,9 @@ _HOMES = {
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = ["knobs", *_HOME_OF]
+_MODULES = ("knobs", "simulate")
+
+__all__ = [*_MODULES, *_HOME_OF]
 
 SIBLINGS = ("tile_types", "targets", "schedules")
 """Top-level packages of this distribution whose names another package might take."""
@@ -121,8 +123,8 @@ _check_siblings()
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name == "knobs":
-        return importlib.import_module("ladder.knobs")
+    if name in _MODULES:
+        return importlib.import_module(f"ladder.{name}")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ladder' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)

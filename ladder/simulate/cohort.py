@@ -1,0 +1,294 @@
+"""A cohort: warps at the same statement, executed together; it splits where warps part and can merge again.
+
+Registers are *slots*. A slot holds a number all threads share, an array, or one of the states
+below; only arrays grow with the number of warps, so one statement costs about the same for one
+warp and for thirty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ladder.simulate.values import LANES, Array, Value, is_array, spread
+
+if TYPE_CHECKING:
+    from ladder.simulate.machine import Machine, Wait
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A register that only some threads have written."""
+
+    value: Array
+    written: Array
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A register that an asynchronous product of group ``group`` writes."""
+
+    value: Value
+    group: int
+
+
+@dataclass
+class Frame:
+    """An open branch or loop: which threads go on after it, and which still owe the other branch."""
+
+    mask: Array | None
+    pending: Array | None = None
+
+
+@dataclass
+class Products:
+    """Asynchronous products of a cohort's warpgroups: groups, and registers that they use.
+
+    Parameters
+    ----------
+    committed
+        Groups committed so far; the open one has the next number.
+    finished
+        Groups waited for.
+    sources
+        Register -> group that reads it.
+    results
+        Registers that groups in flight write, with the group.
+    unfenced
+        Registers written since the last ``wgmma.fence``.
+    """
+
+    committed: int = 0
+    finished: int = 0
+    sources: dict[int, int] = field(default_factory=dict)
+    results: dict[int, int] = field(default_factory=dict)
+    unfenced: set[int] = field(default_factory=set)
+
+    def copy(self) -> Products:
+        """Return an independent copy."""
+        return replace(
+            self, sources=dict(self.sources), results=dict(self.results), unfenced=set(self.unfenced)
+        )
+
+
+class Cohort:
+    """Warps that execute together.
+
+    Parameters
+    ----------
+    machine
+        What they run on.
+    warps
+        Their numbers among all that are simulated together, ascending.
+    slots
+        Their registers.
+    """
+
+    def __init__(self, machine: Machine, warps: Array, slots: list[Any]) -> None:
+        self.machine, self.warps, self.slots = machine, warps, slots
+        self.mask: Array | None = None
+        self.counter = 0
+        self.frames: list[Frame] = []
+        self.wait: Wait | None = None
+        self.products = Products()
+        self.touched = False
+        self._index()
+
+    def _index(self) -> None:
+        self.count = len(self.warps)
+        self.block = (self.warps // self.machine.block_warps)[:, None]
+        self.row_ids = np.repeat(np.arange(self.count), LANES)
+        self.lane_ids = np.tile(np.arange(LANES), self.count)
+
+    # ---- threads -------------------------------------------------------------------------------
+    @property
+    def active(self) -> Array:
+        """Active threads, ``[warps, 32]``."""
+        return np.ones((self.count, LANES), np.bool_) if self.mask is None else self.mask
+
+    def narrowed(self, condition: Value, sense: bool = True) -> Array:
+        """Return the active threads for which a condition is ``sense``."""
+        holds = np.asarray(condition, np.bool_)
+        chosen = np.broadcast_to(holds if sense else ~holds, (self.count, LANES))
+        return np.array(chosen) if self.mask is None else chosen & self.mask
+
+    def active_warps(self) -> Array:
+        """Return the rows of warps with an active lane."""
+        return np.arange(self.count) if self.mask is None else np.flatnonzero(self.mask.any(axis=1))
+
+    def require_whole(self, what: str, statement: int) -> None:
+        """Report a warp-wide instruction that only some lanes of a warp reach."""
+        if self.mask is None:
+            return
+        lanes = self.mask.sum(axis=1)
+        if ((lanes > 0) & (lanes < LANES)).any():
+            message = f"{what} needs all 32 lanes of a warp, {int(lanes[lanes > 0].min())} came"
+            self.machine.log.add("divergence", statement, message)
+
+    # ---- registers -----------------------------------------------------------------------------
+    def load(self, slot: int, statement: int, dtype: Any) -> Value:
+        """Return a register in any state, reporting what must not be read."""
+        held = self.slots[slot]
+        if held is None:
+            self._complain("uninitialised", statement, "reads a register that nothing wrote")
+            return np.full((self.count, LANES), 0x55, np.uint8).astype(dtype)
+        if held.__class__ is InFlight:
+            self._complain(
+                "asynchronous", statement, "reads a sum before wgmma.wait_group has waited for its products"
+            )
+            return held.value
+        if held.__class__ is Partial:
+            if (self.active & ~held.written).any():
+                self._complain("uninitialised", statement, "reads a register that not all threads wrote")
+            return held.value
+        return held
+
+    def _complain(self, kind: str, statement: int, message: str) -> None:
+        self.machine.log.add(kind, statement, message, "register")
+
+    def store(self, slot: int, value: Value, statement: int, dtype: Any) -> None:
+        """Set a register of the active threads."""
+        old = self.slots[slot]
+        products = self.products
+        if old.__class__ is InFlight or slot in products.sources:
+            self._check_owned(slot, old, statement)
+        products.unfenced.add(slot)
+        if self.mask is None:
+            self.slots[slot] = value
+            return
+        self.slots[slot] = self._blend(old, value, dtype)
+
+    def _check_owned(self, slot: int, old: Any, statement: int) -> None:
+        if old.__class__ is InFlight:
+            self._complain(
+                "asynchronous", statement, "writes a sum before wgmma.wait_group has waited for its products"
+            )
+        elif self.products.sources[slot] > self.products.finished:
+            self._complain(
+                "asynchronous", statement, "writes an operand register that a product in flight still reads"
+            )
+
+    def _blend(self, old: Any, value: Value, dtype: Any) -> Any:
+        """Return a register's new state where only the active threads write it."""
+        assert self.mask is not None
+        new = spread(value, self.count, dtype)
+        if old is None:
+            return Partial(np.where(self.mask, new, np.asarray(0x55).astype(dtype)), self.mask.copy())
+        if old.__class__ is Partial:
+            written = old.written | self.mask
+            result = np.where(self.mask, new, old.value)
+            return result if written.all() else Partial(result, written)
+        before = old.value if old.__class__ is InFlight else old
+        return np.where(self.mask, new, spread(before, self.count, dtype))
+
+    # ---- splitting and merging -----------------------------------------------------------------
+    def split(self, rows: Array) -> Cohort:
+        """Return a cohort of some rows with all their state."""
+        part = Cohort.__new__(Cohort)
+        part.machine, part.warps = self.machine, self.warps[rows]
+        part.slots = [_take(value, rows) for value in self.slots]
+        part.mask = _whole_or_none(_take(self.mask, rows))
+        part.counter, part.touched = self.counter, self.touched
+        part.frames = [Frame(_take(f.mask, rows), _take(f.pending, rows)) for f in self.frames]
+        part.wait, part.products = self.wait, self.products.copy()
+        part._index()
+        return part
+
+
+def _take(value: Any, rows: Array) -> Any:
+    if is_array(value):
+        return value[rows]
+    if value.__class__ is Partial:
+        return Partial(value.value[rows], value.written[rows])
+    if value.__class__ is InFlight:
+        return InFlight(_take(value.value, rows), value.group)
+    return value
+
+
+def _whole_or_none(mask: Array | None) -> Array | None:
+    return None if mask is None or mask.all() else mask
+
+
+def merged(first: Cohort, second: Cohort) -> Cohort | None:
+    """Return one cohort of the warps of two at the same statement, or None if their states differ."""
+    same = (first.counter, len(first.frames), first.products) == (
+        second.counter, len(second.frames), second.products,
+    )  # fmt: skip
+    if not same or first.products.results:
+        return None
+    order = np.argsort(np.concatenate([first.warps, second.warps]), kind="stable")
+    pair = _Pair(first.count, second.count, order)
+    try:
+        result = Cohort(first.machine, np.concatenate([first.warps, second.warps])[order], [])
+        result.slots = [pair.join(a, b) for a, b in zip(first.slots, second.slots, strict=True)]
+    except _Different:
+        return None
+    result.counter, result.wait, result.products = first.counter, first.wait, first.products.copy()
+    result.mask = _whole_or_none(pair.masks(first.mask, second.mask))
+    result.frames = [
+        Frame(pair.masks(a.mask, b.mask), pair.pending(a.pending, b.pending))
+        for a, b in zip(first.frames, second.frames, strict=True)
+    ]
+    return result
+
+
+class _Different(Exception):
+    """Two cohorts hold states that do not combine."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """How the rows of two cohorts interleave."""
+
+    first: int
+    second: int
+    order: Array
+
+    def join(self, a: Any, b: Any) -> Any:
+        if a is b:
+            return a
+        if a.__class__ is InFlight or b.__class__ is InFlight:
+            raise _Different
+        if a is None or b is None or Partial in (a.__class__, b.__class__):
+            return self._stack_states(a, b)
+        if not is_array(a) and not is_array(b) and a == b:
+            return a
+        return self._stack(a, b)
+
+    def _stack(self, a: Value, b: Value) -> Array:
+        kind = a.dtype if is_array(a) else b.dtype if is_array(b) else np.asarray(a).dtype
+        if kind == np.int64 and not (is_array(a) or is_array(b)):
+            kind = np.dtype(np.int32) if max(abs(int(a)), abs(int(b))) < 2**31 else kind
+        wide = LANES if any(is_array(x) and x.shape[1] == LANES for x in (a, b)) else 1
+        parts = [
+            np.broadcast_to(np.asarray(x, kind), (rows, wide))
+            for x, rows in ((a, self.first), (b, self.second))
+        ]
+        return np.concatenate(parts)[self.order]
+
+    def _stack_states(self, a: Any, b: Any) -> Partial:
+        """Combine registers that not all threads wrote."""
+        states = []
+        for held, rows in ((a, self.first), (b, self.second)):
+            written = held.written if held.__class__ is Partial else np.full((rows, LANES), held is not None)
+            states.append((held.value if held.__class__ is Partial else held, written))
+        (x, x_written), (y, y_written) = states
+        kind = np.asarray(y if x is None else x).dtype.type
+        value = self._stack(kind(0) if x is None else x, kind(0) if y is None else y)
+        return Partial(value, np.concatenate([x_written, y_written])[self.order])
+
+    def masks(self, a: Array | None, b: Array | None) -> Array | None:
+        if a is None and b is None:
+            return None
+        parts = [
+            np.ones((rows, LANES), np.bool_) if mask is None else mask
+            for mask, rows in ((a, self.first), (b, self.second))
+        ]
+        return np.concatenate(parts)[self.order]
+
+    def pending(self, a: Array | None, b: Array | None) -> Array | None:
+        if (a is None) != (b is None):
+            raise _Different
+        return None if a is None else self.masks(a, b)

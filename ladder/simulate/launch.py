@@ -1,0 +1,258 @@
+"""One kernel launch on the simulator: from a PrimFunc and its arrays to what it computed and did wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ladder.simulate.banks import Conflicts
+from ladder.simulate.cohort import Cohort
+from ladder.simulate.findings import Finding, Log
+from ladder.simulate.machine import ORDERS, Machine
+from ladder.simulate.memory import Memory, Tensor
+from ladder.simulate.order import Agents
+from ladder.simulate.program import flatten
+from ladder.simulate.translate import Calls, Translator
+from ladder.simulate.values import LANES, Array
+from tile_types.errors import LadderError, unknown_name
+
+BATCH_WARPS = 96
+"""Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
+
+
+class SimulationError(LadderError):
+    """A launch that cannot be simulated as asked."""
+
+
+@dataclass(frozen=True)
+class BankReport:
+    """Bank conflicts of one statement.
+
+    Parameters
+    ----------
+    conflicts
+        Passes taken, and the fewest possible.
+    number
+        The statement's number.
+    log
+        Knows the statement; its line is looked up when it is asked for.
+    """
+
+    conflicts: Conflicts
+    number: int = field(repr=False)
+    log: Log = field(repr=False)
+
+    def __str__(self) -> str:
+        line, text = self.log.place(self.number)
+        return f"{self.conflicts.extra} extra passes [line {line}: {text}]"
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a simulated launch did.
+
+    Parameters
+    ----------
+    outputs
+        The output arrays, in the order of the arguments.
+    findings
+        Everything that was wrong; empty for a correct kernel.
+    notes
+        What may be intended, e.g. reads of bytes that nothing wrote and nobody uses.
+    traffic
+        Bytes moved, by level and tensor.
+    bank_conflicts
+        Statements whose accesses conflict, worst first.
+    counts
+        Matrix instructions, by kind.
+    blocks
+        Blocks that were simulated, of how many.
+    relative_error
+        Frobenius norm of the error over that of what was expected; NaN if nothing was.
+    """
+
+    outputs: tuple[Array, ...]
+    findings: tuple[Finding, ...]
+    traffic: Mapping[str, int]
+    bank_conflicts: tuple[BankReport, ...]
+    notes: tuple[Finding, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    blocks: tuple[int, int] = (0, 0)
+    relative_error: float = float("nan")
+
+    @property
+    def y(self) -> Array:
+        """The last output: that of a GEMM."""
+        return self.outputs[-1]
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of findings."""
+        return {finding.kind for finding in self.findings}
+
+    def report(self) -> str:
+        """Return the findings as text, or that there are none."""
+        return "\n".join(map(str, self.findings)) or "no findings"
+
+
+def simulate_launch(
+    function: Any,
+    arrays: Sequence[Array],
+    *,
+    outputs: Sequence[int] = (-1,),
+    order: str = "together",
+    seed: int = 0,
+    blocks: int | None = None,
+    names: Sequence[str] = (),
+    calls: Calls | None = None,
+) -> SimulationResult:
+    """Execute a whole kernel launch on the CPU, all threads, and check everything that it does.
+
+    Parameters
+    ----------
+    function
+        A TIRx PrimFunc as the emitters build it, before TVM's passes.
+    arrays
+        C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order.
+        Outputs are overwritten.
+    outputs
+        Positions of the arrays that the kernel writes.
+    order
+        Order of warps, one of `ladder.simulate.machine.ORDERS`.
+    seed
+        Of the order ``"random"``.
+    blocks
+        Simulate only about so many blocks, spread over the grid (whole clusters); all by default,
+        and where blocks of different clusters wait for each other.
+    names
+        How findings and traffic call the arrays.
+    calls
+        Semantics of a machine family's calls; NVIDIA's by default.
+
+    Raises
+    ------
+    UnknownCallError
+        If the kernel calls something that the simulator has no semantics for; names it.
+    SimulationError
+        If the arrays do not fit the function's arguments.
+    """
+    if order not in ORDERS:
+        raise unknown_name("order of warps", order, ORDERS)
+    if calls is None:
+        from ladder.simulate.nvidia import CALLS as calls
+    assert calls is not None
+    called = names or [f"argument {index}" for index in range(len(arrays))]
+    tensors = [Tensor(name, array) for name, array in zip(called, arrays, strict=True)]
+    run = _LaunchRun(function, tensors, tuple(outputs), calls)
+    return run.execute(order, seed, blocks)
+
+
+def bind_extents(function: Any, arrays: Sequence[Array]) -> dict[Any, int]:
+    """Return the extents that arrays give to the symbols of a function's buffers."""
+    if len(arrays) != len(function.params):
+        raise SimulationError(f"the kernel takes {len(function.params)} arrays, got {len(arrays)}")
+    values: dict[Any, int] = {}
+    for position, (buffer, array) in enumerate(zip(function.params, arrays, strict=True)):
+        if len(buffer.shape) != array.ndim:
+            raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
+        for extent, size in zip(buffer.shape, array.shape, strict=True):
+            known = values.setdefault(extent, size) if type(extent).__name__ == "Var" else int(extent)
+            if known != size:
+                raise SimulationError(f"argument {position}: extent {size} where {known} is expected")
+    return values
+
+
+class _LaunchRun:
+    """One launch being simulated."""
+
+    def __init__(self, function: Any, tensors: list[Tensor], outputs: tuple[int, ...], calls: Calls) -> None:
+        self.function, self.tensors = function, tensors
+        values = bind_extents(function, [tensor.array for tensor in tensors])
+        self.outputs = [self.tensors[i] for i in outputs]
+        for tensor in self.outputs:
+            tensor.track_stores()
+        self.translator = Translator(
+            function, values, dict(zip(function.params, self.tensors, strict=True)), calls
+        )
+        self.program = flatten(self.translator.node())
+        self.launch = self.translator.launch
+        self.log = Log(self.translator.statements, function)
+        self.traffic: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.banks: dict[int, Conflicts] = {}
+
+    def execute(self, order: str, seed: int, blocks: int | None) -> SimulationResult:
+        """Simulate batches of clusters and gather the results."""
+        launch = self.launch
+        if launch.threads % LANES or not launch.grid:
+            raise SimulationError(f"a kernel of {launch.threads} threads and grid {launch.grid}")
+        total = int(np.prod(launch.grid))
+        agents = Agents(launch.threads // LANES, launch.cluster)
+        chosen = self._chosen(total // launch.cluster, blocks)
+        per_batch = len(chosen) if launch.together else max(BATCH_WARPS // agents.all_warps, 1)
+        for start in range(0, len(chosen), per_batch):
+            self._batch(agents, chosen[start : start + per_batch], order, seed)
+        if len(chosen) * launch.cluster == total:
+            self._check_written()
+        for tensor in self.outputs:
+            tensor.copy_back()
+        return self._result(len(chosen) * launch.cluster, total)
+
+    def _chosen(self, clusters: int, blocks: int | None) -> Array:
+        """Return which clusters to simulate."""
+        if blocks is None or self.launch.together:
+            return np.arange(clusters)
+        count = min(max(-(-blocks // self.launch.cluster), 1), clusters)
+        return np.unique(np.linspace(0, clusters - 1, count).astype(np.int64))
+
+    def _batch(self, agents: Agents, clusters: Array, order: str, seed: int) -> None:
+        count = len(clusters) * agents.blocks
+        unit = self.launch.narrowest
+        memory = Memory(agents, count, self.launch.shared_bytes, unit, self.log, self.traffic)
+        machine = Machine(self.program, agents, count, memory, self.log, order, seed, self.launch.unit)
+        numbers = (clusters[:, None] * agents.blocks + np.arange(agents.blocks)).reshape(-1)
+        machine.run(self.translator.slots, lambda c: self._set_up(c, numbers))
+        self.counts.update(machine.counts)
+        for statement, entry in memory.banks.statements.items():
+            known = self.banks.setdefault(statement, Conflicts())
+            known.instructions += entry.instructions
+            known.passes += entry.passes
+            known.ideal += entry.ideal
+
+    def _set_up(self, c: Cohort, numbers: Array) -> None:
+        """Give threads their numbers."""
+        launch, slots = self.launch, c.slots
+        block = numbers[c.block].astype(np.int32)
+        rest = block
+        for slot, extent in zip(launch.block_slots, launch.grid, strict=True):
+            slots[slot] = rest % extent
+            rest = rest // extent
+        if launch.rank_slots:
+            slots[launch.rank_slots[0]] = block % launch.cluster
+        within = (c.warps % c.machine.block_warps)[:, None] * LANES + np.arange(LANES)
+        slots[launch.thread_slot] = within.astype(np.int32)
+
+    def _check_written(self) -> None:
+        """Report outputs that nobody stored, unless the kernel cannot have been expected to finish."""
+        for tensor in self.outputs:
+            assert tensor.stored is not None
+            missing = int((~tensor.stored[: tensor.size]).sum())
+            if missing:
+                message = f"{missing} of {tensor.size} bytes of {tensor.name}"
+                self.log.add("unwritten", -1, message)
+
+    def _result(self, simulated: int, total: int) -> SimulationResult:
+        worst = sorted(self.banks.items(), key=lambda item: -item[1].extra)
+        reports = tuple(BankReport(entry, statement, self.log) for statement, entry in worst if entry.extra)
+        return SimulationResult(
+            tuple(tensor.array for tensor in self.outputs),
+            self.log.findings(),
+            dict(self.traffic),
+            reports,
+            self.log.findings(notes=True),
+            dict(self.counts),
+            (simulated, total),
+        )

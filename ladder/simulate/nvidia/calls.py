@@ -1,0 +1,13 @@
+"""All tables of NVIDIA calls together."""
+
+from __future__ import annotations
+
+from ladder.simulate.nvidia import copies, helpers, ptx, stream, wgmma
+from ladder.simulate.translate import Calls
+
+CALLS = Calls(
+    reads={**ptx.READS, "ladder.workspace": stream.allocate},
+    steps={**ptx.STEPS, **copies.STEPS, **wgmma.STEPS},
+    stops=ptx.STOPS,
+    helpers=helpers.translate,
+)

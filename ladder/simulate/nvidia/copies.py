@@ -1,0 +1,294 @@
+"""Asynchronous copies into shared memory: cp.async groups, bulk and tensor copies with mbarriers.
+
+What they bring is recorded as written by an agent of its own, whose epochs only the matching wait
+makes known. Bytes of cp.async arrive no earlier than the wait, those of bulk copies at once:
+orders of arrival do not matter where everyone waits (PTX ISA, "Data movement: asynchronous copy").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ladder.simulate.barriers import Mbarrier, each_active
+from ladder.simulate.cohort import Cohort
+from ladder.simulate.matrix import swizzled
+from ladder.simulate.memory import Pointer, Tensor
+from ladder.simulate.nvidia.ptx import nothing
+from ladder.simulate.order import Actor
+from ladder.simulate.program import Step
+from ladder.simulate.translate import CallView, Translator, UnknownCallError
+from ladder.simulate.values import LANES, NUMPY, Array
+
+BULK_UNIT = 16
+TENSOR_ALIGNMENT = 128
+
+MAP_SWIZZLES = {0: 0, 1: 1, 2: 3, 3: 7}
+"""cuTensorMapEncodeTiled's swizzle -> the address bits (from bit 7) that move chunks."""
+
+
+# ---- cp.async --------------------------------------------------------------------------------------
+@dataclass
+class Pending:
+    """Copies under way: for each 16 bytes its warp, its group, where they go and what they are."""
+
+    warps: Array
+    groups: Array
+    places: Array
+    data: Array
+
+
+class CopyGroups:
+    """Groups of cp.async of every warp."""
+
+    def __init__(self, warps: int) -> None:
+        self.committed = np.zeros(warps, np.int32)
+        self.pending: list[Pending] = []
+
+
+def groups_of(c: Cohort) -> CopyGroups:
+    """Return the machine's groups of copies."""
+    machine = c.machine
+    found = machine.extras.setdefault("copies", CopyGroups(machine.blocks * machine.block_warps))
+    assert isinstance(found, CopyGroups)
+    return found
+
+
+def _copy(t: Translator, call: CallView) -> Step:
+    target, source = t.read(call.operands[0]), t.read(call.operands[1])
+    width, statement = t.number(call.operands[2]), call.statement
+    size = t.read(call.operands[3]) if len(call.operands) > 3 else lambda c: width
+
+    def action(c: Cohort) -> None:
+        memory, groups = c.machine.memory, groups_of(c)
+        count = np.broadcast_to(np.asarray(size(c), np.int64), (c.count, LANES))
+        saved, wanted = c.mask, c.narrowed(count > 0)
+        c.mask = None if wanted.all() else wanted
+        data = memory.load_global(c, source(c), width, statement) if wanted.any() else _zeros(c, width)
+        c.mask = saved
+        data = np.where(np.arange(width) < count[:, :, None], data, np.uint8(0))
+        where = memory.locate(c, target(c), width, None, statement).reshape(-1)
+        memory.banks.count(c, where.reshape(c.count, LANES), width, statement)
+        active = c.active.reshape(-1)
+        warps = np.repeat(c.warps, LANES)[active]
+        own = memory.agents.copies(memory.clocks.own[warps])
+        number = groups.committed[warps] + 1
+        actor = Actor(*(part[:, None] for part in (warps, own, number, c.lane_ids[active])))
+        places = where[active]
+        memory.shadow.on_write(memory.granules(places, width), actor, statement)
+        memory.traffic["shared write"] += places.size * width
+        groups.pending.append(Pending(warps, number, places, data.reshape(-1, width)[active]))
+        c.touched = True
+
+    return action
+
+
+def _zeros(c: Cohort, width: int) -> Array:
+    return np.zeros((c.count, LANES, width), np.uint8)
+
+
+def _commit(t: Translator, call: CallView) -> Step:
+    def action(c: Cohort) -> None:
+        groups_of(c).committed[c.warps] += 1
+
+    return action
+
+
+def _wait(t: Translator, call: CallView) -> Step:
+    left = t.number(call.operands[0])
+
+    def action(c: Cohort) -> None:
+        machine, groups = c.machine, groups_of(c)
+        clocks = machine.memory.clocks
+        finished = groups.committed[c.warps] - left
+        agents = machine.agents.copies(clocks.own[c.warps])
+        clocks.known[c.warps, agents] = np.maximum(clocks.known[c.warps, agents], finished)
+        done = np.zeros(len(groups.committed), np.int32)
+        done[c.warps] = finished
+        groups.pending = [p for p in groups.pending if not _deliver(p, done, machine.memory.shared)]
+
+    return action
+
+
+def _deliver(pending: Pending, done: Array, shared: Array) -> bool:
+    """Let copies of finished groups arrive; return whether all of them have."""
+    arrived = pending.groups <= done[pending.warps]
+    if arrived.any():
+        at = pending.places[arrived]
+        shared[at[:, None] + np.arange(pending.data.shape[1])] = pending.data[arrived]
+        left = ~arrived
+        pending.warps, pending.groups = pending.warps[left], pending.groups[left]
+        pending.places, pending.data = pending.places[left], pending.data[left]
+    return not pending.warps.size
+
+
+# ---- bulk and tensor copies --------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TensorMap:
+    """A two-dimensional tensor map (cuTensorMapEncodeTiled)."""
+
+    tensor: Tensor
+    extents: tuple[int, int]
+    pitch: int
+    box: tuple[int, int]
+    element: int
+    swizzle: int
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a box, whether or not its elements exist."""
+        return self.box[0] * self.box[1] * self.element
+
+    def rows(self, column: int, row: int) -> Array:
+        """Return the bytes ``[rows, bytes]`` of the box at element ``column`` of ``row``; zeros outside."""
+        width = self.box[0] * self.element
+        result = np.zeros((self.box[1], width), np.uint8)
+        low, high = max(column, 0), min(column + self.box[0], self.extents[0])
+        for index in range(self.box[1]):
+            if 0 <= row + index < self.extents[1] and low < high:
+                start = (row + index) * self.pitch + low * self.element
+                part = self.tensor.bytes[start : start + (high - low) * self.element]
+                first = (low - column) * self.element
+                result[index, first : first + part.size] = part
+        return result
+
+
+def _encode(t: Translator, call: CallView) -> Step:
+    target, dtype, rank, data, *numbers = call.operands
+    inner, outer, pitch, box_inner, box_outer, *_, swizzle, _l2, _fill = (t.number(n) for n in numbers)
+    if call.name != "runtime.cuTensorMapEncodeTiled" or t.number(rank) != 2:
+        raise UnknownCallError(f"the simulator knows no {call.name} of rank {rank}")
+    held = t.names[data.args[0]]
+    element = NUMPY[str(dtype.value)].itemsize
+    if pitch % 16 or box_inner * element % 16:
+        raise UnknownCallError(f"a tensor map needs pitches and boxes of multiples of 16 bytes, got {pitch}")
+    t.names[target] = TensorMap(
+        held.tensor, (inner, outer), pitch, (box_inner, box_outer), element, MAP_SWIZZLES[swizzle]
+    )
+    return lambda c: None
+
+
+def barrier_for(c: Cohort, warp: int, block: int, byte: int, statement: int) -> Mbarrier | None:
+    """Return the mbarrier that a copy completes at; its initialisation must be visible to copies."""
+    barrier = c.machine.mbarriers.reach(warp, block, byte, statement)
+    if barrier is not None and not barrier.fenced:
+        c.machine.log.add(
+            "proxy", statement, "a copy completes at an mbarrier without fence.mbarrier_init after its init"
+        )
+    return barrier
+
+
+def _land(
+    c: Cohort, warp: int, block: int, places: Array, data: Array, barrier: Mbarrier, statement: int
+) -> None:
+    """Let 16-byte chunks arrive at bytes ``places`` of a block, and count them at its barrier."""
+    memory = c.machine.memory
+    if places.min() < 0 or places.max() + BULK_UNIT > memory.limit:
+        message = f"a copy to byte {int(places.max())} of shared memory of {memory.limit} bytes"
+        c.machine.log.add("out of bounds", statement, message, "bulk")
+        places = np.clip(places, 0, memory.limit - BULK_UNIT)
+    if c.machine.block_has_left(block):
+        c.machine.log.add("barrier", statement, f"a copy to block {block}, which has ended", "left")
+    flat = places + block * memory.pitch
+    actor = memory.copier(warp, barrier.agent, barrier.phase + 1)
+    memory.shadow.on_write(memory.granules(flat, BULK_UNIT), actor, statement)
+    memory.shared[flat[:, None] + np.arange(BULK_UNIT)] = data.reshape(-1, BULK_UNIT)
+    memory.traffic["shared write"] += data.size
+    barrier.land(data.size)
+
+
+def _bulk(t: Translator, call: CallView) -> Step:
+    target, source, size, place = (t.read(operand) for operand in call.operands)
+    statement = call.statement
+
+    def action(c: Cohort) -> None:
+        pointer: Pointer = source(c)
+        tensor: Tensor = pointer.target
+        for _, warp, _, to, start, count, byte in each_active(
+            c, target(c), pointer.offset, size(c), place(c)
+        ):
+            block = warp // c.machine.block_warps
+            barrier = barrier_for(c, warp, block, byte, statement)
+            if barrier is None or not _legal(c, to, start, count, tensor, statement):
+                continue
+            c.machine.memory.traffic[f"global read {tensor.name}"] += count
+            places = np.arange(to, to + count, BULK_UNIT)
+            _land(c, warp, block, places, tensor.bytes[start : start + count], barrier, statement)
+
+    return action
+
+
+def _legal(c: Cohort, to: int, start: int, count: int, tensor: Tensor, statement: int) -> bool:
+    """Check a bulk copy's alignment and extent."""
+    log = c.machine.log
+    if to % BULK_UNIT or start % BULK_UNIT or count % BULK_UNIT:
+        log.add(
+            "misaligned", statement, f"a bulk copy of {count} bytes from {start} to {to}: multiples of 16"
+        )
+        return False
+    if start < 0 or start + count > tensor.size:
+        log.add("out of bounds", statement, f"byte {start + count} of {tensor.name} of {tensor.size} bytes")
+        return False
+    return True
+
+
+def _tensor(t: Translator, call: CallView) -> Step:
+    tensor_map, statement = t.expression(call.operands[1]), call.statement
+    place_read, first, second, barrier_read, *mask = (
+        t.read(operand) for index, operand in enumerate(call.operands) if index != 1
+    )
+    if not isinstance(tensor_map, TensorMap):
+        raise UnknownCallError("a tensor copy from a map that the host does not encode")
+    multicast = mask[0] if mask else None
+
+    def action(c: Cohort) -> None:
+        targets = multicast(c) if multicast is not None else -1
+        columns = (place_read(c), first(c), second(c), barrier_read(c), targets)
+        for _, warp, _, to, column, row, byte, chosen in each_active(c, *columns):
+            _copy_box(c, tensor_map, warp, (to, byte), (column, row), chosen, statement)
+
+    return action
+
+
+def _copy_box(
+    c: Cohort,
+    box: TensorMap,
+    warp: int,
+    here: tuple[int, int],
+    at: tuple[int, int],
+    chosen: int,
+    statement: int,
+) -> None:
+    """Copy one box to the blocks of a multicast mask (-1 for the own block)."""
+    to, byte = here
+    if to % TENSOR_ALIGNMENT:
+        c.machine.log.add("misaligned", statement, f"a tensor copy to byte {to}: no multiple of 128")
+        return
+    rows = box.rows(*at)
+    c.machine.memory.traffic[f"global read {box.tensor.name}"] += box.box_bytes
+    places = swizzled(np.arange(to, to + box.box_bytes, BULK_UNIT), box.swizzle)
+    block, cluster = warp // c.machine.block_warps, c.machine.cluster_blocks
+    first = block // cluster * cluster
+    blocks = [block] if chosen == -1 else [first + i for i in range(cluster) if chosen >> i & 1]
+    if chosen != -1 and chosen >> cluster:
+        c.machine.log.add("barrier", statement, f"multicast mask {chosen:#x} names blocks beyond the cluster")
+    for target in blocks:
+        barrier = barrier_for(c, warp, target, byte, statement)
+        if barrier is not None:
+            _land(c, warp, target, places, rows.reshape(-1), barrier, statement)
+
+
+STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
+    "tirx.ptx.cp_async_cg": _copy,
+    "tirx.ptx.cp_async_cg_src_size": _copy,
+    "tirx.ptx.cp_async_commit_group": _commit,
+    "tirx.ptx.cp_async_wait_group": _wait,
+    "tirx.ptx.cp_async_bulk_g2s_cluster": _bulk,
+    "tirx.ptx.cp_async_bulk_tensor_g2s_cluster": _tensor,
+    "tirx.ptx.cp_async_bulk_prefetch": nothing,
+    "tirx.tvm_call_packed": _encode,
+}
+"""Calls that copy."""

@@ -1,0 +1,141 @@
+"""Stream-K: sums that blocks pass to each other through a workspace in global memory, and flags.
+
+Which block waits for which is executed as it is; that the accesses of global memory are ordered is
+taken from the release and acquire in the helpers' text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ladder.simulate.barriers import NamedWait
+from ladder.simulate.cohort import Cohort
+from ladder.simulate.machine import Wait
+from ladder.simulate.memory import Pointer, Tensor
+from ladder.simulate.program import Node, Plain, Sequence_, Step, Waiting
+from ladder.simulate.translate import CallView, Translator, UnknownCallError
+from ladder.simulate.values import LANES, NUMPY, Array, Value, spread
+
+FLAG_BYTES = 8
+BARRIER = 1
+"""Named barrier at which those who hand over meet the warp that raises flags."""
+
+
+def allocate(t: Translator, call: CallView) -> int:
+    """Return the address of the workspace: 0, in a tensor of its own with arbitrary contents."""
+    size = t.number(call.operands[0])
+    t.workspace = Tensor("workspace", np.full(size, 0xA7, np.uint8))
+    t.workspace.track_stores()
+    t.launch.together = True
+    return 0
+
+
+def _workspace(t: Translator) -> Tensor:
+    found = t.workspace
+    if not isinstance(found, Tensor):
+        raise UnknownCallError("sums are handed over, but the kernel asked for no workspace")
+    return found
+
+
+def _quads(share: Value, thread: Value, count: int, threads: int, c: Cohort) -> Array:
+    """Return the byte ``[warps, 32]`` at which a thread's first four sums of a share lie."""
+    at = np.asarray(share, np.int64) * (count // 4 * threads) + np.asarray(thread, np.int64)
+    return np.broadcast_to(at * 16, (c.count, LANES))
+
+
+def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Store a thread's sums, then arrive where the flags are raised."""
+    count, threads = int(groups[0]), int(groups[1])
+    base, _, share, thread = (t.read(operand) for operand in call.operands[:4])
+    first, tensor = t.expression(call.operands[4]).target, _workspace(t)
+    kind, statement = NUMPY["float32"], call.statement
+
+    def action(c: Cohort) -> None:
+        place = base(c) + _quads(share(c), thread(c), count, threads, c)
+        for quad in range(count // 4):
+            held = [spread(c.load(first + 4 * quad + i, statement, kind), c.count, kind) for i in range(4)]
+            data = np.stack(held, axis=2).view(np.uint8)
+            at = Pointer("global", tensor, place + quad * threads * 16)
+            c.machine.memory.store_global(c, at, data, statement)
+        if "bar.arrive" in source:
+            c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, False, statement)
+
+    return action
+
+
+def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Node:
+    """Wait for all that hand over, then raise a flag for each of their warps."""
+    threads, raised = int(groups[0]), _raised(source)
+    flags, share, lane = (t.read(operand) for operand in call.operands)
+    tensor, statement = _workspace(t), call.statement
+
+    def make(c: Cohort) -> Wait:
+        c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, True, statement)
+        return NamedWait(c.machine.named_barriers, statement)
+
+    def action(c: Cohort) -> None:
+        lanes = spread(lane(c), c.count, np.dtype(np.int64))
+        at = flags(c) + (np.asarray(share(c), np.int64) * (threads // LANES) + lanes) * FLAG_BYTES
+        chosen = c.narrowed(lanes < threads // LANES)
+        _set_flags(tensor, at[chosen], raised)
+
+    return Sequence_(True, [Waiting(True, make), Plain(action=action)])
+
+
+def _raised(source: str) -> int:
+    """Return the value of a flag that is up, as the helper spells it."""
+    return int(source[: source.index("ull")].rpartition("0x")[2], 16)
+
+
+def _set_flags(tensor: Tensor, places: Array, value: int) -> None:
+    view = tensor.bytes[: tensor.bytes.size // FLAG_BYTES * FLAG_BYTES].view(np.uint64)
+    view[places // FLAG_BYTES] = np.uint64(value)
+
+
+@dataclass
+class FlagWait:
+    """Wait until a warp's flag is up."""
+
+    tensor: Tensor
+    places: Callable[[Cohort], Array]
+    raised: int
+    statement: int
+
+    def ready(self, c: Cohort) -> Array:
+        view = self.tensor.bytes[: self.tensor.bytes.size // FLAG_BYTES * FLAG_BYTES].view(np.uint64)
+        ready: Array = view[self.places(c) // FLAG_BYTES] == np.uint64(self.raised)
+        return ready
+
+    def complete(self, c: Cohort) -> None:
+        """Learn nothing: clocks end at the cluster."""
+
+    def describe(self, c: Cohort) -> str:
+        return "a flag in the workspace that no block raises"
+
+
+def take_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Node:
+    """Wait for a warp's flag, take it down, and add another block's sums to one's own."""
+    count, threads, raised = int(groups[0]), int(groups[1]), _raised(source)
+    base, flags, share, thread = (t.read(operand) for operand in call.operands[:4])
+    first, tensor = t.expression(call.operands[4]).target, _workspace(t)
+    kind, statement = NUMPY["float32"], call.statement
+
+    def places(c: Cohort) -> Array:
+        index = (np.asarray(share(c), np.int64) * threads + np.asarray(thread(c), np.int64)) // LANES
+        return np.broadcast_to(flags(c) + index * FLAG_BYTES, (c.count, LANES))[:, 0]
+
+    def action(c: Cohort) -> None:
+        _set_flags(tensor, places(c), 0)
+        place = base(c) + _quads(share(c), thread(c), count, threads, c)
+        for quad in range(count // 4):
+            at = Pointer("global", tensor, place + quad * threads * 16)
+            part = c.machine.memory.load_global(c, at, 16, statement).view(kind)
+            for i in range(4):
+                slot = first + 4 * quad + i
+                c.store(slot, c.load(slot, statement, kind) + part[:, :, i], statement, kind)
+
+    wait = Waiting(True, lambda c: FlagWait(tensor, places, raised, statement))
+    return Sequence_(True, [wait, Plain(action=action)])

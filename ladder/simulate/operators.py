@@ -1,0 +1,168 @@
+"""Arithmetic of TIR expressions, on numbers and arrays alike."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ladder.simulate.cohort import Cohort
+from ladder.simulate.values import MASKS, NUMPY, Array, Value, is_array
+
+
+def _floordiv(a: Value, b: Value) -> Value:
+    if b.__class__ is int and b > 0 and b & (b - 1) == 0:
+        return a >> (b.bit_length() - 1)
+    return a // b
+
+
+def _floormod(a: Value, b: Value) -> Value:
+    if b.__class__ is int and b > 0 and b & (b - 1) == 0:
+        return a & (b - 1)
+    return a % b
+
+
+def _divide(a: Value, b: Value) -> Value:
+    """Divide as C does: towards zero, or floats as they are."""
+    if isinstance(a, (float, np.floating)) or (is_array(a) and a.dtype.kind == "f"):
+        return a / b
+    quotient = abs(a) // abs(b)
+    return quotient * (np.sign(a) * np.sign(b)) if is_array(a) or is_array(b) else _signed(quotient, a, b)
+
+
+def _signed(quotient: int, a: int, b: int) -> int:
+    return -quotient if (a < 0) != (b < 0) else quotient
+
+
+def _modulo(a: Value, b: Value) -> Value:
+    return a - _divide(a, b) * b
+
+
+def _min(a: Value, b: Value) -> Value:
+    return np.minimum(a, b) if is_array(a) or is_array(b) else min(a, b)
+
+
+def _max(a: Value, b: Value) -> Value:
+    return np.maximum(a, b) if is_array(a) or is_array(b) else max(a, b)
+
+
+def _and(a: Value, b: Value) -> Value:
+    return np.logical_and(a, b) if is_array(a) or is_array(b) else a and b
+
+
+def _or(a: Value, b: Value) -> Value:
+    return np.logical_or(a, b) if is_array(a) or is_array(b) else a or b
+
+
+BINARY: dict[str, Callable[[Value, Value], Value]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "FloorDiv": _floordiv,
+    "FloorMod": _floormod,
+    "Div": _divide,
+    "Mod": _modulo,
+    "Min": _min,
+    "Max": _max,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "And": _and,
+    "Or": _or,
+    "BitwiseAnd": operator.and_,
+    "BitwiseOr": operator.or_,
+    "BitwiseXor": operator.xor,
+    "LShift": operator.lshift,
+    "RShift": operator.rshift,
+}
+"""TIR node -> operator."""
+
+NEUTRAL = {("Add", 0), ("Mul", 1)}
+"""Operands that change nothing, on either side."""
+
+COMPARISONS = ("EQ", "NE", "LT", "LE", "GT", "GE", "And", "Or")
+
+
+def binary(kind: str, a: Any, b: Any, dtype: str) -> Any:
+    """Return an operation on numbers or closures: a number if both are known, else a closure.
+
+    Integers of threads that agree are Python's, so unsigned ones are brought back into range here.
+    """
+    function, mask = BINARY[kind], 0 if kind in COMPARISONS else MASKS.get(dtype, 0)
+    if not callable(a) and not callable(b):
+        value = function(a, b)
+        return value & mask if mask else value
+    if (kind, b) in NEUTRAL and b.__class__ is int:
+        return a
+    if (kind, a) in NEUTRAL and a.__class__ is int:
+        return b
+    result = _closure(function, a, b)
+    return _masked(result, mask) if mask else result
+
+
+def _closure(function: Callable[[Value, Value], Value], a: Any, b: Any) -> Callable[[Cohort], Value]:
+    if not callable(b):
+        return lambda c: function(a(c), b)
+    if not callable(a):
+        return lambda c: function(a, b(c))
+    return lambda c: function(a(c), b(c))
+
+
+def _masked(read: Callable[[Cohort], Value], mask: int) -> Callable[[Cohort], Value]:
+    def value(c: Cohort) -> Value:
+        found = read(c)
+        return found & mask if found.__class__ is int else found
+
+    return value
+
+
+def select(condition: Any, then: Any, other: Any, dtype: str) -> Any:
+    """Return ``condition ? then : other``, both of which may be evaluated."""
+    if not callable(condition):
+        return then if condition else other
+    first, second = (part if callable(part) else (lambda c, part=part: part) for part in (then, other))
+    kind = NUMPY[dtype]
+
+    def value(c: Cohort) -> Value:
+        chosen = condition(c)
+        if not is_array(chosen):
+            return first(c) if chosen else second(c)
+        return np.where(chosen, first(c), second(c)).astype(kind, copy=False)
+
+    return value
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float32])(x)  # type: ignore[no-any-return]
+
+
+UNARY: dict[str, Callable[[Array], Array]] = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: np.float32(1) / np.sqrt(x),
+    "tanh": np.tanh,
+    "sigmoid": _sigmoid,
+    "erf": _erf,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "nearbyint": np.rint,
+    "trunc": np.trunc,
+    "fabs": np.abs,
+}
+"""Functions of one float32; their last bits differ from those of CUDA's library."""
+
+UNARY_CALLS = {f"{space}.{name}": function for name, function in UNARY.items() for space in ("tirx", "prim")}

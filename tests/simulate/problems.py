@@ -1,0 +1,78 @@
+"""Runs problems of the emulated kernels on the simulator."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from test_cuda_mma_emulated import BOUNDS, NUMPY, Problem
+
+from ladder.ir.gemm import Gemm
+from ladder.lower.build import emit
+from ladder.simulate import SimulationResult, simulate_launch
+from schedules.schedule import GpuSchedule
+from targets import get_device
+
+ROUNDED = {"float16": 5e-4, "bfloat16": 3e-3}
+"""Error that the output type alone may cause."""
+
+
+def gemm(**fields: Any) -> Gemm:
+    """Return a small problem with remainders in every dimension."""
+    return Gemm(**{"n": 67, "k": 200, "weight": "uint4", "scale": False, "output": "float32", **fields})
+
+
+def gemv(**fields: Any) -> GpuSchedule:
+    """Return a small gemv schedule."""
+    return GpuSchedule(**{"pipeline": "gemv", "tile_m": 8, "stages": 2, "warps": 8, "split_k": 2, **fields})
+
+
+def mma(**fields: Any) -> GpuSchedule:
+    """Return a small mma schedule."""
+    return GpuSchedule(**{"pipeline": "mma", "tile_m": 16, "stages": 2, "warps": 4, **fields})
+
+
+def wgmma(**fields: Any) -> GpuSchedule:
+    """Return a small wgmma schedule."""
+    return GpuSchedule(**{"pipeline": "wgmma", "tile_m": 16, "stages": 3, "warps": 4, **fields})
+
+
+def emitted(problem: Gemm, schedule: GpuSchedule, arch: str = "sm_90a") -> Any:
+    """Return the PrimFunc of a schedule."""
+    return emit(problem, get_device(f"cuda/{arch}"), schedule, "simulated")
+
+
+def bound_of(problem: Gemm) -> float:
+    """Return the relative error that a problem's kernels may have."""
+    return max(BOUNDS[problem.activation], ROUNDED.get(problem.output, 0.0))
+
+
+@lru_cache(maxsize=16)
+def problem_of(problem: Gemm, m: int) -> Problem:
+    """Return the operands of a problem; kernels do not change them."""
+    return Problem(problem, m)
+
+
+class SimulatedKernel:
+    """Takes the place of `cuda_emulator.Kernel` in its tests: whatever the simulator finds fails them."""
+
+    def __init__(self, function: Any, outputs: tuple[int, ...] = (-1,), harmless: str = "") -> None:
+        self.function, self.outputs = function, outputs
+        self.harmless = {"unwritten", harmless}
+
+    def __call__(self, *arrays: Any, eager: bool = False, reverse: bool = False) -> None:
+        """Run the whole grid; outputs that no thread stores are the caller's matter."""
+        order = "last warps first" if reverse else "together"
+        result = simulate_launch(self.function, arrays, outputs=self.outputs, order=order)
+        found = [str(finding) for finding in result.findings if finding.kind not in self.harmless]
+        assert not found, found[:5]
+
+
+def run(function: Any, problem: Gemm, m: int, **options: Any) -> tuple[SimulationResult, float]:
+    """Simulate a kernel on random operands and a poisoned output; return the result and its error."""
+    operands = problem_of(problem, m)
+    y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
+    result = simulate_launch(function, [*operands.arrays, y], **options)
+    difference = y.astype(np.float64) - operands.expected
+    return result, float(np.linalg.norm(difference) / np.linalg.norm(operands.expected))

@@ -1,0 +1,192 @@
+"""Shipped kernels compute the matmul, with nothing to find: schedules that the policy chooses, and others.
+
+Also every case of the emulated kernels (tests/numeric), which the simulator executes without a C++ compiler.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn import draw
+from hardware.configurations import Measured, load
+from problems import BOUNDS, SimulatedKernel, bound_of, emitted, gemm, problem_of, run, wgmma
+from test_cuda_experts_emulated import CASES as EXPERT_CASES
+from test_cuda_experts_emulated import GroupedProblem
+from test_cuda_mma_emulated import CASES
+
+from ladder.lower.build import emit
+from ladder.simulate.machine import ORDERS
+from schedules.policy import make_plan
+from schedules.tuning import TuningDatabase
+from targets import get_device
+
+PROBLEMS = {
+    "int4": gemm(weight="int4", group_size=128, scale=True, output="float16", n=203, k=450),
+    "uint4 zeros bfloat16": gemm(
+        activation="bfloat16", group_size=64, scale=True, zero="integer", output="bfloat16", n=130, k=330
+    ),
+    "nf4 bias": gemm(weight="nf4", group_size=64, scale=True, output="float16", bias=True, n=131, k=200),
+    "uint3 real zeros": gemm(weight="uint3", group_size=32, scale=True, zero="float", n=67, k=200),
+    "fp4 bfloat16": gemm(weight="fp4_e2m1", activation="bfloat16", group_size=32, scale=True, n=67, k=330),
+    "ternary": gemm(weight="ternary", output="float16", n=203, k=200),
+    "int8 by int4": gemm(
+        weight="int4", activation="int8", group_size=128, scale=True, token_scale=True, n=130, k=450
+    ),
+    "int8 by int8": gemm(weight="int8", activation="int8", token_scale=True, n=67, k=330),
+    "fp8 blocks": gemm(
+        weight="fp8_e4m3", activation="fp8_e4m3", group_size=128, scale=True, token_scale=True,
+        token_group=128, n=203, k=450,
+    ),
+    "fp8 e5m2": gemm(weight="fp8_e5m2", activation="fp8_e5m2", n=67, k=200),
+    "fp8 by fp4": gemm(weight="fp4_e2m1", activation="fp8_e4m3", group_size=32, scale=True, n=67, k=330),
+    "relu": gemm(weight="int2", group_size=64, scale=True, epilogue=("relu",), n=130, k=200),
+}  # fmt: skip
+"""Types, with remainders in every dimension."""
+
+TOKENS = (1, 16, 64, 129)
+
+
+@cache
+def _chosen(name: str, arch: str, m: int) -> Any:
+    """Return the kernel that the policy chooses."""
+    problem, device = PROBLEMS[name], get_device(f"cuda/{arch}")
+    plan = make_plan(problem, device, TuningDatabase(None))
+    return emit(problem, device, plan.entries[plan.index(m)][1], "chosen")
+
+
+@pytest.mark.parametrize("m", TOKENS)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_chosen_schedules(name: str, m: int) -> None:
+    result, error = run(_chosen(name, "sm_90a", m), PROBLEMS[name], m)
+    assert not result.findings, result.report()
+    assert error <= bound_of(PROBLEMS[name])
+
+
+@pytest.mark.parametrize("name", ["int4", "int8 by int4", "uint3 real zeros"])
+@pytest.mark.parametrize("m", [1, 64])
+def test_chosen_schedules_of_ampere(name: str, m: int) -> None:
+    result, error = run(_chosen(name, "sm_80", m), PROBLEMS[name], m)
+    assert not result.findings, result.report()
+    assert error <= bound_of(PROBLEMS[name])
+
+
+WGMMA = {
+    "persistent clusters": (
+        gemm(group_size=64, scale=True, n=300, output="float16"),
+        {"cluster": 2, "persistent": True},
+        70,
+    ),
+    "split K over four blocks": (
+        gemm(bias=True, k=500, n=260),
+        {"split_k": 4, "warps": 8, "tile_n": 256},
+        16,
+    ),
+    "split K and clusters": (
+        gemm(k=500, n=130, output="float16"),
+        {"split_k": 2, "cluster": 2, "tile_m": 32},
+        33,
+    ),
+    "zeros, two slabs": (gemm(group_size=64, scale=True, zero="integer"), {"tile_k": 128, "tile_m": 32}, 33),
+    "fp8 in small groups": (
+        gemm(activation="fp8_e4m3", weight="fp8_e5m2", group_size=32, scale=True, k=700),
+        {"tile_k": 128, "placement": "accumulator", "tile_n": 128},
+        16,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "order"), [*product(WGMMA, ORDERS[::3]), *zip(WGMMA, ORDERS[1:] * 2, strict=False)]
+)
+def test_wgmma_in_orders_of_warps(name: str, order: str) -> None:
+    problem, _, m = WGMMA[name]
+    result, error = run(_wgmma(name), problem, m, order=order, seed=3)
+    assert not result.findings, result.report()
+    assert error <= bound_of(problem)
+
+
+@cache
+def _wgmma(name: str) -> Any:
+    problem, fields, _ = WGMMA[name]
+    return emitted(problem, wgmma(**fields))
+
+
+HARMLESS = {"digits int8, groups, one place": "uninitialised"}
+"""Case -> kind of findings without consequence: idle warps decode words that they have not loaded."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cases_of_the_emulator(case: str) -> None:
+    arch, problem, schedule, sizes = CASES[case]
+    kernel = SimulatedKernel(emitted(problem, schedule, arch), harmless=HARMLESS.get(case, ""))
+    for m in sizes:
+        assert problem_of(problem, m).run(kernel) <= bound_of(problem)
+
+
+@pytest.mark.parametrize("case", list(CASES)[::12])
+def test_cases_of_the_emulator_in_reverse(case: str) -> None:
+    arch, problem, schedule, sizes = CASES[case]
+    kernel = SimulatedKernel(emitted(problem, schedule, arch), harmless=HARMLESS.get(case, ""))
+    assert problem_of(problem, sizes[0]).run(kernel, reverse=True) <= bound_of(problem)
+
+
+@pytest.mark.parametrize("case", EXPERT_CASES)
+def test_experts(case: str) -> None:
+    from dataclasses import replace
+
+    arch, problem, schedule, sizes = EXPERT_CASES[case]
+    kernel = SimulatedKernel(emitted(replace(problem, experts=1), schedule, arch))
+    for counts in sizes:
+        assert GroupedProblem(problem, counts).run(kernel) <= BOUNDS[problem.activation]
+
+
+def _agreement(measured: Measured) -> float:
+    """Return by how much of the largest output the simulator and the GPU may differ.
+
+    float32 outputs differ by how tensor cores truncate sums; narrower ones also by one rounding.
+    """
+    fp8 = measured.gemm.activation.startswith("fp8") and measured.schedule.pipeline == "wgmma"
+    return max(5e-4 if fp8 else 2e-6, {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(measured.gemm.output, 0))
+
+
+def _agrees(measured: Measured) -> None:
+    """Simulate a configuration: nothing to find, right, and as the GPU computed it."""
+    problem = measured.gemm
+    result, error = run(emitted(problem, measured.schedule), problem, measured.m)
+    assert not result.findings, result.report()
+    assert error <= bound_of(problem)
+    found = result.y.reshape(-1)[measured.places].astype(np.float64)
+    difference = np.abs(found - measured.values).max() / np.abs(measured.values).max()
+    assert difference <= _agreement(measured)
+
+
+@pytest.mark.parametrize("index", range(0, 50, 10))
+def test_configurations_agree_with_the_gpu(index: int) -> None:
+    _agrees(load()[index])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [i for i in range(50) if i % 10])
+def test_all_configurations_agree_with_the_gpu(index: int) -> None:
+    _agrees(load()[index])
+
+
+@pytest.mark.slow
+def test_other_configurations() -> None:
+    for drawn in draw(40, 2):
+        result, error = run(drawn.function(), drawn.gemm, drawn.m)
+        assert not result.findings, (drawn.name, result.report())
+        assert error <= bound_of(drawn.gemm), drawn.name
+
+
+def test_a_sample_of_blocks() -> None:
+    problem = gemm(n=300, k=200, group_size=64, scale=True)
+    function = emitted(problem, wgmma())
+    result, _ = run(function, problem, 64, blocks=3)
+    assert result.blocks == (3, 20)
+    assert not result.findings
+    assert 0 < np.isfinite(result.y).sum() < result.y.size
