@@ -1,0 +1,367 @@
+"""Calls: Python functions are interpreted, annotated natives replayed, all others split."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from typing import Any
+
+import torch
+
+from ladder.capture import natives, polyfills, tensors
+from ladder.capture.attributes import Attributes, instance_dict
+from ladder.capture.bytecode import program_of
+from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
+from ladder.capture.kinds import CONTAINERS, by_identity, is_constant, is_plain
+from ladder.capture.segment import CaptureError, Dynamic, Node
+
+MAX_DEPTH = 60
+_ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_BUILTIN = types.BuiltinFunctionType
+_NATIVE_TYPES = (
+    *(_BUILTIN, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
+    *(types.ClassMethodDescriptorType, type(torch.jit.script), torch._ops.OpOverload),
+)
+_POLYFILLS: dict[Any, types.FunctionType] = {
+    map: polyfills.map_,  # type: ignore[dict-item]
+    filter: polyfills.filter_,  # type: ignore[dict-item]
+    functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
+}
+_POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
+_POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
+_SCALARS = (int, float, bool, str, type(None))
+
+
+class Calls(Attributes):
+    """`call` and `call_function`."""
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `function`: interpret, replay or split."""
+        function = self.plain(function)
+        if not self.recording:
+            plain = {key: self.plain(value) for key, value in kwargs.items()}
+            return function(*map(self.plain, args), **plain)
+        if self.here() in self.poisoned():
+            return self.opaque(function, args, kwargs, "push", "this call cannot be recorded")
+        try:
+            return self._call(function, args, kwargs)
+        except CaptureError as error:
+            return self.opaque(function, args, kwargs, "push", str(error))
+
+    def poisoned(self) -> Any:
+        """Return the instructions that are run natively at this site."""
+        return self.site.poisoned if self.site is not None else ()
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kind = type(function)
+        if kind is types.FunctionType:
+            return self.call_function(function, args, kwargs)
+        if kind is types.MethodType:
+            owner = self._part(function, "__self__")
+            return self.call(self._part(function, "__func__"), (owner, *args), kwargs)
+        if kind is functools.partial:
+            return self._call_partial(function, args, kwargs)
+        special = self.specials().get(function) if by_identity(function) else None
+        if special is not None:
+            return special(*args, **kwargs)
+        if function in tensors.STATE_READS if by_identity(function) else False:
+            return function(*map(self.plain, args), **kwargs)
+        if isinstance(function, type):
+            return self.instantiate(function, args, kwargs)
+        if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
+            return self.native(function, args, kwargs)
+        if function in natives.DATA if by_identity(function) else False:
+            return self.replay(function, args, kwargs, looking=True)
+        found = self.segment.class_attribute(kind, "__call__")
+        if isinstance(found, types.FunctionType):
+            return self.call_function(found, (function, *args), kwargs)
+        raise CaptureError(f"a call of {kind.__module__}.{kind.__qualname__}")
+
+    def specials(self) -> dict[Any, Any]:
+        """Return the natives that the machine implements itself."""
+        raise NotImplementedError
+
+    def _part(self, value: Any, name: str) -> Any:
+        """Return a part of a bound method or partial, met if the object is external."""
+        part = getattr(value, name)
+        node = self.segment.find(value)
+        if node is not None and node.external:
+            self.segment.read(node, name, part, f"{node.var}.{name}", f"{node.var}.{name}")
+        return part
+
+    def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inner, before = self._part(function, "func"), self._part(function, "args")
+        named = self._part(function, "keywords")
+        self.segment.touch(before, 1)
+        self.touch_part(function, "keywords", named)
+        return self.call(inner, (*before, *args), {**named, **kwargs})
+
+    def touch_part(self, owner: Any, name: str, part: Any) -> None:
+        """Guard the contents of a container inside a native object."""
+        node = self.segment.find(owner)
+        if node is not None and node.external:
+            self.segment.touch(part, 1)
+
+    # Python functions -------------------------------------------------------------------------
+    def call_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Python function: as one operator, replayed, or interpreted."""
+        if not self.recording:
+            return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
+        if function in tensors.PYTHON_OPERATORS:
+            return self._python_operator(function, args, kwargs)
+        if function in tensors.STATE_READS:
+            return function(*args, **kwargs)
+        if function in natives.DATA:
+            return self.replay(function, args, kwargs, looking=True)
+        special = self.specials().get(function)
+        if special is not None:
+            return special(*args, **kwargs)
+        code = function.__code__
+        if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
+            raise CaptureError(f"{function.__qualname__} is not interpreted")
+        frame = self._frame(function, args, kwargs)
+        if code.co_flags & inspect.CO_GENERATOR:
+            return self._generator(frame)
+        return self.run(frame)
+
+    def _python_operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = function.__name__
+        if name in tensors.METADATA or name.strip("_") == "len":
+            return self.native(function, args, kwargs)
+        return self.operator(function, args, kwargs)
+
+    def known(self, code: types.CodeType) -> bool:
+        """Say whether the interpreter knows all instructions of `code`."""
+        raise NotImplementedError
+
+    def run(self, frame: Frame) -> Any:
+        """Run `frame` to its end, or to its next ``yield``."""
+        raise NotImplementedError
+
+    def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
+        segment = self.segment
+        node = segment.node(function)
+        if "__code__" not in node.seen and node.external:
+            self._meet_function(node)
+        defaults = function.__defaults__ or ()
+        named = function.__kwdefaults__ or {}
+        try:
+            slots = bind(function, args, kwargs, defaults, named)
+        except BindingError:
+            function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
+            raise CaptureError("arguments that do not fit") from None
+        return Frame(function, slots)
+
+    def _meet_function(self, node: Node) -> None:
+        segment, function, var = self.segment, node.obj, node.var
+        path = getattr(function, "__qualname__", var)
+        segment.read(node, "__code__", function.__code__, f"{var}.__code__", f"{path}.__code__")
+        segment.read(node, "__defaults__", function.__defaults__, f"{var}.__defaults__", f"{path}.defaults")
+        named = function.__kwdefaults__
+        segment.read(node, "__kwdefaults__", named, f"{var}.__kwdefaults__", f"{path}.kwdefaults")
+        if not node.stable:
+            names = segment.constant(function.__globals__)
+            segment.check(f"{var}.__globals__ is {names}", f"globals of {path}")
+        for part in (function.__defaults__, named):
+            if part:
+                segment.touch(part, 1)
+        for number, cell in enumerate(function.__closure__ or ()):
+            name = function.__code__.co_freevars[number]
+            segment.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
+
+    def _generator(self, frame: Frame) -> Any:
+        generator = make_generator(frame, self.resume)
+        self.segment.hidden(generator, self.here())
+        return generator
+
+    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
+        """Run a generator's frame to its next ``yield`` or its end."""
+        raise NotImplementedError
+
+    # classes ----------------------------------------------------------------------------------
+    def instantiate(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a class."""
+        segment = self.segment
+        if kind is type and len(args) == 1 and not kwargs:
+            return type(self.plain(args[0]))
+        if kind in _POLYFILLS:
+            return self.call_function(_POLYFILLS[kind], args, kwargs)
+        if kind in natives.STRUCTURE or kind in natives.DATA:
+            return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
+        if kind is functools.partial:
+            return self.replay(kind, args, kwargs, looking=False)
+        meta_call = segment.class_attribute(type(kind), "__call__")
+        if isinstance(meta_call, types.FunctionType):
+            return self.call_function(meta_call, (kind, *args), kwargs)
+        if meta_call is not type.__call__:
+            raise CaptureError("a native metaclass __call__")
+        return self.construct(kind, args, kwargs)
+
+    def construct(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do ``type.__call__(kind, *args, **kwargs)``."""
+        segment = self.segment
+        if issubclass(kind, BaseException):
+            return self._exception(kind, args, kwargs)
+        new = segment.class_attribute(kind, "__new__")
+        initialise = segment.class_attribute(kind, "__init__")
+        if isinstance(new, staticmethod):
+            new = new.__func__
+        if isinstance(new, types.FunctionType):
+            if initialise is not object.__init__:
+                with self.barrier():
+                    made = self.call_function(new, (kind, *args), kwargs)
+            else:
+                return self.call_function(new, (kind, *args), kwargs)
+        else:
+            made = self._allocate(kind, new, args, kwargs)
+        if not isinstance(made, kind) or initialise is object.__init__:
+            return made
+        return self._initialise(made, initialise, args, kwargs)
+
+    def _allocate(self, kind: type, new: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        base = next((home for home in (dict, list, set) if new == home.__new__), None)
+        if kind.__flags__ & 1 << 20:
+            raise CaptureError("an abstract class")
+        if new is object.__new__:
+            if self.segment.class_attribute(kind, "__init__") is object.__init__ and (args or kwargs):
+                raise CaptureError("object() takes no arguments")
+            made = object.__new__(kind)
+            self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())
+            return made
+        if base is not None or new is natives.OrderedDict.__new__:
+            made = new(kind)
+            text = f"{self.segment.constant(new)}({self.segment.constant(kind)})"
+            self.segment.fresh(made, text, set())
+            return made
+        raise CaptureError(f"instances of {kind.__qualname__} are made natively")
+
+    def _initialise(self, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not isinstance(how, types.FunctionType):
+            with self.barrier():
+                self.native(how, (made, *args), kwargs)
+            return made
+        if how.__code__.co_flags & inspect.CO_GENERATOR or not self.known(how.__code__):
+            raise CaptureError("__init__ is not interpreted")
+        frame = self._frame(how, (made, *args), kwargs)
+        frame.override = made
+        return self.run(frame)
+
+    def _exception(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plain = tuple(map(self.plain, args))
+        if kind.__flags__ & 1 << 9:
+            raise CaptureError("an exception class of the user's")
+        made = kind(*plain, **kwargs)
+        self.segment.keep.append(made)
+        return made
+
+    # natives ----------------------------------------------------------------------------------
+    def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a native function by its annotation."""
+        if tensors.is_torch_native(function) or self._is_tensor_method(function):
+            return self._torch_native(function, args, kwargs)
+        if function in tensors.STATE_WRITES:
+            return self.operator(function, args, kwargs)
+        if function in natives.STRUCTURE or function in natives.DATA:
+            return self._annotated(function, args, kwargs)
+        owner, name, rest = _receiver(function, args)
+        if owner is NULL:
+            raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
+        if isinstance(owner, natives.SCALAR_TYPES):
+            return self.replay(function, args, kwargs, looking=True)
+        if owner is object or isinstance(function, types.WrapperDescriptorType | types.MethodWrapperType):
+            return self._wrapper(function, owner, name, rest, kwargs)
+        return self.container_method(function, owner, name, rest, kwargs)
+
+    def _is_tensor_method(self, function: Any) -> bool:
+        return type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(
+            function.__self__, torch.Tensor
+        )
+
+    def _torch_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(function.__self__, torch.Tensor):
+            args = (function.__self__, *args)
+            function = getattr(torch._C.TensorBase, function.__name__)
+        name = function.__name__
+        if name in tensors.METADATA and not (name == "type" and len(args) > 1):
+            return self._metadata(function, args, kwargs)
+        return self.operator(function, args, kwargs)
+
+    def _metadata(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        for item in args:
+            if isinstance(item, torch.Tensor):
+                if self.segment.node(item).dynamic or not tensors.is_plain_tensor(item):
+                    raise CaptureError("metadata that depends on values")
+            elif not is_plain(item):
+                raise CaptureError("metadata of a structure")
+        result = function(*map(self.plain, args), **kwargs)
+        if not is_constant(result):
+            raise CaptureError("metadata that is not a constant")
+        return result
+
+    def _wrapper(self, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
+        """Slot wrappers: `object.__setattr__`, `dict.__getitem__`, `list.__init__` and the like."""
+        home = getattr(function, "__objclass__", None) or type(owner)
+        if name == "__setattr__" and function in (object.__setattr__,) or _wraps(function, object, name):
+            return self._object_wrapper(owner, name, rest)
+        if name == "__init__" and home is object:
+            return None
+        if name == "__call__" and home is type or isinstance(owner, type) and name == "__call__":
+            return self.construct(owner, rest, kwargs)
+        return self.container_method(function, owner, name, rest, kwargs)
+
+    def _object_wrapper(self, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
+        if name == "__setattr__":
+            return self.store_plain(owner, self.plain(rest[0]), rest[1])
+        if name == "__getattribute__":
+            attribute = self.plain(rest[0])
+            inside = instance_dict(owner)
+            if attribute == "__dict__" and inside is not NULL:
+                self.dict_node(owner, inside)
+                return inside
+        if name == "__init__":
+            return None
+        raise CaptureError(f"object.{name}")
+
+    def container_method(
+        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
+        raise NotImplementedError
+
+    def _annotated(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function in _POLYFILLS:
+            return self.call_function(_POLYFILLS[function], args, kwargs)
+        looking = function in natives.DATA
+        if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
+            return self.call_function(_POLYFILLS_WITH_KEY[function], args, kwargs)
+        if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
+            return self.call_function(_POLYFILLS_OF_OBJECTS[function], args, kwargs)
+        return self.replay(function, args, kwargs, looking=looking)
+
+    def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:
+        """Call a replayable native and note how to call it again."""
+        raise NotImplementedError
+
+
+def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any, ...]]:
+    """Return (receiver, method name, other arguments) of a native method; NULL if it has none."""
+    name = getattr(function, "__name__", "")
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return (args[0], name, args[1:]) if args else (NULL, name, args)
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, types.ModuleType):
+        return NULL, name, args
+    return owner, name, args
+
+
+def _wraps(function: Any, home: type, name: str) -> bool:
+    """Say whether `function` is the slot `name` of exactly `home`."""
+    if isinstance(function, types.WrapperDescriptorType):
+        return function.__objclass__ is home and function is home.__dict__.get(name)
+    if isinstance(function, types.MethodWrapperType):
+        return getattr(function, "__objclass__", None) is home
+    return False
+
+
+__all__ = ["CONTAINERS", "NULL", "Calls", "Dynamic", "_SCALARS"]

@@ -1,0 +1,122 @@
+"""The record of a segment, as one generated Python function: guard, graph, mock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from ladder.capture.segment import CaptureError, Node, Segment, Step
+from ladder.capture.sites import FAILED, RAISED, Record
+from ladder.capture.tensors import restore_state
+
+if TYPE_CHECKING:
+    from ladder.capture.record import Plan, Recorder
+
+
+def emit(machine: Recorder, plan: Plan | None, result: Any) -> Record:
+    """Return the record of the machine's segment, which ends with `plan` or returns `result`."""
+    segment = machine.segment
+    if plan is None:
+        uses: set[str] = set()
+        value = segment.reference(result, uses)
+        tail = [f"return (None, {value})"]
+    else:
+        uses = plan.uses
+        tail = _split_tail(segment, plan)
+    _check_distinct(segment)
+    steps, needed = live_steps(segment.steps, uses)
+    graph_lines, module = _graph(machine, segment, needed)
+    lines = [*_guard_lines(segment), *graph_lines, *(step.text for step in steps), *tail]
+    roots = ", ".join(f"r{at}" for at in range(machine.root_count))
+    source = f"def run({roots}):\n" + "".join(f"    {line}\n" for line in lines)
+    try:
+        exec(compile(source, "<ladder record>", "exec"), segment.space)
+    except SyntaxError as error:
+        raise CaptureError(f"the generated record is not valid: {error}") from error
+    run = segment.space["run"]
+    why = plan.why if plan is not None else ""
+    assert machine.site is not None
+    return Record(run, segment.checks, source, module, segment.operators, why, machine.site)
+
+
+def _split_tail(segment: Segment, plan: Plan) -> list[str]:
+    roots = "".join(f"{text}, " for text in plan.roots)
+    site, raised = segment.constant(plan.site), segment.constant(RAISED)
+    return [
+        "try:",
+        f"    result = {plan.call}",
+        "except BaseException as error:",
+        f"    return ({raised}, ({site}, ({roots}), error))",
+        f"return ({site}, ({roots}result))",
+    ]
+
+
+def _guard_lines(segment: Segment) -> list[str]:
+    """Return the guard: each line binds a variable or returns the number of the check that fails."""
+    lines = ["try:"]
+    for number, check in enumerate(segment.checks, 1):
+        if check.binds is not None:
+            lines.append(f"    {check.binds} = {check.text}")
+        else:
+            lines.append(f"    if not ({check.text}): return {number}")
+    return [*lines, "except Exception:", "    return -1"]
+
+
+def _check_distinct(segment: Segment) -> None:
+    """Guard that objects which were different are: where one of their type is changed."""
+    groups: dict[type, list[Node]] = {}
+    for node in segment.nodes.values():
+        if node.external:
+            groups.setdefault(type(node.obj), []).append(node)
+    for kind, nodes in groups.items():
+        changed = any(node.mutated for node in nodes) or issubclass(kind, torch.Tensor) and segment.impure
+        if changed and len(nodes) > 1:
+            names = sorted({f"id({node.var})" for node in nodes})
+            segment.check(f"len({{{', '.join(names)}}}) == {len(names)}", f"{kind.__name__}s are distinct")
+
+
+def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str]]:
+    """Return the steps whose effect is seen outside or in `wanted`, and all variables they need."""
+    needed = set(wanted)
+    kept: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(len(steps))):
+            step = steps[number]
+            if number in kept or not (step.keep or step.var in needed or step.changes & needed):
+                continue
+            kept.add(number)
+            needed |= step.uses
+            changed = True
+    return [step for number, step in enumerate(steps) if number in kept], needed
+
+
+def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
+    """Return the lines that run the graph, and the graph module (None if there is no operator)."""
+    if not segment.operators:
+        return [], None
+    graph = segment.graph
+    wanted = [node for node in segment.graph_values if node.var in needed]
+    graph.output(tuple(node.fx for node in wanted))
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.meta.get("part") and not node.users:
+            graph.erase_node(node)
+    inputs = [(var, example) for _, var, example in segment.placeholders]
+    try:
+        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        compiled = machine.captured.backend(module, [example for _, example in inputs])
+    except Exception as error:
+        raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
+    call = f"{segment.constant(compiled)}({', '.join(var for var, _ in inputs)})"
+    names = "".join(f"{node.var}, " for node in wanted)
+    failed = f"return ({segment.constant(FAILED)}, None)"
+    undo = f"    {segment.constant(restore_state)}({segment.constant(segment.entry_state)})"
+    random = segment.constant(torch.get_rng_state)
+    lines = [f"state = {random}()"] if segment.random else []
+    lines += ["try:", f"    {names or '_'}{' ' if names else ' '}= {call}", "except Exception:", undo]
+    if segment.random:
+        lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
+    return [*lines, f"    {failed}"], module

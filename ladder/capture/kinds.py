@@ -1,0 +1,85 @@
+"""What a Python object is to capture: a constant by identity, a constant by value, or a heap object."""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from ladder.capture.frames import Absent
+
+IDENTITY_TYPES: frozenset[type] = frozenset(
+    {
+        *(type, types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
+        *(types.CodeType, type(None), bool, type(...), type(NotImplemented), property, staticmethod),
+        *(classmethod, torch.dtype, torch.layout, torch.memory_format, np.ufunc, type(np.prod), Absent),
+        *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.jit.ScriptFunction, torch.Generator),
+        *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType),
+    }
+)
+"""Objects of these types are what they are: the guard is ``is``."""
+
+VALUE_TYPES: frozenset[type] = frozenset(
+    {int, float, complex, str, bytes, range, torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
+)
+"""Immutable and compared by value: the guard is the exact type and ``==``."""
+
+CONTAINERS = (list, tuple, dict, set, frozenset)
+_MODULE_FUNCTION = types.BuiltinFunctionType
+
+
+def by_identity(value: Any) -> bool:
+    """Say whether `value` is a constant whose guard is ``is``."""
+    kind = type(value)
+    if kind in IDENTITY_TYPES or isinstance(value, type | enum.Enum):
+        return True
+    if kind is _MODULE_FUNCTION:
+        owner = value.__self__
+        return owner is None or isinstance(owner, types.ModuleType | type) or not _is_heap(owner)
+    return False
+
+
+def _is_heap(value: Any) -> bool:
+    return isinstance(value, (*CONTAINERS, torch.Tensor)) or hasattr(value, "__dict__")
+
+
+def by_value(value: Any) -> bool:
+    """Say whether `value` is an immutable scalar whose guard is its type and ``==``."""
+    return type(value) in VALUE_TYPES or isinstance(value, np.generic)
+
+
+def is_constant(value: Any) -> bool:
+    """Say whether `value` is an immutable value with nothing of the heap inside."""
+    if by_identity(value) or by_value(value):
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(is_constant(item) for item in value)
+    if type(value) is slice:
+        return all(is_constant(item) for item in (value.start, value.stop, value.step))
+    return False
+
+
+def is_plain(value: Any, depth: int = 8) -> bool:
+    """Say whether `value` is data all the way down: containers of constants."""
+    if is_constant(value):
+        return True
+    if depth == 0:
+        return False
+    if type(value) is dict:
+        return all(is_constant(key) and is_plain(item, depth - 1) for key, item in value.items())
+    if type(value) in CONTAINERS:
+        return all(is_plain(item, depth - 1) for item in value)
+    return False
+
+
+def same_value(name: str, value: Any, constant: str) -> str:
+    """Return the Python condition that the variable `name` holds exactly the scalar `value`."""
+    if isinstance(value, float) and value != value:
+        return f"{name} != {name}"
+    if isinstance(value, float | complex | np.generic) and not value:
+        return f"repr({name}) == {repr(value)!r}"  # 0.0 and -0.0
+    return f"{name} == {constant}"
