@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
@@ -15,7 +17,11 @@ from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import METADATA, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET = object.__getattribute__
-_PLAIN_GETATTRIBUTE = (object.__getattribute__, types.ModuleType.__getattribute__)
+_PLAIN_HOMES = frozenset(
+    {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
+    | {BaseException, complex, types.FunctionType, functools.partial}
+)
+"""Types whose `__getattribute__` is `object`'s under another name."""
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
 _NO_DICT = object()
@@ -65,11 +71,10 @@ class Attributes(Core):
 
     def _object_attr(self, value: Any, kind: type, name: str) -> Any:
         getter = self.segment.class_attribute(kind, "__getattribute__")
-        if getter not in _PLAIN_GETATTRIBUTE:
-            if isinstance(getter, types.FunctionType):
-                return self.call_function(getter, (value, name), {})
-            if not (isinstance(value, BaseException) or kind.__flags__ & 1 << 9 == 0):
-                raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
+        if isinstance(getter, types.FunctionType):
+            return self.call_function(getter, (value, name), {})
+        if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
+            raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
         found = self.segment.class_attribute(kind, name)
         described = type(found)
         if found is not NULL and hasattr(described, "__get__") and _is_data(described):
@@ -146,9 +151,9 @@ class Attributes(Core):
                 raise CaptureError("an attribute computed by a metaclass")
             return getattr(value, name)
         if isinstance(found, classmethod):
-            return types.MethodType(found.__func__, value)
+            return types.MethodType(self.part(found.__func__), value)
         if isinstance(found, staticmethod):
-            return found.__func__
+            return self.part(found.__func__)
         if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType | property):
             if isinstance(type(found).__get__, types.FunctionType):
                 raise CaptureError("a descriptor written in Python, read from a class")
@@ -170,6 +175,12 @@ class Attributes(Core):
                 return self.bind(found, None if owner is kind else owner, kind)
         return getattr(value, name)
 
+    def part(self, value: Any) -> Any:
+        """Return `value`, a read-only part of a constant, after pinning it."""
+        if self.recording and not is_constant(value):
+            self.segment.pin(value)
+        return value
+
     # descriptors ------------------------------------------------------------------------------
     def bind(self, found: Any, value: Any, kind: type) -> Any:
         """Return what the descriptor `found` gives for `value`, an instance of `kind`."""
@@ -177,11 +188,11 @@ class Attributes(Core):
         if described is types.FunctionType:
             return found if value is None else types.MethodType(found, value)
         if described is property:
-            return self.call(found.fget, (value,), {})
+            return self.call(self.part(found.fget), (value,), {})
         if described is staticmethod:
-            return found.__func__
+            return self.part(found.__func__)
         if described is classmethod:
-            return types.MethodType(found.__func__, kind)
+            return types.MethodType(self.part(found.__func__), kind)
         if described in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
@@ -262,7 +273,7 @@ class Attributes(Core):
         """Do ``object.__setattr__(value, name, item)``."""
         found = self.segment.class_attribute(type(value), name)
         if type(found) is property and found.fset is not None:
-            self.call_in_statement(found.fset, (value, item))
+            self.call_in_statement(self.part(found.fset), (value, item))
             return
         slot = type(found) is types.MemberDescriptorType
         if found is not NULL and _is_data(type(found)) and not slot:

@@ -120,6 +120,8 @@ class Calls(Attributes):
         code = function.__code__
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
             raise CaptureError(f"{function.__qualname__} is not interpreted")
+        if natives.FRAME_NAMES.intersection(code.co_names):
+            raise CaptureError(f"{function.__qualname__} looks at frames")
         frame = self._frame(function, args, kwargs)
         if code.co_flags & inspect.CO_GENERATOR:
             return self._generator(frame)
@@ -151,7 +153,18 @@ class Calls(Attributes):
         except BindingError:
             function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
             raise CaptureError("arguments that do not fit") from None
+        if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
+            code = function.__code__
+            last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            named = slots[code.co_varnames[last]]
+            for key in named:
+                named[key] = self.plain(named[key])
+            self.new(named)
         return Frame(function, slots)
+
+    def new(self, value: Any) -> Any:
+        """Register a container made by the interpreter."""
+        raise NotImplementedError
 
     def _meet_function(self, node: Node) -> None:
         segment, function, var = self.segment, node.obj, node.var
@@ -186,7 +199,7 @@ class Calls(Attributes):
         if kind is type and len(args) == 1 and not kwargs:
             return type(self.plain(args[0]))
         if kind in _POLYFILLS:
-            return self.call_function(_POLYFILLS[kind], args, kwargs)
+            return self.call_function(self.part(_POLYFILLS[kind]), args, kwargs)
         if kind in natives.STRUCTURE or kind in natives.DATA:
             return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
         if kind is functools.partial:
@@ -206,7 +219,7 @@ class Calls(Attributes):
         new = segment.class_attribute(kind, "__new__")
         initialise = segment.class_attribute(kind, "__init__")
         if isinstance(new, staticmethod):
-            new = new.__func__
+            new = self.part(new.__func__)
         if isinstance(new, types.FunctionType):
             if initialise is not object.__init__:
                 with self.barrier():
@@ -262,7 +275,7 @@ class Calls(Attributes):
             return self._torch_native(function, args, kwargs)
         if function in tensors.STATE_WRITES:
             return self.operator(function, args, kwargs)
-        if function in natives.STRUCTURE or function in natives.DATA:
+        if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
         if owner is NULL:
@@ -331,12 +344,12 @@ class Calls(Attributes):
 
     def _annotated(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function in _POLYFILLS:
-            return self.call_function(_POLYFILLS[function], args, kwargs)
+            return self.call_function(self.part(_POLYFILLS[function]), args, kwargs)
         looking = function in natives.DATA
         if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
-            return self.call_function(_POLYFILLS_WITH_KEY[function], args, kwargs)
+            return self.call_function(self.part(_POLYFILLS_WITH_KEY[function]), args, kwargs)
         if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
-            return self.call_function(_POLYFILLS_OF_OBJECTS[function], args, kwargs)
+            return self.call_function(self.part(_POLYFILLS_OF_OBJECTS[function]), args, kwargs)
         return self.replay(function, args, kwargs, looking=looking)
 
     def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:

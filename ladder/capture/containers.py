@@ -95,7 +95,7 @@ class Containers(Calls):
         elif kind in natives.ITERATORS or kind in natives.VIEWS:
             if self.segment.node(value).external:
                 raise CaptureError("an iterator from outside")
-        elif looking:
+        elif looking or not isinstance(value, types.FunctionType | types.MethodType | type(len)):
             raise CaptureError(f"a native given {kind.__qualname__}")
 
     def _check_not_overridden(self, kind: type) -> None:
@@ -252,6 +252,9 @@ class Containers(Calls):
             raise CaptureError(f"{name} compares elements")
         if isinstance(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
             raise CaptureError("dictionaries of objects are compared")
+        if name in ("extend", "update", "__init__", "extendleft"):
+            for item in rest:
+                self._admit_iterable(item)
         hashed = isinstance(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
         if hashed and rest and not is_plain(rest[0]):
             raise CaptureError("a key that is not a constant")
@@ -259,13 +262,16 @@ class Containers(Calls):
             if isinstance(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
                 self.segment.touch(item, 8 if looking else 1)
-            elif name in ("extend", "update", "__init__", "extendleft") and not is_constant(item):
-                if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
-                    raise CaptureError("extended by an unknown iterable")
-                if self.segment.node(item).external:
-                    raise CaptureError("extended by an iterator from outside")
             if looking and not is_plain(item):
                 raise CaptureError(f"{name} compares objects")
+
+    def _admit_iterable(self, item: Any) -> None:
+        if is_constant(item) or isinstance(item, list | tuple | dict | set | frozenset | deque):
+            return
+        if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
+            raise CaptureError("extended by an unknown iterable")
+        if self.segment.node(item).external:
+            raise CaptureError("extended by an iterator from outside")
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
         """Natives of a base class call overridden methods only of certain classes; be strict."""

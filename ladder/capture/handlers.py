@@ -646,10 +646,7 @@ def _check_match(m: Interpreter, f: Frame, i: Instruction) -> None:
 
 @handles("RERAISE")
 def _reraise(m: Interpreter, f: Frame, i: Instruction) -> None:
-    error = f.stack.pop()
-    if i.arg:
-        f.index = f.stack[-i.arg] + 1
-    raise error
+    raise f.stack.pop()
 
 
 @handles("RAISE_VARARGS")

@@ -139,7 +139,7 @@ VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.v
 }
 
 FRAME_NAMES = frozenset(
-    "_getframe currentframe f_locals f_back f_globals settrace setprofile exc_info locals _current_frames"
-    " getouterframes".split()
+    "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval exec"
+    " getouterframes _getframemodulename".split()
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""

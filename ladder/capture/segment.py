@@ -293,7 +293,8 @@ class Segment:
         node = self.find(value)
         if node is not None:
             return node
-        if by_identity(value):
+        own = isinstance(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
+        if by_identity(value) or own:
             return self._add(Node(value, self.constant(value), external=True, stable=True))
         raise CaptureError(f"an object of unknown origin: {_brief(value)}")
 
@@ -339,6 +340,8 @@ class Segment:
         """Make an immutable object from its parts, at the time of its first use."""
         uses: set[str] = set()
         kind = type(value)
+        if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
+            return self.node(value)
         if kind is tuple:
             parts = "".join(f"{self.reference(item, uses)}, " for item in value)
             return self.fresh(value, f"({parts})", uses)

@@ -83,6 +83,17 @@ STATE_READS = frozenset(
         torch._jit_internal.is_scripting,
         torch._C._get_default_device,
     }
+    | {
+        getattr(torch._C, name)
+        for name in (
+            "_is_torch_function_mode_enabled _is_torch_function_all_disabled _is_grad_enabled"
+            " _get_autocast_dtype is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
+            " _len_torch_dispatch_stack _get_cudnn_enabled _get_mkldnn_enabled _is_inference_mode_enabled"
+        ).split()
+        if hasattr(torch._C, name)
+    }
+    | {torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack}
+    | {torch._C._get_tracing_state, torch.is_deterministic_algorithms_warn_only_enabled}
 )
 """Natives and functions that only read the state that `torch_state` guards."""
 
@@ -202,7 +213,8 @@ PYTHON_OPERATORS = _python_operators()
 _FACTORIES = (
     "arange empty zeros ones full eye linspace logspace rand randn randint randperm tensor scalar_tensor"
     " tril_indices triu_indices empty_strided hann_window hamming_window bartlett_window blackman_window"
-    " kaiser_window range as_tensor"
+    " kaiser_window range as_tensor rand_like randn_like randint_like empty_like full_like ones_like"
+    " zeros_like bernoulli normal poisson complex polar from_numpy"
 ).split()
 
 
