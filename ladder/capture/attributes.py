@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
 import types
@@ -20,11 +21,12 @@ _OBJECT_GET = object.__getattribute__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
     | {BaseException, complex, types.FunctionType, functools.partial}
+    | {types.SimpleNamespace, types.ModuleType, Exception, KeyError, ValueError, TypeError, AttributeError}
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
-_NO_DICT = object()
+_TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
 def instance_dict(value: Any) -> Any:
@@ -114,6 +116,7 @@ class Attributes(Core):
         text = f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
         if not owner.external:
             node = segment.fresh(inside, text, {owner.var})
+            node.parents = {owner.var, *owner.parents}
             node.seen.update(inside)
             return node
         path = segment.paths.get(owner.var, _brief_path(value))
@@ -175,6 +178,10 @@ class Attributes(Core):
                 return self.bind(found, None if owner is kind else owner, kind)
         return getattr(value, name)
 
+    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
+        """Return one item of a tuple."""
+        raise NotImplementedError
+
     def part(self, value: Any) -> Any:
         """Return `value`, a read-only part of a constant, after pinning it."""
         if self.recording and not is_constant(value):
@@ -197,6 +204,8 @@ class Attributes(Core):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found
+        if described is _TUPLE_GETTER and isinstance(value, tuple):
+            return self.tuple_item(value, found.__reduce__()[1][0])
         if described is types.MemberDescriptorType:
             return self._slot(found, value)
         if described is types.GetSetDescriptorType:
@@ -227,13 +236,21 @@ class Attributes(Core):
             return self._tensor_attr(value, name)
         if isinstance(value, types.FunctionType) and name in _FUNCTION_FIELDS:
             return self._function_field(value, name)
-        if isinstance(value, BaseException) or is_constant(value):
+        if is_constant(value):
             return found.__get__(value)
+        if isinstance(value, BaseException):
+            return self._error_field(found, value, name)
         raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
 
     def _function_field(self, value: Any, name: str) -> Any:
         node = self.segment.node(value)
         return self.segment.read(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+
+    def _error_field(self, found: Any, value: Any, name: str) -> Any:
+        inside, node = found.__get__(value), self.segment.find(value)
+        if node is None or not node.external:
+            return inside
+        return self.segment.read(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
 
     def _tensor_attr(self, value: Any, name: str) -> Any:
         if not is_plain_tensor(value):

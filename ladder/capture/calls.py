@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -62,6 +64,10 @@ class Calls(Attributes):
             return self.call(self._part(function, "__func__"), (owner, *args), kwargs)
         if kind is functools.partial:
             return self._call_partial(function, args, kwargs)
+        if kind in (operator.itemgetter, operator.attrgetter):
+            return self._call_getter(function, args)
+        if kind is weakref.ReferenceType:
+            return self._call_reference(function)
         special = self.specials().get(function) if by_identity(function) else None
         if special is not None:
             return special(*args, **kwargs)
@@ -97,6 +103,29 @@ class Calls(Attributes):
         self.touch_part(function, "keywords", named)
         return self.call(inner, (*before, *args), {**named, **kwargs})
 
+    def _call_getter(self, function: Any, args: tuple[Any, ...]) -> Any:
+        node = self.segment.node(function)
+        keys = function.__reduce__()[1]
+        if node.external:
+            constant = self.segment.constant(keys)
+            self.segment.check(f"{node.var}.__reduce__()[1] == {constant}", f"{node.var} gets {keys}")
+        if type(function) is operator.attrgetter and any("." in key for key in keys):
+            raise CaptureError("a getter of nested attributes")
+        get = self.load_attr if type(function) is operator.attrgetter else self.subscript
+        with self.barrier():
+            found = tuple(get(args[0], key) for key in keys)
+        return found[0] if len(keys) == 1 else found
+
+    def subscript(self, container: Any, key: Any) -> Any:
+        """Return ``container[key]``."""
+        raise NotImplementedError
+
+    def _call_reference(self, function: Any) -> Any:
+        node, target = self.segment.node(function), function()
+        if node.external:
+            return self.segment.read(node, "()", target, f"{node.var}()", f"{node.var}()")
+        return target
+
     def touch_part(self, owner: Any, name: str, part: Any) -> None:
         """Guard the contents of a container inside a native object."""
         node = self.segment.find(owner)
@@ -118,6 +147,8 @@ class Calls(Attributes):
         if special is not None:
             return special(*args, **kwargs)
         code = function.__code__
+        if function in natives.LEAVES:
+            raise CaptureError(f"{function.__qualname__} runs natively")
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
             raise CaptureError(f"{function.__qualname__} is not interpreted")
         if natives.FRAME_NAMES.intersection(code.co_names):
@@ -200,6 +231,9 @@ class Calls(Attributes):
             return type(self.plain(args[0]))
         if kind in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[kind]), args, kwargs)
+        if kind is weakref.ref and len(args) == 1:
+            self.segment.node(args[0])
+            return self.perform(kind, args, kwargs, [])
         if kind in natives.STRUCTURE or kind in natives.DATA:
             return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
         if kind is functools.partial:
@@ -233,21 +267,38 @@ class Calls(Attributes):
         return self._initialise(made, initialise, args, kwargs)
 
     def _allocate(self, kind: type, new: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        base = next((home for home in (dict, list, set) if new == home.__new__), None)
+        if new is object.__new__ and self.segment.class_attribute(kind, "__init__") is object.__init__:
+            if args or kwargs:
+                raise CaptureError("object() takes no arguments")
+        return self.allocate(getattr(new, "__self__", None), new, kind, args)
+
+    def allocate(self, home: Any, new: Any, kind: type, args: tuple[Any, ...]) -> Any:
+        """Make an instance of `kind` by `new`, the ``__new__`` of the native class `home`."""
         if kind.__flags__ & 1 << 20:
             raise CaptureError("an abstract class")
-        if new is object.__new__:
-            if self.segment.class_attribute(kind, "__init__") is object.__init__ and (args or kwargs):
-                raise CaptureError("object() takes no arguments")
-            made = object.__new__(kind)
-            self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())
-            return made
-        if base is not None or new is natives.OrderedDict.__new__:
-            made = new(kind)
-            text = f"{self.segment.constant(new)}({self.segment.constant(kind)})"
-            self.segment.fresh(made, text, set())
-            return made
-        raise CaptureError(f"instances of {kind.__qualname__} are made natively")
+        if home is tuple and len(args) == 1:
+            items = args[0]
+            if not isinstance(items, tuple | list):
+                with self.barrier():
+                    items = self._drained(self.iterate(items))
+            self.segment.touch(items, 1)
+            return self.perform(new, (kind, tuple(map(self.plain, items))), {}, [])
+        if home not in (object, dict, list, set, natives.OrderedDict, natives.defaultdict, natives.deque):
+            raise CaptureError(f"instances of {kind.__qualname__} are made natively")
+        made = new(kind)
+        self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())
+        return made
+
+    def iterate(self, value: Any) -> Any:
+        """Return ``iter(value)``."""
+        raise NotImplementedError
+
+    def perform(self, function: Any, args: Any, kwargs: Any, changes: list[Node]) -> Any:
+        """Call a native with admitted arguments and add the step that calls it again."""
+        raise NotImplementedError
+
+    def _drained(self, value: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
 
     def _initialise(self, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(how, types.FunctionType):
@@ -278,6 +329,10 @@ class Calls(Attributes):
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
+        if name == "__new__" and isinstance(owner, type) and args and isinstance(args[0], type):
+            if owner is object and len(args) > 1:
+                raise CaptureError("object.__new__ with arguments")
+            return self.allocate(owner, function, args[0], args[1:])
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if isinstance(owner, natives.SCALAR_TYPES):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import threading
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from ladder.capture import natives
@@ -17,14 +19,16 @@ from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
 from ladder.capture.kinds import is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.tensors import is_plain_tensor
 
 STOP = Absent()
 """What an exhausted iterator gives."""
 
 _LAZY = (zip, enumerate, iter, reversed)
 _OVERRIDES = frozenset(
-    "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ __eq__ __hash__ __missing__".split()
+    "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values".split()
 )
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 def advance(iterator: Iterator[Any]) -> Any:
@@ -91,6 +95,8 @@ class Containers(Calls):
             raise CaptureError(f"a native that looks into {kind.__qualname__}")
         if isinstance(value, list | tuple | dict | set | frozenset | deque):
             self._check_not_overridden(kind)
+            if isinstance(value, set | frozenset):
+                self.segment.constant_keys(value)
             self.segment.touch(value, 8 if looking else 1)
         elif kind in natives.ITERATORS or kind in natives.VIEWS:
             if self.segment.node(value).external:
@@ -147,9 +153,9 @@ class Containers(Calls):
         elif not known:
             node = segment.fresh(result, text, uses)
         if not known:
-            self._note_inside(result, node.var, 4)
+            self._note_inside(result, node.var, 4, set())
 
-    def _note_inside(self, value: Any, var: str, depth: int) -> None:
+    def _note_inside(self, value: Any, var: str, depth: int, parents: set[str]) -> None:
         """Register the new mutable objects inside a new container by where they lie in it."""
         if depth == 0 or not isinstance(value, list | tuple | dict):
             return
@@ -161,7 +167,8 @@ class Containers(Calls):
                 if type(item) is types.MethodType:
                     continue
                 node = self.segment.fresh(item, f"{var}[{self.segment.constant(key)}]", {var})
-                self._note_inside(item, node.var, depth - 1)
+                node.parents = {var, *parents}
+                self._note_inside(item, node.var, depth - 1, node.parents)
 
     # iteration --------------------------------------------------------------------------------
     def iterate(self, value: Any) -> Any:
@@ -247,6 +254,8 @@ class Containers(Calls):
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not isinstance(owner, dict)
         self.segment.node(owner)
+        if isinstance(owner, set) and name in ("add", "discard", "remove") and self.identity_key(owner, rest[0]):
+            return
         self.segment.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
             raise CaptureError(f"{name} compares elements")
@@ -256,7 +265,7 @@ class Containers(Calls):
             for item in rest:
                 self._admit_iterable(item)
         hashed = isinstance(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
-        if hashed and rest and not is_plain(rest[0]):
+        if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
             raise CaptureError("a key that is not a constant")
         for item in (*rest, *kwargs.values()):
             if isinstance(item, list | tuple | dict | set | frozenset | deque):
@@ -275,18 +284,12 @@ class Containers(Calls):
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
         """Natives of a base class call overridden methods only of certain classes; be strict."""
-        own = [home for home in kind.__mro__[: kind.__mro__.index(base)] if _OVERRIDES & set(vars(home))]
-        simple = name in ("__getitem__", "__setitem__", "__delitem__", "get", "__contains__", "keys", "values")
-        exact = getattr(base, name, None)
-        if own and not (simple and base is not OrderedDict) and not (name == "__setitem__" and exact):
-            overridden = {key for home in own for key in vars(home)} & _OVERRIDES
-            allowed = {"__getitem__"} if name in ("__init__", "update", "__setitem__", "keys") else set()
-            if base is OrderedDict and name in ("__getitem__", "__contains__", "__setitem__", "__delitem__"):
-                return
-            if base is OrderedDict and name == "__init__" and "__setitem__" not in overridden:
-                return
-            if overridden - allowed:
-                raise CaptureError(f"{kind.__qualname__} overrides {sorted(overridden)}")
+        if base is not OrderedDict or name in ("__getitem__", "__contains__", "__setitem__", "__delitem__"):
+            return  # these work on the storage of the base class alone
+        own = {key for home in kind.__mro__[: kind.__mro__.index(base)] for key in vars(home)} & _OVERRIDES
+        allowed = {"__getitem__"} if name in ("__init__", "update", "keys", "__len__") else set()
+        if own - allowed:
+            raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
 
     def _dict_read(self, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:
         """Read one key, guarding no others; NULL if the general way must be taken."""
@@ -305,6 +308,9 @@ class Containers(Calls):
                 return NULL
             self.segment.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
             if name == "__getitem__":
+                missing = self.segment.class_attribute(type(owner), "__missing__")
+                if isinstance(missing, types.FunctionType):
+                    return self.call_function(missing, (owner, key), {})
                 raise KeyError(key)
             return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
         text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
@@ -323,11 +329,40 @@ class Containers(Calls):
             if item is STOP:
                 raise StopIteration
             return item
+        if kind in _LOCKS and name in ("__enter__", "__exit__", "acquire", "release"):
+            return self._lock(getattr(kind, name), owner, rest)
         node = self.segment.find(owner)
         fresh = node is not None and not node.external and node.recordable
+        if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
+            return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
         if fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1") or kind in natives.VIEWS:
             return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
         raise CaptureError(f"{kind.__qualname__}.{name}")
+
+    def _lock(self, method: Any, owner: Any, rest: tuple[Any, ...]) -> Any:
+        """Take or release a lock: a matched run does so in the same places."""
+        node = self.segment.node(owner)
+        given = "".join(f", {None}" for _ in rest)
+        result = method(owner, *rest)
+        self.segment.change(f"{self.segment.constant(method)}({node.var}{given})", [node], set())
+        return result
+
+    def identity_key(self, container: Any, item: Any) -> bool:
+        """Say whether `item` is hashed and compared by identity, and `container` is ours."""
+        node = self.segment.find(container)
+        if node is None or node.external:
+            return False
+        for value in (item, *container):
+            if is_constant(value):
+                continue
+            kind = type(value)
+            by_id = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+            if not (by_id or is_plain_tensor(value)):
+                return False
+            if self.segment.find(value) is None:
+                return False
+            self.segment.distinct.add(kind)
+        return True
 
     # building ---------------------------------------------------------------------------------
     def new(self, value: Any) -> Any:

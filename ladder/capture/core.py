@@ -101,7 +101,6 @@ class Core:
             result = self._natively(function, args, kwargs)
         except BaseException as error:
             self.finish(plan, error)
-            self.stop(f"{type(error).__name__} from a native call")
             raise
         return self.finish(plan, result)
 

@@ -8,20 +8,20 @@ import torch
 import torch.fx
 
 from ladder.capture.segment import CaptureError, Node, Segment, Step
-from ladder.capture.sites import FAILED, RAISED, Record
+from ladder.capture.sites import FAILED, Record
 from ladder.capture.tensors import restore_state
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
 
 
-def emit(machine: Recorder, plan: Plan | None, result: Any) -> Record:
+def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = False) -> Record:
     """Return the record of the machine's segment, which ends with `plan` or returns `result`."""
     segment = machine.segment
     if plan is None:
         uses: set[str] = set()
         value = segment.reference(result, uses)
-        tail = [f"return (None, {value})"]
+        tail = [f"raise {value}" if failed else f"return (None, {value})"]
     else:
         uses = plan.uses
         tail = _split_tail(segment, plan)
@@ -43,12 +43,12 @@ def emit(machine: Recorder, plan: Plan | None, result: Any) -> Record:
 
 def _split_tail(segment: Segment, plan: Plan) -> list[str]:
     roots = "".join(f"{text}, " for text in plan.roots)
-    site, raised = segment.constant(plan.site), segment.constant(RAISED)
+    site, failure = segment.constant(plan.site), segment.constant(plan.failure)
     return [
         "try:",
         f"    result = {plan.call}",
-        "except BaseException as error:",
-        f"    return ({raised}, ({site}, ({roots}), error))",
+        "except Exception as error:",
+        f"    return ({failure}, ({roots}error))",
         f"return ({site}, ({roots}result))",
     ]
 
@@ -72,6 +72,7 @@ def _check_distinct(segment: Segment) -> None:
             groups.setdefault(type(node.obj), []).append(node)
     for kind, nodes in groups.items():
         changed = any(node.mutated for node in nodes) or issubclass(kind, torch.Tensor) and segment.impure
+        changed |= kind in segment.distinct
         if changed and len(nodes) > 1:
             names = sorted({f"id({node.var})" for node in nodes})
             segment.check(f"len({{{', '.join(names)}}}) == {len(names)}", f"{kind.__name__}s are distinct")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ VALUE_TYPES: frozenset[type] = frozenset(
 )
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 
+PLAIN_DICTS = (dict, OrderedDict, Counter, defaultdict)
 CONTAINERS = (list, tuple, dict, set, frozenset)
 _MODULE_FUNCTION = types.BuiltinFunctionType
 
@@ -38,13 +40,8 @@ def by_identity(value: Any) -> bool:
     if kind in IDENTITY_TYPES or isinstance(value, type | enum.Enum):
         return True
     if kind is _MODULE_FUNCTION:
-        owner = value.__self__
-        return owner is None or isinstance(owner, types.ModuleType | type) or not _is_heap(owner)
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType | type)
     return False
-
-
-def _is_heap(value: Any) -> bool:
-    return isinstance(value, (*CONTAINERS, torch.Tensor)) or hasattr(value, "__dict__")
 
 
 def by_value(value: Any) -> bool:
@@ -69,9 +66,9 @@ def is_plain(value: Any, depth: int = 8) -> bool:
         return True
     if depth == 0:
         return False
-    if type(value) is dict:
+    if type(value) in PLAIN_DICTS:
         return all(is_constant(key) and is_plain(item, depth - 1) for key, item in value.items())
-    if type(value) in CONTAINERS:
+    if type(value) in (list, tuple, set, frozenset, deque):
         return all(is_plain(item, depth - 1) for item in value)
     return False
 

@@ -19,18 +19,23 @@ import hashlib
 import heapq
 import itertools
 import json
+import logging
+import logging
 import math
 import operator
 import os.path
+import random
 import re
 import string
 import struct
 import textwrap
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def _members(home: Any, names: str) -> set[Any]:
@@ -41,7 +46,8 @@ STRUCTURE: frozenset[Any] = frozenset(
     _members(builtins, "list tuple dict enumerate zip reversed slice iter next range")
     | _members(itertools, "chain islice repeat product combinations permutations zip_longest cycle count")
     | {deque, OrderedDict, collections._tuplegetter}  # type: ignore[attr-defined]
-    | _members(operator, "is_ is_not length_hint")
+    | _members(operator, "is_ is_not length_hint itemgetter attrgetter")
+    | {weakref.ref}
 )
 """Natives that move references and look no further than the containers they are given."""
 
@@ -63,6 +69,7 @@ DATA: frozenset[Any] = frozenset(
     | _members(os.path, "join split splitext basename dirname normpath isabs commonprefix")
     | _members(string, "capwords")
     | _members(itertools, "accumulate")
+    | _members(collections, "_count_elements")
     | _members(
         np,
         "prod sqrt sum mean arange array zeros ones float32 float64 int64 int32 float16 hanning hamming"
@@ -76,6 +83,7 @@ CHANGES: frozenset[Any] = frozenset(
     _members(bisect, "insort insort_left insort_right")
     | _members(heapq, "heappush heappop heapify heappushpop heapreplace")
     | {next}
+    | _members(collections, "_count_elements")
 )
 """Those of the above that change their first argument."""
 
@@ -137,6 +145,14 @@ VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.v
     type(OrderedDict().values()),
     types.MappingProxyType,
 }
+
+ARRAY_METHODS = frozenset("astype sum mean copy reshape min max tolist item prod cumsum transpose".split())
+"""Methods of a numpy array made in this segment that change nothing."""
+
+LEAVES: frozenset[Any] = frozenset(
+    {logging.Logger._log, torch.manual_seed, torch.random.manual_seed, torch.seed, random.seed}
+)
+"""Python functions that are one native call, because what is inside does not matter."""
 
 FRAME_NAMES = frozenset(
     "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval exec"

@@ -6,6 +6,7 @@ import operator
 import types
 from typing import Any
 
+import numpy as np
 import torch
 import torch.fx
 
@@ -104,7 +105,6 @@ class Operations(Containers):
         plan = self.try_plan(function, tuple(map(self.plain, args)), kwargs, "push", "an operator failed")
         if plan is not None:
             self.finish(plan, error)
-        self.stop(f"{type(error).__name__} from an operator")
         raise error
 
     def _must_split(self, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Node]) -> str:
@@ -115,6 +115,8 @@ class Operations(Containers):
             return "a value is read from a tensor"
         if monitor.risky and self.segment.impure:
             return "an operator that may fail comes after a change"
+        if any(item.dynamic for item in inputs) and isinstance(result, tuple | list):
+            return "the number of results may depend on values"
         if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
             return "an alias that depends on values"
         return ""
@@ -221,7 +223,9 @@ class Operations(Containers):
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
             other = right if isinstance(left, torch.Tensor) else left
-            if type(other) in (Dynamic, int, float, bool, complex) or isinstance(other, torch.Tensor):
+            if type(right) is np.float64:
+                right = float(right)
+            if type(other) in (Dynamic, int, float, bool, complex, type(right)) and type(left) is not np.float64 or isinstance(other, torch.Tensor):
                 return self.operator(function, (left, right), {})
             if other is None and symbol in ("==", "!="):
                 return function(left, right)
@@ -371,6 +375,8 @@ class Operations(Containers):
                 return bool(quick)
         if isinstance(container, dict) and not is_plain(item):
             raise CaptureError("a key that is not a constant")
+        if isinstance(container, set) and self.identity_key(container, item):
+            return item in container
         if not isinstance(container, dict) and not (is_plain(container) and is_plain(item)):
             raise CaptureError("membership among objects")
         self._admit(container, not isinstance(container, dict))
@@ -394,8 +400,8 @@ class Operations(Containers):
             return self.operator(operator.getitem, (container, key), {})
         if isinstance(container, type) or isinstance(container, torch.nn.Module):
             pass
-        elif type(container) is tuple and isinstance(key, int):
-            return self._tuple_item(container, key)
+        elif isinstance(container, tuple) and isinstance(key, int) and self._plain_items(container):
+            return self.tuple_item(container, key)
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
             return container[key]
         elif isinstance(container, list | tuple | dict | deque_type):
@@ -407,7 +413,10 @@ class Operations(Containers):
             return self.call_function(method, (container, key), {})
         raise CaptureError(f"{type(container).__qualname__} is subscripted")
 
-    def _tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
+    def _plain_items(self, container: Any) -> bool:
+        return self.segment.class_attribute(type(container), "__getitem__") is tuple.__getitem__
+
+    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
         node = self.segment.find(container)
         if node is None or not node.external:
             return container[key]
@@ -416,7 +425,7 @@ class Operations(Containers):
             node.seen.add("len")
             self.segment.check(f"len({node.var}) == {size}", f"len({node.var})")
         index = key if key >= 0 else key + len(container)
-        item = container[key]
+        item = tuple.__getitem__(container, key)
         path = f"{self.segment.paths.get(node.var, node.var)}[{index}]"
         return self.segment.read(node, index, item, f"{node.var}[{index}]", path)
 

@@ -20,8 +20,11 @@ from ladder.capture.tensors import torch_state
 class Plan:
     """The end of a segment: a call that is made natively, and the site that follows it."""
 
-    def __init__(self, site: Site, call: str, roots: list[str], uses: set[str], places: list[Any]) -> None:
+    def __init__(
+        self, site: Site, failure: Site, call: str, roots: list[str], uses: set[str], places: list[Any]
+    ) -> None:
         self.site = site
+        self.failure = failure
         self.call = call
         self.roots = roots
         self.uses = uses
@@ -71,7 +74,8 @@ class Recorder(Machine):
         else:
             call = f"{callee}({', '.join(texts)})"
         site = self.captured.site(tuple(layouts), after, [*names, "result"])
-        return Plan(site, call, roots, uses, list(self.frames))
+        failure = self.captured.site(tuple(layouts), "raise", [*names, "error"])
+        return Plan(site, failure, call, roots, uses, list(self.frames))
 
     def finish(self, plan: Plan, result: Any) -> Any:
         """End the segment as planned; begin the next unless `result` is an exception."""
@@ -81,21 +85,13 @@ class Recorder(Machine):
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return result
-        if isinstance(result, BaseException) or not self.frames and not plan.site.layouts:
-            if not isinstance(result, BaseException):
-                self.begin_result(plan, result)
-            return self._last if not isinstance(result, BaseException) else result
+        site = plan.failure if isinstance(result, BaseException) else plan.site
         values = [value for frame, layout in self._pairs(plan) for value in layout.values(frame)]
         values = [self._unlifted(value) for value in values]
-        found = self.begin(plan.site, [*values, result], plan.site.names)
+        found = self.begin(site, [*values, result], site.names)
+        self.segment.find(result)
         self._put_back(plan, found)
         return found[-1]
-
-    _last: Any = None
-
-    def begin_result(self, plan: Plan, result: Any) -> None:
-        """Begin the segment that only returns the result of a call made at the entry."""
-        self._last = self.begin(plan.site, [result], plan.site.names)[-1]
 
     def _pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
         return list(zip(plan.places, plan.site.layouts, strict=True))
@@ -125,6 +121,19 @@ class Recorder(Machine):
         self.recording = False
         return self.plain_deep(result)
 
+    def carry_out(self, run: Any, *args: Any) -> Any:
+        """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
+        try:
+            result = run(*args)
+        except Exception as error:
+            if self.recording and self.site is not None:
+                try:
+                    self.site.add(emit(self, None, error, failed=True))
+                except CaptureError as reason:
+                    self.site.failures.append(str(reason))
+            raise
+        return self.complete(result)
+
     def plain_deep(self, value: Any) -> Any:
         """Return what the caller gets: no dynamic scalars."""
         return self._unlifted(value)
@@ -147,31 +156,34 @@ def start_run(captured: Captured, site: Site, args: tuple[Any, ...], kwargs: dic
     machine.segment.pin(captured.function)
     given = tuple(roots[: len(args)])
     named = dict(zip(kwargs, roots[len(args) :], strict=True))
-    return machine.complete(machine.call(captured.function, given, named))
+    return machine.carry_out(machine.call, captured.function, given, named)
 
 
-def continue_run(
-    captured: Captured,
-    site: Site,
-    roots: tuple[Any, ...],
-    *,
-    record: bool,
-    error: BaseException | None = None,
-) -> Any:
+def continue_run(captured: Captured, site: Site, roots: tuple[Any, ...], *, record: bool) -> Any:
     """Run on from a split, recording if `record`."""
     machine = Recorder(captured)
     values = list(roots)
     if record:
         site.learn(roots)
         values = machine.begin(site, values, site.names)
+    if record:
+        machine.segment.find(values[-1])
     if not site.layouts:
-        return machine.complete(values[-1])
+        return machine.carry_out(_raise if site.after == "raise" else _same, values[-1])
     frames, at = [], 0
     for layout in site.layouts:
         frames.append(layout.restore(values[at : at + layout.size]))
         at += layout.size
-    result = values[at] if error is None else None
-    return machine.complete(machine.drive(frames, site.after, result, error))
+    error = values[at] if site.after == "raise" else None
+    return machine.carry_out(machine.drive, frames, site.after, values[at], error)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
 
 
 __all__ = ["Plan", "Record", "Recorder", "by_identity", "continue_run", "start_run", "torch"]

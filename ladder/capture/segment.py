@@ -39,6 +39,7 @@ class Node:
         "mutated",
         "obj",
         "origin",
+        "parents",
         "recordable",
         "seen",
         "stable",
@@ -57,6 +58,7 @@ class Node:
         self.mutated = False
         self.recordable = True
         self.origin: Any = None
+        self.parents: set[str] = set()
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
 
@@ -114,6 +116,7 @@ class Segment:
         self.entry_state: tuple[Any, ...] = ()
         self.impure = False
         self.random = False
+        self.distinct: set[type] = set()
         self.graph_values: list[Node] = []
         self.paths: dict[str, str] = {}
         self.uses_dynamic = False
@@ -316,7 +319,7 @@ class Segment:
         changed = list(targets)
         for node in changed:
             node.mutated = True
-        names = {node.var for node in changed}
+        names = {node.var for node in changed}.union(*(node.parents for node in changed))
         keep = any(node.external for node in changed)
         self.steps.append(Step(text, var, uses | names, names, keep))
 
@@ -360,8 +363,8 @@ class Segment:
         if kind is types.MethodWrapperType:
             owner = self.reference(value.__self__, uses)
             return self.fresh(value, f"getattr({owner}, {value.__name__!r})", uses)
-        if isinstance(value, BaseException) and kind.__module__ == "builtins" and is_constant(value.args):
-            self.keep.append(value)
+        plain = isinstance(value, BaseException) and kind.__module__ == "builtins" and is_constant(value.args)
+        if plain and value.__cause__ is None:
             return self.fresh(value, f"{kind.__name__}(*{self.constant(value.args)})", uses)
         if kind is types.CellType:
             raise CaptureError("a cell of unknown origin")
@@ -410,19 +413,19 @@ class Segment:
         elif isinstance(value, dict):
             self._touch_dict(node, path)
         elif isinstance(value, set | frozenset):
-            self._constant_keys(value)
+            self.constant_keys(value)
             items = self.constant(list(value))
             self.check(f"list({var}) == {items}", f"{path} has the same elements")
             self.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
 
-    def _constant_keys(self, keys: Iterable[Any]) -> None:
+    def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
             if not is_constant(key):
                 raise CaptureError(f"a set or dict keyed by {_brief(key)}")
 
     def _touch_dict(self, node: Node, path: str) -> None:
         keys = list(dict.__iter__(node.obj)) if not isinstance(node.obj, OrderedDict) else list(node.obj)
-        self._constant_keys(keys)
+        self.constant_keys(keys)
         var = node.var
         exact = type(node.obj) in (dict, OrderedDict)
         self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")

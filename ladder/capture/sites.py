@@ -31,7 +31,6 @@ class Signal:
 
 
 FAILED = Signal("an operator of the graph raised")
-RAISED = Signal("the native call after the segment raised")
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ class Captured:
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
-        self.calls = {"matched": 0, "recorded": 0, "eager": 0}
+        self.calls = {"recorded": 0, "eager": 0}
         self._lock = threading.RLock()
         from ladder.capture.prescan import reason_not_to_capture
 
@@ -175,7 +174,7 @@ class Captured:
             if following.__class__ is Site:
                 here, roots = following, value
             else:
-                return self._interrupted(following, value, site, here, roots, args, kwargs)
+                return self._interrupted(site, here, roots, args, kwargs)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
@@ -215,22 +214,15 @@ class Captured:
 
     def _interrupted(
         self,
-        signal: Signal,
-        value: Any,
         entry: Site,
         here: Site,
         roots: tuple[Any, ...],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Carry on, without recording, where a graph or a native call raised."""
+        """Carry on, without recording, where an operator of a graph raised."""
         from ladder.capture.record import continue_run
 
-        if signal is RAISED:
-            following, inner, error = value
-            if not following.layouts:
-                raise error
-            return continue_run(self, following, inner, record=False, error=error)
         if here is entry:
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
@@ -275,4 +267,4 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
     return forward
 
 
-__all__ = ["FAILED", "RAISED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]
+__all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

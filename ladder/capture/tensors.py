@@ -238,4 +238,5 @@ def is_torch_native(function: Any) -> bool:
         return True
     if type(function) is not types.BuiltinFunctionType:
         return False
-    return function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES
+    named = getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass.")
+    return named or function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES
