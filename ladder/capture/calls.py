@@ -32,6 +32,7 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
 }
 _POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
+_DISPATCHED = functools.singledispatch(lambda value: value).__code__
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -68,11 +69,13 @@ class Calls(Attributes):
             return self._call_getter(function, args)
         if kind is weakref.ReferenceType:
             return self._call_reference(function)
+        if kind in _NATIVE_TYPES and function in tensors.STATE_READS:
+            return function(*map(self.plain, args), **kwargs)
+        if kind in _NATIVE_TYPES and function in tensors.NO_EFFECT:
+            return None
         special = self.specials().get(function) if by_identity(function) else None
         if special is not None:
             return special(*args, **kwargs)
-        if function in tensors.STATE_READS if by_identity(function) else False:
-            return function(*map(self.plain, args), **kwargs)
         if isinstance(function, type):
             return self.instantiate(function, args, kwargs)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
@@ -141,12 +144,14 @@ class Calls(Attributes):
             return self._python_operator(function, args, kwargs)
         if function in tensors.STATE_READS:
             return function(*args, **kwargs)
-        if function in natives.DATA:
+        if function in natives.DATA and kwargs.get("key") is None:
             return self.replay(function, args, kwargs, looking=True)
         special = self.specials().get(function)
         if special is not None:
             return special(*args, **kwargs)
         code = function.__code__
+        if code is _DISPATCHED and args:
+            return self._dispatched(function, args, kwargs)
         if function in natives.LEAVES:
             raise CaptureError(f"{function.__qualname__} runs natively")
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
@@ -157,6 +162,15 @@ class Calls(Attributes):
         if code.co_flags & inspect.CO_GENERATOR:
             return self._generator(frame)
         return self.run(frame)
+
+    def _dispatched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a `functools.singledispatch` function."""
+        node, kind = self.segment.node(function), type(self.plain(args[0]))
+        chosen = function.dispatch(kind)
+        constant = self.segment.constant
+        text = f"{node.var}.dispatch({constant(kind)}) is {constant(chosen)}"
+        self.segment.check(text, f"{node.var} dispatches {kind.__qualname__}")
+        return self.call(self.part(chosen), args, kwargs)
 
     def _python_operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = function.__name__
@@ -333,6 +347,8 @@ class Calls(Attributes):
             if owner is object and len(args) > 1:
                 raise CaptureError("object.__new__ with arguments")
             return self.allocate(owner, function, args[0], args[1:])
+        if name in ("__instancecheck__", "__subclasscheck__") and isinstance(owner, type):
+            return function(*map(self.plain, args), **kwargs)
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if isinstance(owner, natives.SCALAR_TYPES):

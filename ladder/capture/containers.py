@@ -28,6 +28,7 @@ _LAZY = (zip, enumerate, iter, reversed)
 _OVERRIDES = frozenset(
     "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values".split()
 )
+_READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -91,16 +92,18 @@ class Containers(Calls):
         if is_constant(value) and self.segment.find(value) is None:
             return
         kind = type(value)
-        if looking and not is_plain(value):
+        if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
             raise CaptureError(f"a native that looks into {kind.__qualname__}")
         if isinstance(value, list | tuple | dict | set | frozenset | deque):
             self._check_not_overridden(kind)
             if isinstance(value, set | frozenset):
                 self.segment.constant_keys(value)
             self.segment.touch(value, 8 if looking else 1)
-        elif kind in natives.ITERATORS or kind in natives.VIEWS:
+        elif kind in natives.ITERATORS:
+            self._known_iterator(value)
+        elif kind in natives.VIEWS:
             if self.segment.node(value).external:
-                raise CaptureError("an iterator from outside")
+                raise CaptureError("a view from outside")
         elif looking or not isinstance(value, types.FunctionType | types.MethodType | type(len)):
             raise CaptureError(f"a native given {kind.__qualname__}")
 
@@ -110,7 +113,7 @@ class Containers(Calls):
         for owner in kind.__mro__:
             if owner in natives.METHODS:
                 return
-            if _OVERRIDES & set(vars(owner)):
+            if _READ_OVERRIDES & set(vars(owner)):
                 raise CaptureError(f"{kind.__qualname__} overrides what natives call")
 
     def _hidden_result(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +210,11 @@ class Containers(Calls):
         if self._is_hidden(iterator):
             with self.barrier():
                 return advance(iterator)
-        if kind in natives.ITERATORS and node is not None and not node.external:
+        if kind in natives.ITERATORS and node is not None:
+            try:
+                self._known_iterator(iterator)
+            except CaptureError as error:
+                return self.opaque(advance, (iterator,), {}, "next", str(error))
             return self._advance_known(iterator, node)
         method = self.segment.class_attribute(kind, "__next__")
         if isinstance(method, types.FunctionType):
@@ -219,6 +226,29 @@ class Containers(Calls):
             except StopIteration:
                 return STOP
         return self.opaque(advance, (iterator,), {}, "next", f"{kind.__qualname__} is advanced")
+
+    def _known_iterator(self, iterator: Any, depth: int = 4) -> None:
+        """Guard what an iterator from outside will give, by what it would be pickled as."""
+        node = self.segment.node(iterator)
+        if not node.external or node.full:
+            return
+        if depth == 0 or type(iterator) not in natives.REDUCIBLE:
+            raise CaptureError(f"a {type(iterator).__qualname__} from outside")
+        parts = iterator.__reduce__()
+        segment, path = self.segment, self.segment.paths.get(node.var, node.var)
+        var = segment.bind(f"{node.var}.__reduce__()", f"{path} from here on")
+        segment.check(f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}")
+        segment.check(f"{var}[0] is {segment.constant(parts[0])}", f"kind of {path}")
+        for number, source in enumerate(parts[1]):
+            segment.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
+            segment.keep.append(source)
+            if type(source) in natives.ITERATORS:
+                self._known_iterator(source, depth - 1)
+            else:
+                segment.touch(source, 2)
+        if len(parts) > 2:
+            segment.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
+        node.full = True
 
     def _advance_known(self, iterator: Any, node: Node) -> Any:
         item = advance(iterator)
@@ -279,8 +309,10 @@ class Containers(Calls):
             return
         if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
             raise CaptureError("extended by an unknown iterable")
-        if self.segment.node(item).external:
-            raise CaptureError("extended by an iterator from outside")
+        if type(item) in natives.ITERATORS:
+            self._known_iterator(item)
+        elif self.segment.node(item).external:
+            raise CaptureError("extended by a view from outside")
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
         """Natives of a base class call overridden methods only of certain classes; be strict."""

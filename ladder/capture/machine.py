@@ -200,9 +200,8 @@ class Machine(Interpreter):
             return tuple(value)
         if type(value) in natives.METHODS or self._is_hidden(value) or type(value) in natives.ITERATORS:
             iterator = self.iterate(value)
-            if self._is_hidden(iterator) or not self.segment.node(iterator).external:
-                with self.barrier():
-                    return self._drained(iterator)
+            with self.barrier():
+                return self._drained(iterator)
         if isinstance(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
             with self.barrier():
                 return tuple(self.call(torch.unbind, (value,), {}))
@@ -459,7 +458,9 @@ class Machine(Interpreter):
         iterator = self.plain(iterator)
         hidden = self._is_hidden(iterator)
         node = self.segment.find(iterator)
-        known = type(iterator) in natives.ITERATORS and node is not None and not node.external
+        known = type(iterator) in natives.ITERATORS and node is not None
+        if known and not hidden:
+            self._known_iterator(iterator)
         if not hidden and not known:
             method = self.segment.class_attribute(type(iterator), "__next__")
             if isinstance(method, types.FunctionType) and not default:

@@ -139,6 +139,12 @@ ITERATORS: frozenset[type] = frozenset(
 )
 """Iterators that run no code of their own; what they iterate over is known when they are made."""
 
+REDUCIBLE: frozenset[type] = frozenset(
+    {*(type(iter(item)) for item in ((), [], range(0), {}, set())), enumerate, zip, type(reversed([]))}
+    | {type(iter({}.items())), type(iter({}.values()))}
+)
+"""Iterators whose ``__reduce__`` says what is left without taking it."""
+
 VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.values())}) | {
     type(OrderedDict().items()),
     type(OrderedDict().keys()),

@@ -98,6 +98,10 @@ STATE_READS = frozenset(
 """Natives and functions that only read the state that `torch_state` guards."""
 
 
+NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_metadata})
+"""Natives that only count uses."""
+
+
 def torch_state() -> tuple[Any, ...]:
     """Return the global state on which the meaning of operators depends."""
     return (
