@@ -17,7 +17,7 @@ import torch
 from ladder.capture import natives
 from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
-from ladder.capture.kinds import is_constant, is_plain
+from ladder.capture.kinds import PLAIN_DICTS, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import is_plain_tensor
 
@@ -52,6 +52,9 @@ class Containers(Calls):
             args = tuple(self._drained(item) if self._is_hidden(item) else item for item in args)
         elif looking:
             args = tuple(self._drained(item) if type(item) in natives.ITERATORS else item for item in args)
+            if function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
+                self.segment.touch(args[0], 1)
+                args = (tuple(args[0]), *args[1:])
         for item in (*args, *kwargs.values()):
             self._admit(item, looking)
         if hidden and function in _LAZY:

@@ -14,7 +14,6 @@ import bisect
 import builtins
 import collections
 import copy
-import functools
 import hashlib
 import heapq
 import itertools
@@ -36,6 +35,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from ladder.capture import polyfills
 
 
 def _members(home: Any, names: str) -> set[Any]:
@@ -70,6 +71,7 @@ DATA: frozenset[Any] = frozenset(
     | _members(string, "capwords")
     | _members(itertools, "accumulate")
     | _members(collections, "_count_elements")
+    | {polyfills.order}
     | _members(
         np,
         "prod sqrt sum mean arange array zeros ones float32 float64 int64 int32 float16 hanning hamming"
@@ -87,8 +89,8 @@ CHANGES: frozenset[Any] = frozenset(
 )
 """Those of the above that change their first argument."""
 
-CALLBACKS: frozenset[Any] = frozenset({sorted, min, max, functools.reduce, heapq.nlargest, heapq.nsmallest})
-"""Natives whose function arguments may be Python functions; results are rebuilt, not replayed."""
+KEYS_ONLY: frozenset[Any] = frozenset({sorted, min, max, set, frozenset, any, all, sum})
+"""Natives that see nothing of a dictionary but its keys."""
 
 _LIST = "append extend insert pop remove clear reverse sort index count copy __len__ __iter__ __reversed__"
 _DICT = "get items keys values pop popitem setdefault update clear copy __len__ __iter__ __reversed__"

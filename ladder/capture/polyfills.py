@@ -62,12 +62,16 @@ def reduce_(function: Any, items: Iterable[Any], /, *initial: Any) -> Any:
     return total
 
 
+def order(keys: list[Any], reverse: bool) -> list[int]:
+    """Return the indices of `keys` in sorted order; not interpreted, so `keys` must be plain data."""
+    return sorted(range(len(keys)), key=keys.__getitem__, reverse=reverse)
+
+
 def sorted_(items: Iterable[Any], /, *, key: Any = None, reverse: bool = False) -> list[Any]:
     """Stand for `sorted` with a key."""
     values = list(items)
     keys = [value if key is None else key(value) for value in values]
-    order = sorted(range(len(values)), key=keys.__getitem__, reverse=reverse)
-    return [values[index] for index in order]
+    return [values[index] for index in order(keys, reverse)]
 
 
 def min_(*items: Any, key: Any, **default: Any) -> Any:
