@@ -21,7 +21,7 @@ _OBJECT_GET = object.__getattribute__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
     | {BaseException, complex, types.FunctionType, functools.partial}
-    | {types.SimpleNamespace, types.ModuleType, Exception, KeyError, ValueError, TypeError, AttributeError}
+    | {types.GeneratorType, types.SimpleNamespace, types.ModuleType, Exception, KeyError, ValueError, TypeError, AttributeError}
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
@@ -260,6 +260,9 @@ class Attributes(Core):
             return self.operator(getattr, (value, name), {})
         if name in METADATA and not node.dynamic:
             return getattr(value, name)
+        if name == "grad" and node.external:
+            # Within a segment no gradient changes: backward passes and assignments split.
+            return self.segment.read(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
         raise CaptureError(f"the tensor attribute {name}")
 
     # stores -----------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ class Calls(Attributes):
             return function(*map(self.plain, args), **kwargs)
         if kind in _NATIVE_TYPES and function in tensors.NO_EFFECT:
             return None
+        if kind is _BUILTIN and function in tensors.OVERRIDE_CHECKS:
+            return self._has_override(function, args)
         special = self.specials().get(function) if by_identity(function) else None
         if special is not None:
             return special(*args, **kwargs)
@@ -128,6 +130,18 @@ class Calls(Attributes):
         if node.external:
             return self.segment.read(node, "()", target, f"{node.var}()", f"{node.var}()")
         return target
+
+    def _has_override(self, function: Any, args: tuple[Any, ...]) -> bool:
+        """``has_torch_function`` and its forms: tensors of torch's own classes have none."""
+        flat = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
+        for item in flat:
+            if isinstance(item, torch.Tensor):
+                self.segment.node(item)
+                if not tensors.is_plain_tensor(item):
+                    raise CaptureError("a tensor subclass")
+            elif not is_constant(item):
+                raise CaptureError("an object that might override operators")
+        return bool(function(*args))
 
     def touch_part(self, owner: Any, name: str, part: Any) -> None:
         """Guard the contents of a container inside a native object."""
@@ -327,11 +341,19 @@ class Calls(Attributes):
 
     def _exception(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plain = tuple(map(self.plain, args))
-        if kind.__flags__ & 1 << 9:
-            raise CaptureError("an exception class of the user's")
-        made = kind(*plain, **kwargs)
-        self.segment.keep.append(made)
-        return made
+        lookup = self.segment.class_attribute
+        new, initialise = lookup(kind, "__new__"), lookup(kind, "__init__")
+        if isinstance(new, types.FunctionType | staticmethod):
+            raise CaptureError("an exception class with its own __new__")
+        if not isinstance(initialise, types.FunctionType):
+            made = self.perform(kind, plain, kwargs, [])
+            return made
+        made = new(kind, *plain, **kwargs)
+        uses: set[str] = set()
+        texts = [self.segment.constant(kind), *(self.segment.reference(item, uses) for item in plain)]
+        texts += [f"{key}={self.segment.reference(item, uses)}" for key, item in kwargs.items()]
+        self.segment.fresh(made, f"{self.segment.constant(new)}({', '.join(texts)})", uses)
+        return self._initialise(made, initialise, args, kwargs)
 
     # natives ----------------------------------------------------------------------------------
     def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

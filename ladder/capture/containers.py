@@ -29,7 +29,13 @@ _OVERRIDES = frozenset(
     "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values".split()
 )
 _READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
+_SLOT_CALLS = (types.WrapperDescriptorType,)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+def _consumes(function: Any) -> bool:
+    """Say whether a native takes all that the iterators it is given have."""
+    return function in natives.CONSUMERS or getattr(function, "__name__", "") == "join"
 
 
 def advance(iterator: Iterator[Any]) -> Any:
@@ -48,10 +54,12 @@ class Containers(Calls):
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         hidden = any(self._is_hidden(item) for item in args)
-        if hidden and function not in _LAZY:
-            args = tuple(self._drained(item) if self._is_hidden(item) else item for item in args)
-        elif looking:
-            args = tuple(self._drained(item) if type(item) in natives.ITERATORS else item for item in args)
+        if _consumes(function):
+            given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)
+            args = tuple(self._drained(item) if any(test(item) for test in given) else item for item in args)
+        elif hidden and function not in _LAZY:
+            raise CaptureError("a native given a generator")
+        if looking:
             if function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
                 self.segment.touch(args[0], 1)
                 args = (tuple(args[0]), *args[1:])
@@ -273,7 +281,8 @@ class Containers(Calls):
             raise CaptureError("list.sort with a key")
         rest = tuple(map(self.plain, rest))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        rest = tuple(self._drained(item) if self._is_hidden(item) else item for item in rest)
+        if name in natives.CONSUMING:
+            rest = tuple(self._drained(item) if self._is_hidden(item) else item for item in rest)
         if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
             quick = self._dict_read(owner, name, rest, function)
             if quick is not NULL:
@@ -301,7 +310,7 @@ class Containers(Calls):
         if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
             raise CaptureError("a key that is not a constant")
         for item in (*rest, *kwargs.values()):
-            if isinstance(item, list | tuple | dict | set | frozenset | deque):
+            if not is_constant(item) and isinstance(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
                 self.segment.touch(item, 8 if looking else 1)
             if looking and not is_plain(item):
@@ -364,6 +373,11 @@ class Containers(Calls):
             if item is STOP:
                 raise StopIteration
             return item
+        if kind is types.GeneratorType and self._is_hidden(owner):
+            with self.barrier():
+                return getattr(owner, name)(*rest, **kwargs)
+        if isinstance(owner, BaseException) and name == "__init__" and isinstance(function, _SLOT_CALLS):
+            return self.perform(function, (owner, *rest), kwargs, [self.segment.node(owner)])
         if kind in _LOCKS and name in ("__enter__", "__exit__", "acquire", "release"):
             return self._lock(getattr(kind, name), owner, rest)
         node = self.segment.find(owner)

@@ -49,6 +49,8 @@ def _solve(program: Program) -> list[frozenset[str]]:
     count = len(program.instructions)
     live: list[frozenset[str]] = [frozenset()] * (count + 2)
     cells = frozenset(program.code.co_freevars) | frozenset(program.code.co_cellvars)
+    if "__class__" in cells:
+        cells |= frozenset(program.code.co_varnames[:1])  # what `super()` without arguments reads
     effects = [_uses(program, index) for index in range(count)]
     changed = True
     while changed:

@@ -48,7 +48,7 @@ STRUCTURE: frozenset[Any] = frozenset(
     | _members(itertools, "chain islice repeat product combinations permutations zip_longest cycle count")
     | {deque, OrderedDict, collections._tuplegetter}  # type: ignore[attr-defined]
     | _members(operator, "is_ is_not length_hint itemgetter attrgetter")
-    | {weakref.ref}
+    | {weakref.ref, dict.fromkeys}
 )
 """Natives that move references and look no further than the containers they are given."""
 
@@ -118,6 +118,18 @@ READERS = frozenset(
     " intersection difference symmetric_difference issubset issuperset isdisjoint __eq__ __ne__ __add__".split()
 )
 """Methods of containers that change nothing."""
+
+CONSUMING = frozenset(
+    "extend extendleft update __init__ union intersection difference symmetric_difference issubset issuperset"
+    " isdisjoint intersection_update difference_update symmetric_difference_update".split()
+)
+"""Methods of containers that take all that an iterator has."""
+
+CONSUMERS: frozenset[Any] = frozenset(
+    {list, tuple, dict, set, frozenset, deque, OrderedDict, sorted, sum, min, max, any, all, bytes}
+    | {heapq.nlargest, heapq.nsmallest, collections._count_elements}  # type: ignore[attr-defined]
+)
+"""Natives that take all that an iterator has."""
 
 LOOKING = frozenset(
     "remove sort index count __contains__ __eq__ __ne__ add discard update union intersection difference"

@@ -102,6 +102,11 @@ NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_met
 """Natives that only count uses."""
 
 
+OVERRIDE_CHECKS = frozenset(
+    {torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic}
+)
+
+
 def torch_state() -> tuple[Any, ...]:
     """Return the global state on which the meaning of operators depends."""
     return (
