@@ -21,11 +21,21 @@ _OBJECT_GET = object.__getattribute__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
     | {BaseException, complex, types.FunctionType, functools.partial}
-    | {types.GeneratorType, types.SimpleNamespace, types.ModuleType, Exception, KeyError, ValueError, TypeError, AttributeError}
+    | {
+        types.GeneratorType,
+        types.SimpleNamespace,
+        types.ModuleType,
+        Exception,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    }
 )
 """Types whose `__getattribute__` is `object`'s under another name."""
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
+_TYPE_GET: Any = type.__getattribute__
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -113,7 +123,9 @@ class Attributes(Core):
             return known
         owner = segment.node(value)
         plain = type(value).__getattribute__ is object.__getattribute__
-        text = f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
+        text = (
+            f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
+        )
         if not owner.external:
             node = segment.fresh(inside, text, {owner.var})
             node.parents = {owner.var, *owner.parents}
@@ -136,12 +148,8 @@ class Attributes(Core):
     def _class_attr(self, value: type, name: str) -> Any:
         meta = type(value)
         if name in _TYPE_FIELDS:
-            found = getattr(value, name)
-            if by_identity(found) or by_value(found):
-                owner = self.segment.constant(value)
-                self.segment.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
-            return found
-        if meta is not type and self.segment.class_attribute(meta, "__getattribute__") is not type.__getattribute__:
+            return self._type_field(value, name)
+        if meta is not type and self.segment.class_attribute(meta, "__getattribute__") != _TYPE_GET:
             raise CaptureError("a metaclass with its own __getattribute__")
         over = self.segment.class_attribute(meta, name)
         if over is not NULL and _is_data(type(over)):
@@ -153,6 +161,16 @@ class Attributes(Core):
             if self.segment.class_attribute(meta, "__getattr__") is not NULL:
                 raise CaptureError("an attribute computed by a metaclass")
             return getattr(value, name)
+        return self._bound_to_class(found, value, name)
+
+    def _type_field(self, value: type, name: str) -> Any:
+        found = getattr(value, name)
+        if by_identity(found) or by_value(found):
+            owner = self.segment.constant(value)
+            self.segment.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
+        return found
+
+    def _bound_to_class(self, found: Any, value: type, name: str) -> Any:
         if isinstance(found, classmethod):
             return types.MethodType(self.part(found.__func__), value)
         if isinstance(found, staticmethod):
@@ -196,11 +214,17 @@ class Attributes(Core):
             return found if value is None else types.MethodType(found, value)
         if described is property:
             return self.call(self.part(found.fget), (value,), {})
-        if described is staticmethod:
-            return self.part(found.__func__)
-        if described is classmethod:
-            return types.MethodType(self.part(found.__func__), kind)
-        if described in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
+        if described in (staticmethod, classmethod):
+            inner = self.part(found.__func__)
+            return inner if described is staticmethod else types.MethodType(inner, kind)
+        return self._bind_native(found, described, value, kind)
+
+    def _bind_native(self, found: Any, described: type, value: Any, kind: type) -> Any:
+        if described in (
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.ClassMethodDescriptorType,
+        ):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found

@@ -13,7 +13,6 @@ import torch
 
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes, instance_dict
-from ladder.capture.bytecode import program_of
 from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
@@ -32,7 +31,7 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
 }
 _POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
-_DISPATCHED = functools.singledispatch(lambda value: value).__code__
+_DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -58,36 +57,53 @@ class Calls(Attributes):
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = type(function)
-        if kind is types.FunctionType:
-            return self.call_function(function, args, kwargs)
-        if kind is types.MethodType:
-            owner = self._part(function, "__self__")
-            return self.call(self._part(function, "__func__"), (owner, *args), kwargs)
-        if kind is functools.partial:
-            return self._call_partial(function, args, kwargs)
-        if kind in (operator.itemgetter, operator.attrgetter):
-            return self._call_getter(function, args)
-        if kind is weakref.ReferenceType:
-            return self._call_reference(function)
-        if kind in _NATIVE_TYPES and function in tensors.STATE_READS:
-            return function(*map(self.plain, args), **kwargs)
-        if kind in _NATIVE_TYPES and function in tensors.NO_EFFECT:
-            return None
-        if kind is _BUILTIN and function in tensors.OVERRIDE_CHECKS:
-            return self._has_override(function, args)
-        special = self.specials().get(function) if by_identity(function) else None
-        if special is not None:
-            return special(*args, **kwargs)
+        composed = self._composed().get(kind)
+        if composed is not None:
+            return composed(function, args, kwargs)
+        if by_identity(function):
+            special = self.specials().get(function)
+            if special is not None:
+                return special(*args, **kwargs)
+            if function in natives.DATA and not isinstance(function, type) and kind not in _NATIVE_TYPES:
+                return self.replay(function, args, kwargs, looking=True)
         if isinstance(function, type):
             return self.instantiate(function, args, kwargs)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
-            return self.native(function, args, kwargs)
-        if function in natives.DATA if by_identity(function) else False:
-            return self.replay(function, args, kwargs, looking=True)
+            return self._identified(function, args, kwargs)
         found = self.segment.class_attribute(kind, "__call__")
         if isinstance(found, types.FunctionType):
             return self.call_function(found, (function, *args), kwargs)
         raise CaptureError(f"a call of {kind.__module__}.{kind.__qualname__}")
+
+    def _composed(self) -> dict[type, Any]:
+        """Return how to call what is made of other callables, by type."""
+        return {
+            types.FunctionType: self.call_function,
+            types.MethodType: self._call_method,
+            functools.partial: self._call_partial,
+            operator.itemgetter: self._call_getter,
+            operator.attrgetter: self._call_getter,
+            weakref.ReferenceType: self._call_reference,
+        }
+
+    def _call_method(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        owner = self._part(function, "__self__")
+        return self.call(self._part(function, "__func__"), (owner, *args), kwargs)
+
+    def _identified(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a native; one from outside that is bound to an object is known by name and object."""
+        node = self.segment.find(function)
+        if node is not None and node.external and not node.stable:
+            self.segment.check(f"{node.var}.__name__ == {function.__name__!r}", f"name of {node.var}")
+            self._part(function, "__self__")
+        if type(function) is _BUILTIN:
+            if function in tensors.STATE_READS:
+                return function(*map(self.plain, args), **kwargs)
+            if function in tensors.NO_EFFECT:
+                return None
+            if function in tensors.OVERRIDE_CHECKS:
+                return self._has_override(function, args)
+        return self.native(function, args, kwargs)
 
     def specials(self) -> dict[Any, Any]:
         """Return the natives that the machine implements itself."""
@@ -108,7 +124,7 @@ class Calls(Attributes):
         self.touch_part(function, "keywords", named)
         return self.call(inner, (*before, *args), {**named, **kwargs})
 
-    def _call_getter(self, function: Any, args: tuple[Any, ...]) -> Any:
+    def _call_getter(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node = self.segment.node(function)
         keys = function.__reduce__()[1]
         if node.external:
@@ -125,7 +141,7 @@ class Calls(Attributes):
         """Return ``container[key]``."""
         raise NotImplementedError
 
-    def _call_reference(self, function: Any) -> Any:
+    def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node, target = self.segment.node(function), function()
         if node.external:
             return self.segment.read(node, "()", target, f"{node.var}()", f"{node.var}()")
@@ -154,20 +170,11 @@ class Calls(Attributes):
         """Call a Python function: as one operator, replayed, or interpreted."""
         if not self.recording:
             return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
-        if function in tensors.PYTHON_OPERATORS:
-            return self._python_operator(function, args, kwargs)
-        if function in tensors.STATE_READS:
-            return function(*args, **kwargs)
-        if function in natives.DATA and kwargs.get("key") is None:
-            return self.replay(function, args, kwargs, looking=True)
-        special = self.specials().get(function)
-        if special is not None:
-            return special(*args, **kwargs)
+        annotated = self._annotation(function, kwargs)
+        if annotated is not None:
+            self._identify(function)
+            return annotated(function, args, kwargs)
         code = function.__code__
-        if code is _DISPATCHED and args:
-            return self._dispatched(function, args, kwargs)
-        if function in natives.LEAVES:
-            raise CaptureError(f"{function.__qualname__} runs natively")
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
             raise CaptureError(f"{function.__qualname__} is not interpreted")
         if natives.FRAME_NAMES.intersection(code.co_names):
@@ -176,6 +183,28 @@ class Calls(Attributes):
         if code.co_flags & inspect.CO_GENERATOR:
             return self._generator(frame)
         return self.run(frame)
+
+    def _annotation(self, function: Any, kwargs: dict[str, Any]) -> Any:
+        """Return how to call a Python function that is in one of the tables, else None."""
+        if function in tensors.PYTHON_OPERATORS:
+            return self._python_operator
+        if function in tensors.STATE_READS:
+            return lambda call, args, kwargs: call(*args, **kwargs)
+        if function in natives.DATA and kwargs.get("key") is None:
+            return lambda call, args, kwargs: self.replay(call, args, kwargs, looking=True)
+        if function in natives.LEAVES:
+            return self._leaf
+        return self._dispatched if function.__code__ is _DISPATCHED else None
+
+    def _identify(self, function: Any) -> None:
+        """Guard that a function from outside is this one: its table row holds for no other."""
+        node = self.segment.find(function)
+        if node is not None and node.external and not node.stable and "is" not in node.seen:
+            node.seen.add("is")
+            self.segment.check(f"{node.var} is {self.segment.constant(function)}", f"{node.var} is unchanged")
+
+    def _leaf(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise CaptureError(f"{function.__qualname__} runs natively")
 
     def _dispatched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a `functools.singledispatch` function."""
@@ -295,9 +324,9 @@ class Calls(Attributes):
         return self._initialise(made, initialise, args, kwargs)
 
     def _allocate(self, kind: type, new: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if new is object.__new__ and self.segment.class_attribute(kind, "__init__") is object.__init__:
-            if args or kwargs:
-                raise CaptureError("object() takes no arguments")
+        inherited = self.segment.class_attribute(kind, "__init__") is object.__init__
+        if new is object.__new__ and inherited and (args or kwargs):
+            raise CaptureError("object() takes no arguments")
         return self.allocate(getattr(new, "__self__", None), new, kind, args)
 
     def allocate(self, home: Any, new: Any, kind: type, args: tuple[Any, ...]) -> Any:
@@ -385,7 +414,9 @@ class Calls(Attributes):
         )
 
     def _torch_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(function.__self__, torch.Tensor):
+        if type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(
+            function.__self__, torch.Tensor
+        ):
             args = (function.__self__, *args)
             function = getattr(torch._C.TensorBase, function.__name__)
         name = function.__name__
@@ -408,11 +439,11 @@ class Calls(Attributes):
     def _wrapper(self, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
         """Slot wrappers: `object.__setattr__`, `dict.__getitem__`, `list.__init__` and the like."""
         home = getattr(function, "__objclass__", None) or type(owner)
-        if name == "__setattr__" and function in (object.__setattr__,) or _wraps(function, object, name):
+        if (name == "__setattr__" and function in (object.__setattr__,)) or _wraps(function, object, name):
             return self._object_wrapper(owner, name, rest)
         if name == "__init__" and home is object:
             return None
-        if name == "__call__" and home is type or isinstance(owner, type) and name == "__call__":
+        if (name == "__call__" and home is type) or (isinstance(owner, type) and name == "__call__"):
             return self.construct(owner, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
 
@@ -470,4 +501,4 @@ def _wraps(function: Any, home: type, name: str) -> bool:
     return False
 
 
-__all__ = ["CONTAINERS", "NULL", "Calls", "Dynamic", "_SCALARS"]
+__all__ = ["CONTAINERS", "NULL", "_SCALARS", "Calls", "Dynamic"]

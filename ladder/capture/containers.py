@@ -20,13 +20,14 @@ from ladder.capture.frames import NULL, Absent
 from ladder.capture.kinds import PLAIN_DICTS, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import is_plain_tensor
+from ladder.capture.words import words
 
 STOP = Absent()
 """What an exhausted iterator gives."""
 
 _LAZY = (zip, enumerate, iter, reversed)
 _OVERRIDES = frozenset(
-    "__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values".split()
+    words("__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values")
 )
 _READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
 _SLOT_CALLS = (types.WrapperDescriptorType,)
@@ -59,10 +60,9 @@ class Containers(Calls):
             args = tuple(self._drained(item) if any(test(item) for test in given) else item for item in args)
         elif hidden and function not in _LAZY:
             raise CaptureError("a native given a generator")
-        if looking:
-            if function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
-                self.segment.touch(args[0], 1)
-                args = (tuple(args[0]), *args[1:])
+        if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
+            self.segment.touch(args[0], 1)
+            args = (tuple(args[0]), *args[1:])
         for item in (*args, *kwargs.values()):
             self._admit(item, looking)
         if hidden and function in _LAZY:
@@ -296,7 +296,11 @@ class Containers(Calls):
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not isinstance(owner, dict)
         self.segment.node(owner)
-        if isinstance(owner, set) and name in ("add", "discard", "remove") and self.identity_key(owner, rest[0]):
+        if (
+            isinstance(owner, set)
+            and name in ("add", "discard", "remove")
+            and self.identity_key(owner, rest[0])
+        ):
             return
         self.segment.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
@@ -339,7 +343,7 @@ class Containers(Calls):
         """Read one key, guarding no others; NULL if the general way must be taken."""
         key = rest[0]
         node = self.segment.node(owner)
-        if not is_constant(key) or type(key) not in (str, int, type(None)) and not isinstance(key, type):
+        if not is_constant(key) or (type(key) not in (str, int, type(None)) and not isinstance(key, type)):
             return NULL
         found = dict.get(owner, key, NULL)
         constant = self.segment.constant(key)
@@ -384,7 +388,9 @@ class Containers(Calls):
         fresh = node is not None and not node.external and node.recordable
         if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
             return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
-        if fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1") or kind in natives.VIEWS:
+        if (
+            fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1")
+        ) or kind in natives.VIEWS:
             return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
         raise CaptureError(f"{kind.__qualname__}.{name}")
 

@@ -144,4 +144,4 @@ class Core:
 
 
 def _holds_dynamic(value: Any) -> bool:
-    return type(value) is Dynamic or type(value) is tuple and any(map(_holds_dynamic, value))
+    return type(value) is Dynamic or (type(value) is tuple and any(map(_holds_dynamic, value)))

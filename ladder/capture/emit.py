@@ -71,7 +71,7 @@ def _check_distinct(segment: Segment) -> None:
         if node.external:
             groups.setdefault(type(node.obj), []).append(node)
     for kind, nodes in groups.items():
-        changed = any(node.mutated for node in nodes) or issubclass(kind, torch.Tensor) and segment.impure
+        changed = any(node.mutated for node in nodes) or (issubclass(kind, torch.Tensor) and segment.impure)
         changed |= kind in segment.distinct
         if changed and len(nodes) > 1:
             names = sorted({f"id({node.var})" for node in nodes})
@@ -117,7 +117,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     undo = f"    {segment.constant(restore_state)}({segment.constant(segment.entry_state)})"
     random = segment.constant(torch.get_rng_state)
     lines = [f"state = {random}()"] if segment.random else []
-    lines += ["try:", f"    {names or '_'}{' ' if names else ' '}= {call}", "except Exception:", undo]
+    lines += ["try:", f"    {names or '_'} = {call}", "except Exception:", undo]
     if segment.random:
         lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
     return [*lines, f"    {failed}"], module

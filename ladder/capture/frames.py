@@ -93,32 +93,34 @@ def bind(
     """
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
-    slots = dict(zip(names, args, strict=False))
-    rest = dict(kwargs)
-    keyword_only = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    for name in (*names[code.co_posonlyargcount :], *keyword_only):
+    end = code.co_argcount + code.co_kwonlyargcount
+    keyword_only = code.co_varnames[code.co_argcount : end]
+    slots, rest = dict(zip(names, args, strict=False)), dict(kwargs)
+    _bind_keywords(slots, rest, (*names[code.co_posonlyargcount :], *keyword_only))
+    by_default = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    by_default |= {name: keyword_defaults[name] for name in keyword_only if name in keyword_defaults}
+    slots = by_default | slots
+    if any(name not in slots for name in (*names, *keyword_only)):
+        raise BindingError("missing")
+    if code.co_flags & inspect.CO_VARARGS:
+        slots[code.co_varnames[end]] = args[len(names) :]
+        end += 1
+    elif len(args) > len(names):
+        raise BindingError("positional")
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        slots[code.co_varnames[end]] = rest
+    elif rest:
+        raise BindingError("keyword")
+    return slots
+
+
+def _bind_keywords(slots: dict[str, Any], rest: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Move the arguments `names` from `rest` to `slots`."""
+    for name in names:
         if name in rest:
             if name in slots:
                 raise BindingError(name)
             slots[name] = rest.pop(name)
-    for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
-        slots.setdefault(name, value)
-    for name in keyword_only:
-        if name not in slots and name in keyword_defaults:
-            slots[name] = keyword_defaults[name]
-    if any(name not in slots for name in (*names, *keyword_only)):
-        raise BindingError("missing")
-    after = code.co_argcount + code.co_kwonlyargcount
-    if code.co_flags & inspect.CO_VARARGS:
-        slots[code.co_varnames[after]] = args[len(names) :]
-        after += 1
-    elif len(args) > len(names):
-        raise BindingError("positional")
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        slots[code.co_varnames[after]] = rest
-    elif rest:
-        raise BindingError("keyword")
-    return slots
 
 
 def make_generator(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> Generator[Any, Any, Any]:
@@ -165,7 +167,8 @@ class Through:
 
     def __init__(self, places: list[tuple[str, str, int, dict[str, Any]]], call: Any) -> None:
         self.outers = [
-            FunctionType(_stand_in(file, name, max(line, 1)), names, name) for file, name, line, names in places
+            FunctionType(_stand_in(file, name, max(line, 1)), names, name)
+            for file, name, line, names in places
         ]
         self.call = call
 

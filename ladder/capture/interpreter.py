@@ -8,8 +8,9 @@ segment can end, and a later run can resume, in the middle of any instruction.
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, cast
 
+from ladder.capture import handlers_calls as handlers_calls
 from ladder.capture.bytecode import Instruction, Program, program_of
 from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
 from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_call, after_next
@@ -40,7 +41,7 @@ class Interpreter(Operations):
             instruction = instructions[frame.index]
             frame.index += 1
             try:
-                signal = HANDLERS[instruction.op](self, frame, instruction)
+                signal = HANDLERS[instruction.op](cast(Any, self), frame, instruction)
             except BaseException as error:
                 self._unwind(frame, error)
                 continue

@@ -205,7 +205,9 @@ class Machine(Interpreter):
         if isinstance(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
             with self.barrier():
                 return tuple(self.call(torch.unbind, (value,), {}))
-        self.frames[-1].stack.append(self.opaque(tuple, (value,), {}, "redo", "an unknown iterable is unpacked"))
+        self.frames[-1].stack.append(
+            self.opaque(tuple, (value,), {}, "redo", "an unknown iterable is unpacked")
+        )
         return None
 
     # calls ------------------------------------------------------------------------------------
@@ -264,7 +266,9 @@ class Machine(Interpreter):
                     segment.reference(defaults, uses),
                     segment.reference(closure, uses),
                 ]
-                node = segment.fresh(function, f"{segment.constant(types.FunctionType)}({', '.join(texts)})", uses)
+                node = segment.fresh(
+                    function, f"{segment.constant(types.FunctionType)}({', '.join(texts)})", uses
+                )
                 for name in ("kwdefaults", "annotations"):
                     if name in parts:
                         self._set_part(node, function, name, parts[name])
@@ -321,7 +325,9 @@ class Machine(Interpreter):
             matched = list(self.load_attr(kind, "__match_args__"))[:count] if count else []
             positional = []
         if count > len(matched) + len(positional):
-            raise TypeError(f"{kind.__name__}() accepts {len(matched)} positional sub-patterns ({count} given)")
+            raise TypeError(
+                f"{kind.__name__}() accepts {len(matched)} positional sub-patterns ({count} given)"
+            )
         values = list(positional)
         for name in (*matched, *names):
             if not self.call(hasattr, (subject, name), {}):

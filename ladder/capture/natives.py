@@ -19,7 +19,6 @@ import heapq
 import itertools
 import json
 import logging
-import logging
 import math
 import operator
 import os.path
@@ -37,6 +36,7 @@ import numpy as np
 import torch
 
 from ladder.capture import polyfills
+from ladder.capture.words import words
 
 
 def _members(home: Any, names: str) -> set[Any]:
@@ -102,26 +102,30 @@ _DEQUE = "append appendleft extend extendleft pop popleft rotate reverse clear c
 _BASIC = " __getitem__ __setitem__ __delitem__ __contains__ __init__ __eq__ __ne__"
 
 METHODS: dict[type, frozenset[str]] = {
-    list: frozenset((_LIST + _BASIC).split()),
-    dict: frozenset((_DICT + _BASIC).split()),
-    OrderedDict: frozenset((_DICT + _BASIC + " move_to_end").split()),
-    defaultdict: frozenset((_DICT + _BASIC).split()),
-    set: frozenset((_SET + _BASIC).split()),
-    frozenset: frozenset((_SET + _BASIC).split()),
-    deque: frozenset((_DEQUE + _BASIC).split()),
-    tuple: frozenset("index count __len__ __iter__ __getitem__ __contains__ __eq__ __ne__ __add__".split()),
+    list: frozenset(words(_LIST + _BASIC)),
+    dict: frozenset(words(_DICT + _BASIC)),
+    OrderedDict: frozenset(words(_DICT + _BASIC + " move_to_end")),
+    defaultdict: frozenset(words(_DICT + _BASIC)),
+    set: frozenset(words(_SET + _BASIC)),
+    frozenset: frozenset(words(_SET + _BASIC)),
+    deque: frozenset(words(_DEQUE + _BASIC)),
+    tuple: frozenset(words("index count __len__ __iter__ __getitem__ __contains__ __eq__ __ne__ __add__")),
 }
 """Methods of containers that capture knows."""
 
 READERS = frozenset(
-    "index count copy get items keys values __len__ __iter__ __reversed__ __getitem__ __contains__ union"
-    " intersection difference symmetric_difference issubset issuperset isdisjoint __eq__ __ne__ __add__".split()
+    words(
+        "index count copy get items keys values __len__ __iter__ __reversed__ __getitem__ __contains__ union"
+        " intersection difference symmetric_difference issubset issuperset isdisjoint __eq__ __ne__ __add__"
+    )
 )
 """Methods of containers that change nothing."""
 
 CONSUMING = frozenset(
-    "extend extendleft update __init__ union intersection difference symmetric_difference issubset issuperset"
-    " isdisjoint intersection_update difference_update symmetric_difference_update".split()
+    words(
+        "extend extendleft update __init__ union intersection difference symmetric_difference issubset issuperset"
+        " isdisjoint intersection_update difference_update symmetric_difference_update"
+    )
 )
 """Methods of containers that take all that an iterator has."""
 
@@ -132,9 +136,11 @@ CONSUMERS: frozenset[Any] = frozenset(
 """Natives that take all that an iterator has."""
 
 LOOKING = frozenset(
-    "remove sort index count __contains__ __eq__ __ne__ add discard update union intersection difference"
-    " symmetric_difference issubset issuperset isdisjoint intersection_update difference_update"
-    " symmetric_difference_update".split()
+    words(
+        "remove sort index count __contains__ __eq__ __ne__ add discard update union intersection difference"
+        " symmetric_difference issubset issuperset isdisjoint intersection_update difference_update"
+        " symmetric_difference_update"
+    )
 )
 """Methods that hash or compare elements: for lists and deques these must be plain data."""
 
@@ -166,7 +172,7 @@ VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.v
     types.MappingProxyType,
 }
 
-ARRAY_METHODS = frozenset("astype sum mean copy reshape min max tolist item prod cumsum transpose".split())
+ARRAY_METHODS = frozenset(words("astype sum mean copy reshape min max tolist item prod cumsum transpose"))
 """Methods of a numpy array made in this segment that change nothing."""
 
 LEAVES: frozenset[Any] = frozenset(
@@ -175,7 +181,9 @@ LEAVES: frozenset[Any] = frozenset(
 """Python functions that are one native call, because what is inside does not matter."""
 
 FRAME_NAMES = frozenset(
-    "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval exec"
-    " getouterframes _getframemodulename".split()
+    words(
+        "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval exec"
+        " getouterframes _getframemodulename"
+    )
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""

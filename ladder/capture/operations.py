@@ -15,6 +15,7 @@ from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.words import words
 
 BINARY = {
     "+": operator.add,
@@ -52,12 +53,24 @@ BINARY = {
 }
 UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 _METHODS = {
-    **{"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow"},
-    **{"@": "matmul", "<<": "lshift", ">>": "rshift", "&": "and", "|": "or", "^": "xor"},
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
 }
+_IN_PLACE = frozenset(f"{symbol}=" for symbol in _METHODS)
 _COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 _MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
-_DYNAMIC_SAFE = frozenset("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_".split())
+_DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
@@ -221,29 +234,29 @@ class Operations(Containers):
 
     def _binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-            left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
-            other = right if isinstance(left, torch.Tensor) else left
-            if type(right) is np.float64:
-                right = float(right)
-            if type(other) in (Dynamic, int, float, bool, complex, type(right)) and type(left) is not np.float64 or isinstance(other, torch.Tensor):
-                return self.operator(function, (left, right), {})
-            if other is None and symbol in ("==", "!="):
-                return function(left, right)
-            raise CaptureError(f"a tensor {symbol} {type(other).__qualname__}")
-        pure = function if type(left) is Dynamic and "=" in symbol[1:] and symbol[0] not in "<>=!" else None
-        if pure is not None:
+            return self._tensor_binary(symbol, function, left, right)
+        if type(left) is Dynamic and symbol in _IN_PLACE:
             function = BINARY[symbol[:-1]]
-        if type(left) is Dynamic or type(right) is Dynamic:
-            if all(type(item) is Dynamic or is_constant(item) for item in (left, right)):
-                return self._computed_dynamic(function, (left, right))
+        if self._pure_dynamic(function, (left, right), {}):
+            return self._computed_dynamic(function, (left, right))
         left, right = self.plain(left), self.plain(right)
         if is_constant(left) and is_constant(right) and not self._user_constant(left, right):
             return function(left, right)
-        if isinstance(left, _CONTAINERS) and isinstance(right, _CONTAINERS + (int, str)):
-            return self._container_binary(symbol, function, left, right)
-        if isinstance(left, str | int) and isinstance(right, _CONTAINERS):
+        known = (*_CONTAINERS, int, str)
+        if isinstance(left, known) and isinstance(right, known):
             return self._container_binary(symbol, function, left, right)
         return self._user_binary(symbol, function, left, right)
+
+    def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
+        if type(right) is np.float64:
+            right = float(right)  # on the left, numpy would take over
+        other = right if isinstance(left, torch.Tensor) else left
+        if type(other) in (Dynamic, int, float, bool, complex) or isinstance(other, torch.Tensor):
+            return self.operator(function, (left, right), {})
+        if other is None and symbol in ("==", "!="):
+            return function(left, right)
+        raise CaptureError(f"a tensor {symbol} {type(other).__qualname__}")
 
     def _user_constant(self, *values: Any) -> bool:
         """Say whether a constant is an instance of a class of the user's (an enum member)."""
@@ -273,7 +286,9 @@ class Operations(Containers):
         other = lookup(type(right), mirrored)
         if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
             return self._identity_compare(symbol, left, right)
-        if isinstance(method, types.FunctionType) and (type(right) is type(left) or not _overrides(left, right)):
+        if isinstance(method, types.FunctionType) and (
+            type(right) is type(left) or not _overrides(left, right)
+        ):
             result = self.call_function(method, (left, right), {})
             if result is not NotImplemented:
                 return result
@@ -398,7 +413,7 @@ class Operations(Containers):
     def _subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, torch.Tensor):
             return self.operator(operator.getitem, (container, key), {})
-        if isinstance(container, type) or isinstance(container, torch.nn.Module):
+        if isinstance(container, type | torch.nn.Module):
             pass
         elif isinstance(container, tuple) and isinstance(key, int) and self._plain_items(container):
             return self.tuple_item(container, key)
@@ -448,7 +463,11 @@ class Operations(Containers):
         method = self.segment.class_attribute(type(container), "__setitem__")
         if isinstance(method, types.FunctionType):
             self.call_in_statement(method, (container, key, item))
-        elif isinstance(container, dict) and is_constant(key) and not isinstance(container, natives.OrderedDict):
+        elif (
+            isinstance(container, dict)
+            and is_constant(key)
+            and not isinstance(container, natives.OrderedDict)
+        ):
             self._store_key(container, key, item)
         elif isinstance(container, list | dict | deque_type):
             self.container_method(method, container, "__setitem__", (key, item), {})
@@ -458,14 +477,15 @@ class Operations(Containers):
     def _store_key(self, container: dict[Any, Any], key: Any, item: Any) -> None:
         """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
         node = self.segment.node(container)
-        if node.external and not node.mutated:
-            if len(container) <= 64:
-                self.segment.touch(container, 1)
+        if node.external and not node.mutated and len(container) <= 64:
+            self.segment.touch(container, 1)
         if self._dict_read(container, "__contains__", (key,), None) is NULL:
             self.segment.touch(container, 1)
         uses: set[str] = set()
         target = self.segment.reference(container, uses)
-        text = f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
+        text = (
+            f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
+        )
         dict.__setitem__(container, key, item)
         node.written.add(key)
         self.segment.change(text, [node], uses)

@@ -21,7 +21,7 @@ def sum_(items: Iterable[Any], /, start: Any = 0) -> Any:
 
 def any_(items: Iterable[Any], /) -> bool:
     """Stand for `any`."""
-    for item in items:  # noqa: SIM110: this is what the builtin does
+    for item in items:  # noqa: SIM110 this is what the builtin does
         if item:
             return True
     return False
@@ -37,7 +37,7 @@ def all_(items: Iterable[Any], /) -> bool:
 
 def map_(function: Any, /, *iterables: Iterable[Any]) -> Iterator[Any]:
     """Stand for `map`."""
-    for items in zip(*iterables):  # noqa: B905: `map` stops at the shortest
+    for items in zip(*iterables):  # noqa: B905 `map` stops at the shortest
         yield function(*items)
 
 

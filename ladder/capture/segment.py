@@ -22,7 +22,7 @@ from ladder.capture.kinds import by_identity, by_value, is_constant, same_value
 
 
 class CaptureError(Exception):
-    """This stretch of the program cannot be recorded; the run goes on without recording."""
+    """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
 
 
 class Node:
@@ -373,7 +373,7 @@ class Segment:
     # whole contents ---------------------------------------------------------------------------
     def touch(self, value: Any, depth: int = 8) -> None:
         """Guard all that a container holds, and what its containers hold, to `depth` levels."""
-        if depth == 0 or is_constant(value) and self.find(value) is None:
+        if depth == 0 or (is_constant(value) and self.find(value) is None):
             return
         node = self.find(value)
         if node is None:
@@ -431,7 +431,9 @@ class Segment:
         self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
         self.check(f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys")
         for key in keys:
-            text = f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
+            text = (
+                f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
+            )
             self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
 
 

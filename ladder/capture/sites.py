@@ -113,7 +113,12 @@ class Site:
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
         self.failures.append(why)
-        if origin is None or origin[0] is None or origin in self.poisoned or len(self.failures) > MAX_FAILURES:
+        if (
+            origin is None
+            or origin[0] is None
+            or origin in self.poisoned
+            or len(self.failures) > MAX_FAILURES
+        ):
             self.dead = True
         else:
             self.poisoned.add(origin)

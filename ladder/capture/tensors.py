@@ -10,30 +10,32 @@ import torch.nn.functional as functional
 import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder.capture.words import words
+
 if TYPE_CHECKING:
     from ladder.capture.segment import Segment
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 METADATA = frozenset(
-    (
+    words(
         "shape ndim dtype device requires_grad is_leaf layout is_cuda itemsize nbytes is_sparse is_quantized"
         " is_mkldnn is_meta is_cpu is_nested is_mps is_xpu is_complex is_floating_point names name"
         " size dim stride numel nelement element_size is_contiguous storage_offset ndimension"
         " is_signed is_inference is_conj is_neg get_device __len__ type is_same_size is_shared is_pinned"
         " is_distributed is_coalesced has_names is_sparse_csr is_xla is_vulkan is_ipu is_mtia is_maia"
         " is_tensor is_storage result_type can_cast promote_types broadcast_shapes _is_view"
-    ).split()
+    )
 )
 """Attributes and functions whose answer follows from guarded metadata."""
 
-VIEWS_BY_ATTRIBUTE = frozenset("T mT H mH real imag".split())
+VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
 """Tensor attributes that are operators."""
 
-_RISKY = (
+_RISKY = words(
     "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
     " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram one_hot"
-).split()
+)
 """Beginnings of the names of aten operators that may raise, or not, depending on values."""
 
 STATE_WRITES = frozenset(
@@ -85,11 +87,11 @@ STATE_READS = frozenset(
     }
     | {
         getattr(torch._C, name)
-        for name in (
+        for name in words(
             "_is_torch_function_mode_enabled _is_torch_function_all_disabled _is_grad_enabled"
             " _get_autocast_dtype is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
             " _len_torch_dispatch_stack _get_cudnn_enabled _get_mkldnn_enabled _is_inference_mode_enabled"
-        ).split()
+        )
         if hasattr(torch._C, name)
     }
     | {torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack}
@@ -190,7 +192,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[misc]
         self.risky |= any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY)
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
-            if written or "batch_norm" in name and argument.name.startswith("running"):
+            if written or ("batch_norm" in name and argument.name.startswith("running")):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 self._note_written(value)
         return func(*args, **kwargs)
@@ -219,12 +221,12 @@ def _python_operators() -> dict[Any, str]:
 
 PYTHON_OPERATORS = _python_operators()
 
-_FACTORIES = (
+_FACTORIES = words(
     "arange empty zeros ones full eye linspace logspace rand randn randint randperm tensor scalar_tensor"
     " tril_indices triu_indices empty_strided hann_window hamming_window bartlett_window blackman_window"
     " kaiser_window range as_tensor rand_like randn_like randint_like empty_like full_like ones_like"
     " zeros_like bernoulli normal poisson complex polar from_numpy"
-).split()
+)
 
 
 def _native_operators() -> frozenset[Any]:
