@@ -1,7 +1,7 @@
 """Capture: whole operator graphs of eager PyTorch programs, by monitoring one run (after MagPy).
 
 `capture(function)` gives a callable that records itself: a guard, a graph and a mock for each way
-through the program. May import nothing of Ladder's above it; `ladder` exports `capture`.
+through the program. `ladder` exports it as `compile`. May import only what lies below `ladder.api`.
 """
 
 from __future__ import annotations
@@ -26,4 +26,7 @@ def capture(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     return Captured(function, backend)
 
 
-__all__ = ["Captured", "capture"]
+compile = capture
+"""`ladder.compile`: so far capture alone; ``backend`` is where a compiler takes the graphs."""
+
+__all__ = ["Captured", "capture", "compile"]

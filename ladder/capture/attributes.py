@@ -17,7 +17,9 @@ from ladder.capture.kinds import by_identity, by_value, is_constant
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import METADATA, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
-_OBJECT_GET = object.__getattribute__
+_OBJECT_GET: Any = object.__getattribute__
+_OBJECT_SET: Any = object.__setattr__
+_OBJECT_DELETE: Any = object.__delattr__
 _PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
     | {BaseException, complex, types.FunctionType, functools.partial}
@@ -122,7 +124,7 @@ class Attributes(Core):
         if known is not None:
             return known
         owner = segment.node(value)
-        plain = type(value).__getattribute__ is object.__getattribute__
+        plain = type(value).__getattribute__ is _OBJECT_GET
         text = (
             f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
         )
@@ -309,7 +311,7 @@ class Attributes(Core):
         if isinstance(setter, types.FunctionType):
             self.call_in_statement(setter, (value, name, item))
             return
-        if setter is not object.__setattr__:
+        if setter is not _OBJECT_SET:
             raise CaptureError("a native __setattr__")
         self.store_plain(value, name, item)
 
@@ -351,7 +353,7 @@ class Attributes(Core):
         if isinstance(deleter, types.FunctionType):
             self.call_in_statement(deleter, (value, name))
             return
-        if deleter is not object.__delattr__ or inside is NULL or isinstance(value, type):
+        if deleter is not _OBJECT_DELETE or inside is NULL or isinstance(value, type):
             raise CaptureError("an attribute is deleted natively")
         if self.segment.class_attribute(type(value), name) is not NULL:
             raise CaptureError("a descriptor is deleted")

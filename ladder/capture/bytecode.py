@@ -104,7 +104,7 @@ def _decode(code: CodeType) -> Program:
     instructions: list[Instruction] = []
     line = code.co_firstlineno
     for item in raw:
-        starts: Any = item.starts_line if VERSION < (3, 13) else item.line_number
+        starts: Any = getattr(item, "starts_line" if VERSION < (3, 13) else "line_number")
         line = starts if isinstance(starts, int) and not isinstance(starts, bool) else line
         value = index_of[item.argval] if item.opcode in _JUMPS else item.argval
         name = _RENAMED.get(item.opname, item.opname)

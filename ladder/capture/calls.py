@@ -7,6 +7,7 @@ import inspect
 import operator
 import types
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import torch
@@ -340,7 +341,7 @@ class Calls(Attributes):
                     items = self._drained(self.iterate(items))
             self.segment.touch(items, 1)
             return self.perform(new, (kind, tuple(map(self.plain, items))), {}, [])
-        if home not in (object, dict, list, set, natives.OrderedDict, natives.defaultdict, natives.deque):
+        if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
             raise CaptureError(f"instances of {kind.__qualname__} are made natively")
         made = new(kind)
         self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())

@@ -31,6 +31,7 @@ _OVERRIDES = frozenset(
 )
 _READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
 _SLOT_CALLS = (types.WrapperDescriptorType,)
+_BY_IDENTITY: Any = (object.__hash__, object.__eq__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -91,7 +92,7 @@ class Containers(Calls):
 
     def _drained(self, value: Any) -> tuple[Any, ...]:
         """Return what is left of an iterator, taken under watch."""
-        items = []
+        items: list[Any] = []
         while True:
             item = self.advance(value)
             if item is STOP:
@@ -411,7 +412,7 @@ class Containers(Calls):
             if is_constant(value):
                 continue
             kind = type(value)
-            by_id = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+            by_id = (kind.__hash__, kind.__eq__) == _BY_IDENTITY
             if not (by_id or is_plain_tensor(value)):
                 return False
             if self.segment.find(value) is None:

@@ -12,7 +12,8 @@ from ladder.capture.kinds import same_value
 from ladder.capture.segment import CaptureError, Dynamic, Segment
 
 if TYPE_CHECKING:
-    from ladder.capture.sites import Captured, Plan, Site
+    from ladder.capture.record import Plan
+    from ladder.capture.sites import Captured, Site
 
 
 class Core:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import sys
 import types
+from collections import deque
 from typing import Any
 
 import torch
@@ -344,7 +345,7 @@ class Machine(Interpreter):
                 text = f"{node.var}[{key!r}]"
                 self.segment.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
             return sys.modules[top]
-        arguments = (name, frame.names, {}, names, level)
+        arguments: tuple[Any, ...] = (name, frame.names, {}, names, level)
         return self.opaque(frame.builtins["__import__"], arguments, {}, "push", "an import")
 
     # builtins ---------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ class Machine(Interpreter):
             if node.dynamic or not is_plain_tensor(value):
                 raise CaptureError("a length that depends on values")
             return len(value)
-        if isinstance(value, list | tuple | dict | set | frozenset | natives.deque):
+        if isinstance(value, list | tuple | dict | set | frozenset | deque):
             method = self.segment.class_attribute(kind, "__len__")
             if not isinstance(method, types.FunctionType):
                 self.segment.node(value) if not isinstance(value, tuple | frozenset) else None

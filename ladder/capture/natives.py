@@ -96,7 +96,8 @@ _LIST = "append extend insert pop remove clear reverse sort index count copy __l
 _DICT = "get items keys values pop popitem setdefault update clear copy __len__ __iter__ __reversed__"
 _SET = (
     "add discard remove pop clear update copy union intersection difference symmetric_difference issubset"
-    " issuperset isdisjoint intersection_update difference_update symmetric_difference_update __len__ __iter__"
+    " issuperset isdisjoint intersection_update difference_update symmetric_difference_update __len__"
+    " __iter__"
 )
 _DEQUE = "append appendleft extend extendleft pop popleft rotate reverse clear copy insert remove count index"
 _BASIC = " __getitem__ __setitem__ __delitem__ __contains__ __init__ __eq__ __ne__"
@@ -123,8 +124,8 @@ READERS = frozenset(
 
 CONSUMING = frozenset(
     words(
-        "extend extendleft update __init__ union intersection difference symmetric_difference issubset issuperset"
-        " isdisjoint intersection_update difference_update symmetric_difference_update"
+        "extend extendleft update __init__ union intersection difference symmetric_difference issubset"
+        " issuperset isdisjoint intersection_update difference_update symmetric_difference_update"
     )
 )
 """Methods of containers that take all that an iterator has."""
@@ -147,9 +148,14 @@ LOOKING = frozenset(
 SCALAR_TYPES: tuple[type, ...] = (int, float, complex, str, bytes, bool, range, type(None), np.generic)
 """Types whose methods are all deterministic and without effect."""
 
+
+def _iterator_type(value: Any) -> type:
+    return type(iter(value))
+
+
 ITERATORS: frozenset[type] = frozenset(
     {
-        *(type(iter(item)) for item in ((), [], {}, set(), "", b"", range(0), deque())),
+        *map(_iterator_type, ((), [], {}, set(), "", b"", range(0), deque())),
         *(type(iter({}.items())), type(iter({}.values())), type(reversed([])), type(reversed({}))),
         *(type(iter("\u1234")), type(iter(range(1 << 70))), type(iter(OrderedDict()))),
         *(zip, enumerate, reversed, itertools.chain, itertools.islice, itertools.repeat, itertools.product),
@@ -160,7 +166,7 @@ ITERATORS: frozenset[type] = frozenset(
 """Iterators that run no code of their own; what they iterate over is known when they are made."""
 
 REDUCIBLE: frozenset[type] = frozenset(
-    {*(type(iter(item)) for item in ((), [], range(0), {}, set())), enumerate, zip, type(reversed([]))}
+    {*map(_iterator_type, ((), [], range(0), {}, set())), enumerate, zip, type(reversed([]))}
     | {type(iter({}.items())), type(iter({}.values()))}
 )
 """Iterators whose ``__reduce__`` says what is left without taking it."""
@@ -182,8 +188,8 @@ LEAVES: frozenset[Any] = frozenset(
 
 FRAME_NAMES = frozenset(
     words(
-        "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval exec"
-        " getouterframes _getframemodulename"
+        "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval"
+        " exec getouterframes _getframemodulename"
     )
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
+from collections import OrderedDict, deque
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ BINARY = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-UNARY = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
+UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 _METHODS = {
     "+": "add",
     "-": "sub",
@@ -74,7 +75,17 @@ _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divid
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-_FX_CONSTANTS = (int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+_FX_CONSTANTS: tuple[Any, ...] = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
 _FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOverload)
 
 
@@ -274,7 +285,7 @@ class Operations(Containers):
         return self.perform(function, (left, right), {}, changes)
 
     def _user_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
-        lookup = self.segment.class_attribute
+        lookup: Any = self.segment.class_attribute
         if symbol in _COMPARE:
             own, mirrored = f"__{_COMPARE[symbol]}__", f"__{_MIRROR[symbol]}__"
             in_place = NULL
@@ -419,7 +430,7 @@ class Operations(Containers):
             return self.tuple_item(container, key)
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
             return container[key]
-        elif isinstance(container, list | tuple | dict | deque_type):
+        elif isinstance(container, list | tuple | dict | deque):
             method = self.segment.class_attribute(type(container), "__getitem__")
             if not isinstance(method, types.FunctionType):
                 return self.container_method(method, container, "__getitem__", (key,), {})
@@ -463,13 +474,9 @@ class Operations(Containers):
         method = self.segment.class_attribute(type(container), "__setitem__")
         if isinstance(method, types.FunctionType):
             self.call_in_statement(method, (container, key, item))
-        elif (
-            isinstance(container, dict)
-            and is_constant(key)
-            and not isinstance(container, natives.OrderedDict)
-        ):
+        elif isinstance(container, dict) and is_constant(key) and not isinstance(container, OrderedDict):
             self._store_key(container, key, item)
-        elif isinstance(container, list | dict | deque_type):
+        elif isinstance(container, list | dict | deque):
             self.container_method(method, container, "__setitem__", (key, item), {})
         else:
             raise CaptureError(f"an item of {type(container).__qualname__} is set")
@@ -500,15 +507,12 @@ class Operations(Containers):
             method = self.segment.class_attribute(type(container), "__delitem__")
             if isinstance(method, types.FunctionType):
                 self.call_in_statement(method, (container, key))
-            elif isinstance(container, list | dict | deque_type):
+            elif isinstance(container, list | dict | deque):
                 self.container_method(method, container, "__delitem__", (key,), {})
             else:
                 raise CaptureError("an item is deleted natively")
         except CaptureError as error:
             self.opaque(operator.delitem, (container, key), {}, "drop", str(error))
-
-
-deque_type = natives.deque
 
 
 def _overrides(left: Any, right: Any) -> bool:

@@ -397,10 +397,12 @@ class Segment:
                     self.touch(item, depth - 1)
 
     def _touch_entries(self, node: Node) -> None:
-        value, var = node.obj, node.var
+        value: Any = node.obj
+        var = node.var
         path = self.paths.get(var, var)
+        sequence: Any = value
         if isinstance(value, list | tuple | deque):
-            base = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
+            base: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
             size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
             self.check(f"{self.constant(base.__len__)}({var}) == {size}", f"len({path}) == {size}")
             if type(value) is base:
@@ -409,7 +411,7 @@ class Segment:
                 item = base.__getitem__(value, index)
                 self.read(node, index, item, entry.format(index), f"{path}[{index}]")
             if base is deque:
-                self.check(f"{var}.maxlen == {value.maxlen}", f"{path}.maxlen")
+                self.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
         elif isinstance(value, dict):
             self._touch_dict(node, path)
         elif isinstance(value, set | frozenset):

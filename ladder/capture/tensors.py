@@ -34,7 +34,8 @@ VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
 
 _RISKY = words(
     "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
-    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram one_hot"
+    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram"
+    " one_hot"
 )
 """Beginnings of the names of aten operators that may raise, or not, depending on values."""
 
@@ -80,8 +81,7 @@ STATE_READS = frozenset(
         torch._C._functorch.maybe_current_level,
         torch._C._is_autocast_available,
         torch.compiler.is_compiling,
-        torch.jit.is_scripting,
-        torch.jit.is_tracing,
+        *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
         torch._jit_internal.is_scripting,
         torch._C._get_default_device,
     }
@@ -169,7 +169,7 @@ def metadata_checks(segment: Segment, tensor: torch.Tensor, var: str) -> list[tu
     return rows
 
 
-class Monitor(TorchDispatchMode):  # type: ignore[misc]
+class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
     ``dynamic``: the shape of a result depends on values. ``risky``: may raise depending on values.
@@ -177,7 +177,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.dynamic = self.risky = self.random = False
         self.mutated: set[int] = set()
         self.operators = 0
