@@ -53,15 +53,16 @@ def instance_dict(value: Any) -> Any:
 class Attributes(Core):
     """`load_attr`, `store_attr`, `delete_attr` and what they rest on."""
 
-    def load_attr(self, value: Any, name: str, after: str = "push") -> Any:
+    def load_attr(self, value: Any, name: str) -> Any:
         """Return ``value.name``."""
         value = self.plain(value)
         if not self.recording:
             return getattr(value, name)
         try:
+            self.refuse_poisoned()
             return self._load(value, name)
         except CaptureError as error:
-            return self.opaque(getattr, (value, name), {}, after, str(error))
+            return self.opaque(getattr, (value, name), {}, "push", str(error))
 
     def _load(self, value: Any, name: str) -> Any:
         kind = type(value)
@@ -299,9 +300,10 @@ class Attributes(Core):
             setattr(value, name, self.plain(item))
             return
         try:
+            self.refuse_poisoned()
             self._store(value, name, item)
         except CaptureError as error:
-            self.opaque(setattr, (value, name, item), {}, "drop", str(error))
+            self.opaque(setattr, (value, name, item), {}, "push", str(error))
 
     def _store(self, value: Any, name: str, item: Any) -> None:
         kind = type(value)
@@ -343,9 +345,10 @@ class Attributes(Core):
             delattr(value, name)
             return
         try:
+            self.refuse_poisoned()
             self._delete(value, name)
         except CaptureError as error:
-            self.opaque(delattr, (value, name), {}, "drop", str(error))
+            self.opaque(delattr, (value, name), {}, "push", str(error))
 
     def _delete(self, value: Any, name: str) -> None:
         deleter = self.segment.class_attribute(type(value), "__delattr__")

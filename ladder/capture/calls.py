@@ -45,16 +45,11 @@ class Calls(Attributes):
         if not self.recording:
             plain = {key: self.plain(value) for key, value in kwargs.items()}
             return function(*map(self.plain, args), **plain)
-        if self.here() in self.poisoned():
-            return self.opaque(function, args, kwargs, "push", "this call cannot be recorded")
         try:
+            self.refuse_poisoned()
             return self._call(function, args, kwargs)
         except CaptureError as error:
             return self.opaque(function, args, kwargs, "push", str(error))
-
-    def poisoned(self) -> Any:
-        """Return the instructions that are run natively at this site."""
-        return self.site.poisoned if self.site is not None else ()
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = type(function)
@@ -314,6 +309,8 @@ class Calls(Attributes):
             new = self.part(new.__func__)
         if isinstance(new, types.FunctionType):
             if initialise is not object.__init__:
+                if not isinstance(initialise, types.FunctionType) or not self.known(initialise.__code__):
+                    raise CaptureError("__init__ is not interpreted")
                 with self.barrier():
                     made = self.call_function(new, (kind, *args), kwargs)
             else:

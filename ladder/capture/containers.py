@@ -31,7 +31,7 @@ _OVERRIDES = frozenset(
 )
 _READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
 _SLOT_CALLS = (types.WrapperDescriptorType,)
-_BY_IDENTITY: Any = (object.__hash__, object.__eq__)
+BY_IDENTITY: Any = (object.__hash__, object.__eq__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
@@ -66,7 +66,7 @@ class Containers(Calls):
             args = (tuple(args[0]), *args[1:])
         for item in (*args, *kwargs.values()):
             self._admit(item, looking)
-        if hidden and function in _LAZY:
+        if hidden:
             return self._hidden_result(function, args, kwargs)
         changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
         return self.perform(function, args, kwargs, changes)
@@ -93,15 +93,14 @@ class Containers(Calls):
     def _drained(self, value: Any) -> tuple[Any, ...]:
         """Return what is left of an iterator, taken under watch."""
         items: list[Any] = []
-        while True:
-            item = self.advance(value)
-            if item is STOP:
-                return tuple(items)
-            items.append(item)
+        with self.barrier():
+            while (item := self.advance(value)) is not STOP:
+                items.append(item)
+        return tuple(items)
 
     def _admit(self, value: Any, looking: bool) -> None:
         """Check that a replayable native may be given `value`."""
-        if is_constant(value) and self.segment.find(value) is None:
+        if (is_constant(value) and self.segment.find(value) is None) or self._is_hidden(value):
             return
         kind = type(value)
         if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
@@ -167,6 +166,8 @@ class Containers(Calls):
             segment.keep.append(result)
         elif not known:
             node = segment.fresh(result, text, uses)
+            if type(result) in natives.ITERATORS:
+                node.parents = set(uses)
         if not known:
             self._note_inside(result, node.var, 4, set())
 
@@ -192,6 +193,7 @@ class Containers(Calls):
         if not self.recording:
             return iter(value)
         try:
+            self.refuse_poisoned()
             return self._iterate(value)
         except CaptureError as error:
             return self.opaque(iter, (value,), {}, "push", str(error))
@@ -353,11 +355,11 @@ class Containers(Calls):
         if any(other == key and type(other) is not type(key) for other in owner if type(key) is not str):
             return NULL
         if found is NULL:
-            if type(owner) is defaultdict and name == "__getitem__":
-                return NULL
             self.segment.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
             if name == "__getitem__":
                 missing = self.segment.class_attribute(type(owner), "__missing__")
+                if type(owner) is defaultdict and owner.default_factory is not None:
+                    return self._default(owner, node, key)
                 if isinstance(missing, types.FunctionType):
                     return self.call_function(missing, (owner, key), {})
                 raise KeyError(key)
@@ -367,6 +369,20 @@ class Containers(Calls):
         value = self.segment.read(node, key, found, text, path)
         return True if name == "__contains__" else value
 
+    def _default(self, owner: Any, node: Node, key: Any) -> Any:
+        """Make, store and return the default of a key that a `defaultdict` lacks."""
+        factory = owner.default_factory
+        path = f"{node.var}.default_factory"
+        self.segment.read(node, "default_factory", factory, path, path)
+        with self.barrier():
+            value = self.call(factory, (), {})
+            self.store_subscript(owner, key, value)
+        return value
+
+    def store_subscript(self, container: Any, key: Any, item: Any) -> None:
+        """Do ``container[key] = item``."""
+        raise NotImplementedError
+
     def _other_method(
         self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -374,7 +390,8 @@ class Containers(Calls):
         if kind in natives.ITERATORS and name in ("__iter__", "__next__"):
             if name == "__iter__":
                 return owner
-            item = self.advance(owner)
+            with self.barrier():
+                item = self.advance(owner)
             if item is STOP:
                 raise StopIteration
             return item
@@ -412,7 +429,7 @@ class Containers(Calls):
             if is_constant(value):
                 continue
             kind = type(value)
-            by_id = (kind.__hash__, kind.__eq__) == _BY_IDENTITY
+            by_id = (kind.__hash__, kind.__eq__) == BY_IDENTITY
             if not (by_id or is_plain_tensor(value)):
                 return False
             if self.segment.find(value) is None:

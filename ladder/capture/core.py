@@ -10,10 +10,30 @@ from typing import TYPE_CHECKING, Any
 from ladder.capture.frames import Frame, Through, place_of
 from ladder.capture.kinds import same_value
 from ladder.capture.segment import CaptureError, Dynamic, Segment
+from ladder.capture.words import words
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan
     from ladder.capture.sites import Captured, Site
+
+
+RESUMABLE = frozenset(
+    words(
+        "CALL CALL_KW CALL_FUNCTION_EX LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR STORE_ATTR DELETE_ATTR BINARY_OP"
+        " COMPARE_OP BINARY_SUBSCR BINARY_SLICE STORE_SUBSCR STORE_SLICE DELETE_SUBSCR GET_ITER"
+        " GET_YIELD_FROM_ITER BEFORE_WITH WITH_EXCEPT_START"
+    )
+)
+"""Instructions whose last act is a call, and which then only push what it gives, or nothing."""
+
+LAST = RESUMABLE | frozenset(
+    words(
+        "CONTAINS_OP UNARY_NEGATIVE UNARY_INVERT UNARY_POSITIVE FORMAT_VALUE FORMAT_SIMPLE FORMAT_WITH_SPEC"
+        " IMPORT_NAME IMPORT_FROM LIST_APPEND SET_ADD MAP_ADD BUILD_SET BUILD_MAP CONVERT_VALUE"
+        " BUILD_CONST_KEY_MAP"
+    )
+)
+"""Instructions that may themselves be one native call."""
 
 
 class Core:
@@ -57,6 +77,11 @@ class Core:
         frame = self.frames[-1] if self.frames else None
         return (frame.code, frame.index - 1) if frame else (None, 0)
 
+    def refuse_poisoned(self) -> None:
+        """Raise if the instruction that runs is one that must be run natively at this site."""
+        if self.site is not None and self.site.poisoned and self.here() in self.site.poisoned:
+            raise CaptureError("this instruction cannot be recorded")
+
     @contextmanager
     def barrier(self) -> Iterator[None]:
         """Mark that what is called meanwhile returns to native code: no segment can end there."""
@@ -67,9 +92,8 @@ class Core:
             self.barriers.pop()
 
     def call_in_statement(self, function: Any, args: tuple[Any, ...]) -> None:
-        """Call `function` for its effect alone."""
-        with self.barrier():
-            self.call(function, args, {})
+        """Call `function` as the last act of an instruction that pushes nothing."""
+        self.call(function, args, {})
 
     # dynamic scalars --------------------------------------------------------------------------
     def plain(self, value: Any) -> Any:
@@ -121,6 +145,8 @@ class Core:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str, why: str
     ) -> Plan | None:
         """Return the plan to end the segment here, or stop recording where it cannot end."""
+        if self.frames and not self.barriers and not self._can_be_taken_up(after):
+            self.barriers = [self.here()]
         if self.barriers:
             self.stop(f"split within a native call: {why}", self.barriers[0])
             return None
@@ -131,6 +157,13 @@ class Core:
             self.stop(str(error), getattr(error, "origin", None))
             return None
         return plan
+
+    def _can_be_taken_up(self, after: str) -> bool:
+        """Say whether all frames stand at instructions that `drive` can finish."""
+        waiting = [frame.program.instructions[frame.index - 1].op for frame in self.frames]
+        return all(op in RESUMABLE for op in waiting[:-1]) and (
+            after in ("redo", "next") or waiting[-1] in LAST
+        )
 
     def stop(self, why: str, origin: Any = None) -> None:
         """Give up recording for the rest of this run; `origin` is run natively from now on."""

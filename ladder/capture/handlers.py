@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.capture.bytecode import VERSION, Instruction
 from ladder.capture.containers import STOP
 from ladder.capture.frames import NULL, Absent, Frame, new_cell
+from ladder.capture.words import words
 
 if TYPE_CHECKING:
     from ladder.capture.machine import Machine
@@ -195,26 +196,44 @@ def after_call(frame: Frame, value: Any) -> None:
     frame.stack.extend((NULL, value) if VERSION < (3, 13) else (value, NULL))
 
 
+_STATEMENTS = frozenset(
+    words("STORE_ATTR DELETE_ATTR STORE_SUBSCR STORE_SLICE DELETE_SUBSCR LIST_APPEND SET_ADD MAP_ADD")
+)
+
+
+def push_result(frame: Frame, value: Any) -> None:
+    """Take up the instruction of `frame` that was waiting for `value`."""
+    item = frame.program.instructions[frame.index - 1]
+    if item.op in _STATEMENTS:
+        return
+    method = item.op == "LOAD_METHOD" or (item.op == "LOAD_SUPER_ATTR" and item.arg & 1)
+    if method or (VERSION >= (3, 12) and item.op == "LOAD_ATTR" and item.arg & 1):
+        after_call(frame, value)
+    else:
+        frame.stack.append(value)
+
+
 @handles("LOAD_ATTR")
 def _load_attr(m: Machine, f: Frame, i: Instruction) -> None:
     owner = f.stack.pop()
     if VERSION >= (3, 12) and i.arg & 1:
-        after_call(f, m.load_attr(owner, i.value, "method"))
+        after_call(f, m.load_attr(owner, i.value))
     else:
         f.stack.append(m.load_attr(owner, i.value))
 
 
 @handles("LOAD_METHOD")
 def _load_method(m: Machine, f: Frame, i: Instruction) -> None:
-    after_call(f, m.load_attr(f.stack.pop(), i.value, "method"))
+    after_call(f, m.load_attr(f.stack.pop(), i.value))
 
 
 @handles("LOAD_SUPER_ATTR")
 def _load_super(m: Machine, f: Frame, i: Instruction) -> None:
     function, kind, owner = popn(f, 3)
-    found = function(kind, owner) if function is super else m.call(function, (kind, owner), {})
+    with m.barrier():
+        found = m.call(function, (kind, owner), {})
     if i.arg & 1:
-        after_call(f, m.load_attr(found, i.value, "method"))
+        after_call(f, m.load_attr(found, i.value))
     else:
         f.stack.append(m.load_attr(found, i.value))
 

@@ -27,19 +27,19 @@ def _build_list(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("BUILD_SET")
 def _build_set(m: Machine, f: Frame, i: Instruction) -> None:
-    f.stack.append(m.new({m.settled(item) for item in popn(f, i.arg)}))
+    f.stack.append(m.build_set(popn(f, i.arg)))
 
 
 @handles("BUILD_MAP")
 def _build_map(m: Machine, f: Frame, i: Instruction) -> None:
-    flat = [m.settled(item) for item in popn(f, 2 * i.arg)]
-    f.stack.append(m.new(dict(zip(flat[::2], flat[1::2], strict=True))))
+    flat = popn(f, 2 * i.arg)
+    f.stack.append(m.build_dict(flat[::2], flat[1::2]))
 
 
 @handles("BUILD_CONST_KEY_MAP")
 def _build_const_map(m: Machine, f: Frame, i: Instruction) -> None:
     keys = f.stack.pop()
-    f.stack.append(m.new(dict(zip(keys, map(m.settled, popn(f, i.arg)), strict=True))))
+    f.stack.append(m.build_dict(list(keys), popn(f, i.arg)))
 
 
 @handles("BUILD_STRING")
@@ -60,8 +60,7 @@ def _format_value(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("CONVERT_VALUE")
 def _convert_value(m: Machine, f: Frame, i: Instruction) -> None:
-    convert = (None, str, repr, ascii)[i.arg]
-    f.stack.append(m.call(convert, (f.stack.pop(),), {}))
+    f.stack.append(m.formatted(f.stack.pop(), i.arg, ""))
 
 
 @handles("FORMAT_SIMPLE")
@@ -98,7 +97,9 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
     value = m.plain(f.stack.pop())
     target = f.stack[-i.arg]
     if i.op == "DICT_MERGE" and not isinstance(value, dict):
-        value = dict(value)
+        f.stack.append(m.opaque(dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
+        f.index -= 1
+        return
     if i.op == "DICT_MERGE" and (set(value) & set(target) or not all(type(key) is str for key in value)):
         callee = getattr(f.stack[-2 - i.arg], "__qualname__", "function")
         key = next(iter(set(value) & set(target)), None)
@@ -106,7 +107,16 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
     method = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
     if i.op == "LIST_EXTEND" and not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
-    m.extend(target, method, value)
+    try:
+        m.extend(target, method, value)
+    except CaptureError as error:
+        kind: Any = dict if i.op.startswith("DICT") else list
+        if type(value) is kind:
+            m.stop(str(error), m.here())
+            method(target, value)
+            return
+        f.stack.append(m.opaque(kind, (value,), {}, "redo", str(error)))
+        f.index -= 1
 
 
 @handles("LIST_TO_TUPLE")

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ladder.capture import handlers_calls as handlers_calls
 from ladder.capture.bytecode import Instruction, Program, program_of
 from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
-from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_call, after_next
+from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
 from ladder.capture.operations import Operations
 
 
@@ -93,17 +93,16 @@ class Interpreter(Operations):
                 return value
             inner = self.frames.pop()
             if error is None:
-                inner.stack.append(value)
+                push_result(inner, value)
 
     def apply(self, frame: Frame, after: str, result: Any) -> None:
         """Take up `frame` where a split left it."""
-        item = frame.program.instructions[frame.index - 1]
         if after == "next":
-            after_next(frame, item, result)
-        elif after == "method":
-            after_call(frame, result)
-        elif after != "drop":
+            after_next(frame, frame.program.instructions[frame.index - 1], result)
+        elif after == "redo":
             frame.stack.append(result)
+        else:
+            push_result(frame, result)
 
 
 __all__ = ["NULL", "Instruction", "Interpreter", "Program"]

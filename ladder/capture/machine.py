@@ -11,15 +11,31 @@ from typing import Any
 import torch
 
 from ladder.capture import natives
-from ladder.capture.containers import STOP
+from ladder.capture.containers import BY_IDENTITY, STOP
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import by_identity, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic
 from ladder.capture.tensors import is_plain_tensor
 
-_CONVERSIONS = {1: str, 2: repr, 3: ascii}
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+def make_set(*items: Any) -> set[Any]:
+    """Return the set of `items`."""
+    return set(items)
+
+
+def make_dict(*items: Any) -> dict[Any, Any]:
+    """Return the dictionary of the first half of `items` to the second."""
+    half = len(items) // 2
+    return dict(zip(items[:half], items[half:], strict=True))
+
+
+def formatted(value: Any, conversion: int, spec: str) -> str:
+    """Return a replacement field of an f-string; `conversion` as in FORMAT_VALUE."""
+    convert = (None, str, repr, ascii)[conversion]
+    return format(value if convert is None else convert(value), spec)
 
 
 class Machine(Interpreter):
@@ -129,35 +145,56 @@ class Machine(Interpreter):
 
     def formatted(self, value: Any, conversion: int, spec: Any) -> Any:
         """Return a replacement field of an f-string."""
-        if conversion:
-            value = self.call(_CONVERSIONS[conversion], (value,), {})
         if not self.recording:
-            return format(self.plain(value), self.plain(spec))
-        if type(value) is str and spec == "":
+            return formatted(self.plain(value), conversion, self.plain(spec))
+        if type(value) is str and spec == "" and conversion == 0:
             return value
         try:
             if type(value) is not Dynamic and not is_plain(value):
                 raise CaptureError(f"format of {type(value).__qualname__}")
-            return self.replay(format, (value, spec), {}, looking=True)
+            return self.replay(formatted, (value, conversion, spec), {}, looking=True)
         except CaptureError as error:
-            return self.opaque(format, (value, spec), {}, "push", str(error))
+            return self.opaque(formatted, (value, conversion, spec), {}, "push", str(error))
 
     # building ---------------------------------------------------------------------------------
     def add_to(self, target: Any, method: Any, args: tuple[Any, ...]) -> None:
         """Add to a container that a comprehension is building."""
         args = tuple(map(self.settled, args))
+        if self.recording and method is not list.append and not self.hashed_natively(args[:1]):
+            self.opaque(method, (target, *args), {}, "push", "a key that is not a constant")
+            return
         if self.recording:
             try:
                 node = self.segment.node(target)
                 uses: set[str] = set()
                 texts = [node.var, *(self.segment.reference(item, uses) for item in args)]
-                if method is not list.append and not is_constant(args[0]):
-                    raise CaptureError("a key that is not a constant")
                 text = f"{self.segment.constant(method)}({', '.join(texts)})"
                 self.segment.change(text, [node], uses)
             except CaptureError as error:
                 self.hide(target, getattr(error, "origin", None))
         method(target, *map(self.plain, args))
+
+    def hashed_natively(self, keys: Any) -> bool:
+        """Say whether no code of the user's runs where `keys` are hashed and compared."""
+        return not self.recording or all(
+            is_constant(key) or is_plain_tensor(key) or (type(key).__hash__, type(key).__eq__) == BY_IDENTITY
+            for key in keys
+        )
+
+    def build_set(self, items: list[Any]) -> Any:
+        """Make a set of items on the stack."""
+        items = [self.settled(item) for item in items]
+        if not self.hashed_natively(items):
+            return self.opaque(make_set, tuple(items), {}, "push", "a set of hashable objects")
+        return self.new(set(items))
+
+    def build_dict(self, keys: list[Any], values: list[Any]) -> Any:
+        """Make a dictionary of items on the stack."""
+        keys, values = [self.settled(key) for key in keys], [self.settled(item) for item in values]
+        if not self.hashed_natively(keys):
+            given = (*keys, *values)
+            return self.opaque(make_dict, given, {}, "push", "a dictionary keyed by hashable objects")
+        return self.new(dict(zip(keys, values, strict=True)))
 
     def hide(self, target: Any, origin: Any) -> None:
         """Note that a fresh container holds what no step can make."""
@@ -173,19 +210,15 @@ class Machine(Interpreter):
         if not self.recording:
             method(target, value)
             return
-        if isinstance(value, types.GeneratorType) or self._is_hidden(value) or not self._extendable(value):
-            with self.barrier():
-                items = self._drained(self.iterate(value)) if not isinstance(value, dict) else dict(value)
-            value = items
-        try:
-            self.container_method(method, target, method.__name__, (value,), {})
-        except CaptureError as error:
-            self.hide(target, getattr(error, "origin", None))
-            method(target, value)
+        if not self._extendable(value):
+            raise CaptureError("extended by an unknown iterable")
+        if self._is_hidden(value):
+            value = self._drained(value)
+        self.container_method(method, target, method.__name__, (value,), {})
 
     def _extendable(self, value: Any) -> bool:
         known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
-        return known or type(value) in natives.ITERATORS
+        return known or type(value) in natives.ITERATORS or self._is_hidden(value)
 
     def unpacked(self, value: Any) -> Any:
         """Return the items of a sequence to unpack; None if a tuple of them was pushed instead."""
@@ -200,9 +233,8 @@ class Machine(Interpreter):
             self.segment.touch(value, 1)
             return tuple(value)
         if type(value) in natives.METHODS or self._is_hidden(value) or type(value) in natives.ITERATORS:
-            iterator = self.iterate(value)
             with self.barrier():
-                return self._drained(iterator)
+                return self._drained(self.iterate(value))
         if isinstance(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
             with self.barrier():
                 return tuple(self.call(torch.unbind, (value,), {}))

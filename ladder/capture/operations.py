@@ -239,6 +239,7 @@ class Operations(Containers):
         if not self.recording:
             return function(self.plain(left), self.plain(right))
         try:
+            self.refuse_poisoned()
             return self._binary(symbol, function, left, right)
         except CaptureError as error:
             return self.opaque(function, (left, right), {}, "push", str(error))
@@ -300,10 +301,13 @@ class Operations(Containers):
         if isinstance(method, types.FunctionType) and (
             type(right) is type(left) or not _overrides(left, right)
         ):
-            result = self.call_function(method, (left, right), {})
+            with self.barrier():
+                result = self.call_function(method, (left, right), {})
             if result is not NotImplemented:
                 return result
-            raise CaptureError("an operator that is not implemented")
+            # The other operand has its say, or there is a TypeError; both are the operator's own business.
+            self.stop("an operator that is not implemented", self.here())
+            return function(left, right)
         if method is NULL and isinstance(other, types.FunctionType):
             return self.call_function(other, (right, left), {})
         raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
@@ -348,6 +352,7 @@ class Operations(Containers):
         if is_constant(value) and not self._user_constant(value):
             return bool(value)
         try:
+            self.refuse_poisoned()
             return self._truth(value)
         except CaptureError:
             return NULL
@@ -383,6 +388,7 @@ class Operations(Containers):
         if not self.recording:
             return function(container, item)
         try:
+            self.refuse_poisoned()
             return self._contains(container, item) is not negate
         except CaptureError as error:
             return self.opaque(function, (container, item), {}, "push", str(error))
@@ -417,6 +423,7 @@ class Operations(Containers):
         if not self.recording:
             return container[key]
         try:
+            self.refuse_poisoned()
             return self._subscript(container, key)
         except CaptureError as error:
             return self.opaque(operator.getitem, (container, key), {}, "push", str(error))
@@ -463,9 +470,10 @@ class Operations(Containers):
             return
         item = self.settled(item)
         try:
+            self.refuse_poisoned()
             self._store_subscript(container, key, item)
         except CaptureError as error:
-            self.opaque(operator.setitem, (container, key, item), {}, "drop", str(error))
+            self.opaque(operator.setitem, (container, key, item), {}, "push", str(error))
 
     def _store_subscript(self, container: Any, key: Any, item: Any) -> None:
         if isinstance(container, torch.Tensor):
@@ -512,7 +520,7 @@ class Operations(Containers):
             else:
                 raise CaptureError("an item is deleted natively")
         except CaptureError as error:
-            self.opaque(operator.delitem, (container, key), {}, "drop", str(error))
+            self.opaque(operator.delitem, (container, key), {}, "push", str(error))
 
 
 def _overrides(left: Any, right: Any) -> bool:

@@ -91,12 +91,16 @@ def run(world: World, function: Callable[..., Any]) -> list[Outcome]:
 
 def captured_run(make: Callable[[], World], repeat: int) -> tuple[list[Outcome], list[Outcome], Captured]:
     """Return the outcomes without and with capture, each step made `repeat` times, and the capture."""
-    plain, watched = make(), make()
-    for world in (plain, watched):
-        world.steps = [step for step in world.steps for _ in range(repeat)]
+    plain = _repeated(make(), repeat)
     expected = run(plain, plain.function)
+    watched = _repeated(make(), repeat)
     captured = capture(watched.function)
     return expected, run(watched, captured), captured
+
+
+def _repeated(world: World, repeat: int) -> World:
+    world.steps = [step for step in world.steps for _ in range(repeat)]
+    return world
 
 
 def snapshot(value: Any, memo: dict[int, Any] | None = None) -> Any:
