@@ -336,8 +336,12 @@ class Calls(Attributes):
             if not isinstance(items, tuple | list):
                 with self.barrier():
                     items = self._drained(self.iterate(items))
-            self.segment.touch(items, 1)
-            return self.perform(new, (kind, tuple(map(self.plain, items))), {}, [])
+            given = (kind, tuple(map(self.plain, items)))
+            try:
+                self.segment.touch(items, 1)
+                return self.perform(new, given, {}, [])
+            except CaptureError as error:
+                return self.opaque(new, given, {}, "push", str(error))
         if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
             raise CaptureError(f"instances of {kind.__qualname__} are made natively")
         made = new(kind)

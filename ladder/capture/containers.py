@@ -64,12 +64,16 @@ class Containers(Calls):
         if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
             self.segment.touch(args[0], 1)
             args = (tuple(args[0]), *args[1:])
-        for item in (*args, *kwargs.values()):
-            self._admit(item, looking)
-        if hidden:
-            return self._hidden_result(function, args, kwargs)
-        changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
-        return self.perform(function, args, kwargs, changes)
+        try:
+            for item in (*args, *kwargs.values()):
+                self._admit(item, looking)
+            if hidden and function in _LAZY:
+                return self._hidden_result(function, args, kwargs)
+            changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
+            return self.perform(function, args, kwargs, changes)
+        except CaptureError as error:
+            # What iterators had is in `args` by now: the call must not be made with the iterators again.
+            return self.opaque(function, args, kwargs, "push", str(error))
 
     def _pure_dynamic(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         dynamic = any(type(item) is Dynamic for item in args)
@@ -290,11 +294,13 @@ class Containers(Calls):
             quick = self._dict_read(owner, name, rest, function)
             if quick is not NULL:
                 return quick
-        self._admit_method(owner, name, rest, kwargs)
-        node = self.segment.node(owner)
-        method = getattr(base, name) if function is not getattr(base, name, None) else function
-        changes = [] if name in natives.READERS else [node]
-        return self.perform(method, (owner, *rest), kwargs, changes)
+        method = getattr(base, name)
+        try:
+            self._admit_method(owner, name, rest, kwargs)
+            changes = [] if name in natives.READERS else [self.segment.node(owner)]
+            return self.perform(method, (owner, *rest), kwargs, changes)
+        except CaptureError as error:
+            return self.opaque(method, (owner, *rest), kwargs, "push", str(error))
 
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not isinstance(owner, dict)
@@ -325,6 +331,8 @@ class Containers(Calls):
 
     def _admit_iterable(self, item: Any) -> None:
         if is_constant(item) or isinstance(item, list | tuple | dict | set | frozenset | deque):
+            return
+        if self._is_hidden(item):
             return
         if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
             raise CaptureError("extended by an unknown iterable")

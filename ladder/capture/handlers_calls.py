@@ -104,7 +104,7 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
         callee = getattr(f.stack[-2 - i.arg], "__qualname__", "function")
         key = next(iter(set(value) & set(target)), None)
         raise TypeError(f"{callee}() got multiple values for keyword argument {key!r}")
-    method = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
+    method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
     if i.op == "LIST_EXTEND" and not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
         raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
     try:

@@ -212,9 +212,19 @@ class Machine(Interpreter):
             return
         if not self._extendable(value):
             raise CaptureError("extended by an unknown iterable")
-        if self._is_hidden(value):
-            value = self._drained(value)
-        self.container_method(method, target, method.__name__, (value,), {})
+        self._admit_iterable(value)
+        items = self._drained(value) if self._is_hidden(value) else value
+        if not self.hashed_natively(items if method is set.update else ()):
+            self.stop("a set of hashable objects", self.here())
+        if not self.recording:
+            method(target, items)
+            return
+        self.segment.touch(items, 1)
+        try:
+            self.perform(method, (target, items), {}, [self.segment.node(target)])
+        except CaptureError as error:
+            self.hide(target, getattr(error, "origin", None))
+            method(target, items)
 
     def _extendable(self, value: Any) -> bool:
         known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
