@@ -135,6 +135,9 @@ class Attributes(Core):
             node.seen.update(inside)
             return node
         path = segment.paths.get(owner.var, _brief_path(value))
+        if owner.pinned and plain:
+            segment.table.instances[id(value)] = (value, inside)
+            return segment.pin(inside, f"{path}.__dict__")
         node = Node(inside, segment.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
         segment.nodes[id(inside)] = node
         segment.keep.append(inside)
@@ -285,6 +288,9 @@ class Attributes(Core):
         node = self.segment.node(value)
         if name in VIEWS_BY_ATTRIBUTE or name == "data":
             return self.operator(getattr, (value, name), {})
+        if name in ("requires_grad", "is_leaf") and node.external and name not in node.seen:
+            node.seen.add(name)
+            self.segment.check(f"{node.var}.{name} is {getattr(value, name)}", f"{node.var}.{name}")
         if name in METADATA and not node.dynamic:
             return getattr(value, name)
         if name == "grad" and node.external:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from ladder.capture.segment import CaptureError, Node, Segment, Step
+from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.sites import FAILED, Record
-from ladder.capture.tensors import restore_state
+from ladder.capture.tensors import bulk_check, is_plain_tensor, restore_state, signature, torch_state
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
@@ -26,9 +26,10 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
         uses = plan.uses
         tail = _split_tail(segment, plan)
     _check_distinct(segment)
+    tensor_lines = _tensor_lines(segment)
     steps, needed = live_steps(segment.steps, uses)
     graph_lines, module = _graph(machine, segment, needed)
-    lines = [*_guard_lines(segment), *graph_lines, *(step.text for step in steps), *tail]
+    lines = [*_guard_lines(segment, tensor_lines), *graph_lines, *(step.text for step in steps), *tail]
     roots = ", ".join(f"r{at}" for at in range(machine.root_count))
     source = f"def run({roots}):\n" + "".join(f"    {line}\n" for line in lines)
     try:
@@ -53,15 +54,46 @@ def _split_tail(segment: Segment, plan: Plan) -> list[str]:
     ]
 
 
-def _guard_lines(segment: Segment) -> list[str]:
+def _tensor_lines(segment: Segment) -> list[str]:
+    """Return one bulk check of the metadata of tensors; what it cannot check is checked one by one."""
+    bulk = []
+    usable = torch_state() == segment.entry_state and not segment.state_written
+    for node, before, rows in segment.metadata:
+        if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
+            bulk.append(node)
+        else:
+            for text, why in rows:
+                segment.check(text, why)
+    check = bulk_check([node.obj for node in bulk])
+    if check is None:
+        for node, _, rows in segment.metadata:
+            if node in bulk:
+                for text, why in rows:
+                    segment.check(text, why)
+        return []
+    pinned = tuple(node.obj for node in bulk if node.pinned)
+    given = [node for node in bulk if not node.pinned]
+    check = bulk_check([*(node.obj for node in given), *pinned])
+    names = "".join(f"{node.var}, " for node in given)
+    segment.checks.append(Check("True", None, f"metadata of {len(bulk)} tensors", None))
+    return [
+        f"if not {segment.constant(check)}({names}*{segment.constant(pinned)}): return {len(segment.checks)}"
+    ]
+
+
+def _guard_lines(segment: Segment, tensor_lines: list[str]) -> list[str]:
     """Return the guard: each line binds a variable or returns the number of the check that fails."""
     lines = ["try:"]
     for number, check in enumerate(segment.checks, 1):
         if check.binds is not None:
             lines.append(f"    {check.binds} = {check.text}")
         else:
-            lines.append(f"    if not ({check.text}): return {number}")
-    return [*lines, "except Exception:", "    return -1"]
+            lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
+    paths = segment.table.finish(len(segment.checks) + 1)
+    bulk = [*tensor_lines, *segment.table.lines(segment.constant)]
+    segment.checks += [Check("True", None, path, path) for path in paths]
+    segment.checks.append(Check("True", None, "objects that stay", None))
+    return [*lines, *(f"    {line}" for line in bulk), "except Exception:", "    return -1"]
 
 
 def _check_distinct(segment: Segment) -> None:

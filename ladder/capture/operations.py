@@ -134,6 +134,7 @@ class Operations(Containers):
     def _must_split(self, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Node]) -> str:
         """Say why the program must be split at an operator that has just run; empty if it need not."""
         if function in tensors.STATE_WRITES:
+            self.segment.state_written = True
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
@@ -361,6 +362,10 @@ class Operations(Containers):
         if type(value) in natives.METHODS or isinstance(value, _CONTAINERS):
             self._check_not_overridden(type(value))
             node = self.segment.find(value)
+            if node is not None and node.pinned and not value and not node.mutated and not node.full:
+                node.full = True
+                self.segment.table.empty.append(value)
+                return False
             if node is not None and node.external and not node.full and not node.mutated:
                 size = self.segment.constant(type(value).__len__)
                 holds = len(value) > 0

@@ -19,6 +19,7 @@ import torch.fx
 
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import by_identity, by_value, is_constant, same_value
+from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
 
 
 class CaptureError(Exception):
@@ -40,6 +41,7 @@ class Node:
         "obj",
         "origin",
         "parents",
+        "pinned",
         "recordable",
         "seen",
         "stable",
@@ -54,6 +56,7 @@ class Node:
         self.stable = stable
         self.seen: set[Any] = set()
         self.written: set[Any] = set()
+        self.pinned = False
         self.full = False
         self.mutated = False
         self.recordable = True
@@ -110,6 +113,8 @@ class Segment:
         self.keep: list[Any] = []
         self.roots: dict[int, list[tuple[str, Any]]] = {}
         self.tensors: list[Node] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]]]] = []
+        self.state_written = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
         self.operators = 0
@@ -119,6 +124,7 @@ class Segment:
         self.distinct: set[type] = set()
         self.graph_values: list[Node] = []
         self.paths: dict[str, str] = {}
+        self.table = Table()
         self.uses_dynamic = False
         self._names: dict[int, str] = {}
         self._classes: set[tuple[int, str]] = set()
@@ -163,16 +169,22 @@ class Segment:
         if not parent.external or key in parent.seen or key in parent.written:
             return value
         parent.seen.add(key)
+        if parent.pinned and isinstance(parent.obj, dict) and path not in self.lifted:
+            self.table.add(parent.obj, key, value, path)
+            if not (by_identity(value) or by_value(value)):
+                self.pin(value, path)
+            return value
         return self.meet(value, expression, path, stable=parent.stable)
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
         """Guard the external `value` that a matched run finds as `expression`."""
         if path in self.lifted and type(value) in (int, float):
             return self._lift(value, expression, path)
-        if by_identity(value) or (stable and isinstance(value, types.FunctionType | torch.nn.Module)):
+        pinned = stable and path not in self.lifted and not by_value(value)
+        if by_identity(value) or pinned:
             self.check(f"{expression} is {self.constant(value)}", f"{path} is {_brief(value)}", path)
-            if not by_identity(value) and id(value) not in self.nodes:
-                self._add(Node(value, self.constant(value), external=True, stable=True))
+            if not by_identity(value):
+                self.pin(value, path)
         elif by_value(value):
             self._meet_value(value, expression, path)
         else:
@@ -204,17 +216,20 @@ class Segment:
             self._meet_tensor(node, path)
 
     def _meet_tensor(self, node: Node, path: str) -> None:
-        from ladder.capture.tensors import metadata_checks
+        from ladder.capture.tensors import metadata_checks, signature
 
         self.tensors.append(node)
-        for text, why in metadata_checks(self, node.obj, node.var):
-            self.check(text, f"{path}{why}")
+        rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var)]
+        self.metadata.append((node, signature(node.obj), rows))
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
         """Note that `key` was not in `parent` at entry."""
         if parent.external and key not in parent.seen and key not in parent.written:
             parent.seen.add(key)
-            self.check(text, f"{path} is not there")
+            if parent.pinned and isinstance(parent.obj, dict):
+                self.table.add(parent.obj, key, ABSENT, path)
+            else:
+                self.check(text, f"{path} is not there")
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
@@ -235,31 +250,32 @@ class Segment:
         if (id(owner), f"={name}") in self._classes:
             return
         self._classes.add((id(owner), f"={name}"))
-        here = owner.__dict__
-        # The mapping proxy is a live view, and the same as long as it is kept.
-        proxy = self._names.setdefault(-id(owner), f"p{len(self._names)}")
-        self.space.setdefault(proxy, here)
-        path = f"{owner.__qualname__}.{name}"
-        if name not in here:
-            self.check(f"{name!r} not in {proxy}", f"{path} is not there")
-        elif by_value(here[name]):
-            self._meet_value(here[name], f"{proxy}[{name!r}]", path)
-        else:
-            expression = f"{proxy}[{name!r}]"
-            pinned = not isinstance(here[name], (list, dict, set, torch.Tensor))
-            if pinned:
-                self.check(f"{expression} is {self.constant(here[name])}", f"{path} is unchanged", path)
-                self._pin(here[name])
-            else:
-                self._meet_object(here[name], expression, path, stable=True)
+        here = class_dict(owner)
+        self.keep.append(here)
+        path = f"{owner.__module__}.{owner.__qualname__}.{name}"
+        value = here.get(name, ABSENT)
+        if value is not ABSENT and path in self.lifted:
+            proxy = self.constant(owner)
+            self.meet(value, f"{proxy}.__dict__[{name!r}]", path, stable=False)
+            return
+        self.table.add(here, name, value, path)
+        if value is not ABSENT and not (by_identity(value) or by_value(value)):
+            self.pin(value, path)
 
-    def _pin(self, value: Any) -> None:
-        if not is_constant(value) and id(value) not in self.nodes:
-            self._add(Node(value, self.constant(value), external=True, stable=True))
-
-    def pin(self, value: Any) -> Node:
-        """Return the node of an object that is the same in every run."""
-        self._pin(value)
+    def pin(self, value: Any, path: str = "") -> Node:
+        """Return the node of an object that is the same in every run that matches."""
+        known = None if by_identity(value) else self.find(value)
+        if known is not None and known.external and not known.pinned and "pin" not in known.seen:
+            known.seen.add("pin")
+            self.check(f"{known.var} is {self.constant(value)}", f"{self.paths.get(known.var)} is {path}")
+        if known is None and not by_identity(value):
+            node = self._add(Node(value, self.constant(value), external=True, stable=True))
+            node.pinned = True
+            self.paths[node.var] = path or _brief(value)
+            if isinstance(value, torch.Tensor):
+                self._meet_tensor(node, self.paths[node.var])
+            elif _mutable_class(type(value)):
+                self.table.kinds[id(value)] = (value, type(value))
         return self.node(value)
 
     # nodes ------------------------------------------------------------------------------------
@@ -426,6 +442,12 @@ class Segment:
                 raise CaptureError(f"a set or dict keyed by {_brief(key)}")
 
     def _touch_dict(self, node: Node, path: str) -> None:
+        if node.pinned and type(node.obj) is dict:
+            self.constant_keys(node.obj)
+            self.table.add(node.obj, WHOLE, list(node.obj), path)
+            for key, item in node.obj.items():
+                self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
+            return
         keys = list(dict.__iter__(node.obj)) if not isinstance(node.obj, OrderedDict) else list(node.obj)
         self.constant_keys(keys)
         var = node.var

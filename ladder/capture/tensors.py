@@ -169,6 +169,29 @@ def metadata_checks(segment: Segment, tensor: torch.Tensor, var: str) -> list[tu
     return rows
 
 
+def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the metadata that guards hold a tensor to."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (tensor.layout,)
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = (tuple(tensor.shape), tensor.stride())
+        return (*shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, type(tensor))
+
+
+def bulk_check(tensors: list[torch.Tensor]) -> Any:
+    """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors."""
+    guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+    if guards is None or not tensors or any(len(signature(item)) == 1 for item in tensors):
+        return None
+    try:
+        sizes = [list(item.shape) for item in tensors]
+        strides = [list(item.stride()) for item in tensors]
+        made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return made.check if made.check(*tensors) else None
+    except (TypeError, RuntimeError):
+        return None
+
+
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
