@@ -198,22 +198,21 @@ def _call_ex(m: Machine, f: Frame, i: Instruction) -> None:
     f.stack.append(m.call_spread(function, args, kwargs))
 
 
-@handles("MAKE_FUNCTION")
+_PARTS = {8: "closure", 4: "annotations", 2: "kwdefaults", 1: "defaults"}
+
+
+@handles("MAKE_FUNCTION", "SET_FUNCTION_ATTRIBUTE")
 def _make_function(m: Machine, f: Frame, i: Instruction) -> None:
     code = f.stack.pop()
     parts: dict[str, Any] = {}
     if VERSION < (3, 13):
-        for bit, name in ((8, "closure"), (4, "annotations"), (2, "kwdefaults"), (1, "defaults")):
+        for bit, name in _PARTS.items():
             if i.arg & bit:
                 parts[name] = m.settled(f.stack.pop())
+    while (following := f.program.instructions[f.index]).op == "SET_FUNCTION_ATTRIBUTE":
+        parts[_PARTS[following.arg]] = m.settled(f.stack.pop())
+        f.index += 1
     f.stack.append(m.make_function(f, code, parts))
-
-
-@handles("SET_FUNCTION_ATTRIBUTE")
-def _set_function_attribute(m: Machine, f: Frame, i: Instruction) -> None:
-    value, function = popn(f, 2)
-    name = {1: "defaults", 2: "kwdefaults", 4: "annotations", 8: "closure"}[i.arg]
-    f.stack.append(m.complete_function(f, function, name, m.settled(value)))
 
 
 @handles("CALL_INTRINSIC_1")

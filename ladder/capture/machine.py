@@ -334,18 +334,6 @@ class Machine(Interpreter):
         refer = self.segment.reference
         return "{" + ", ".join(f"{key!r}: {refer(item, uses)}" for key, item in value.items()) + "}"
 
-    def complete_function(self, frame: Frame, function: Any, name: str, value: Any) -> Any:
-        """Set the defaults, annotations or closure of a function just made (CPython 3.13)."""
-        parts = {
-            "defaults": function.__defaults__,
-            "closure": function.__closure__,
-            "kwdefaults": function.__kwdefaults__,
-        }
-        parts = {key: item for key, item in parts.items() if item is not None} | {name: value}
-        if name != "annotations" and function.__annotations__:
-            parts["annotations"] = function.__annotations__
-        return self.make_function(frame, function.__code__, parts)
-
     def advance_or_raise(self, iterator: Any) -> Any:
         """Return ``next(iterator)``."""
         if isinstance(iterator, types.GeneratorType):

@@ -456,7 +456,9 @@ class Operations(Containers):
 
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
         node = self.segment.find(container)
-        if node is None or not node.external:
+        if node is not None and node.pinned:
+            self.segment.touch(container, 1)
+        if node is None or not node.external or node.pinned:
             return container[key]
         size = self.segment.constant(len(container))
         if "len" not in node.seen:

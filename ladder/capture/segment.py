@@ -415,6 +415,10 @@ class Segment:
     def _touch_entries(self, node: Node) -> None:
         value: Any = node.obj
         var = node.var
+        if node.pinned and type(value) in (tuple, frozenset):
+            for item in value:  # they are as lasting as the tuple
+                self.pin(item) if not is_constant(item) else None
+            return
         path = self.paths.get(var, var)
         sequence: Any = value
         if isinstance(value, list | tuple | deque):

@@ -8,6 +8,7 @@ changed since it was last checked needs no look at its entries.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -32,8 +33,8 @@ _instance_dict = attrgetter("__dict__")
 def _version_function() -> Callable[[Any], int] | None:
     """Return what gives a number that changes with a dictionary, if this Python and torch have it."""
     version = getattr(torch._C._dynamo.guards, "dict_version", None)
-    if version is None:
-        return None
+    if version is None or sys.version_info >= (3, 12):
+        return None  # from 3.12 on torch counts with watchers, which miss some changes
     try:
         return version if _versions_work(version) else None
     except Exception:
@@ -140,8 +141,9 @@ class Table:
     def recheck(self) -> int:
         """Return 0 if all facts hold, else the number of one that does not."""
         for number, home in enumerate(self.homes):
-            now = VERSION(home) if VERSION is not None and _versioned(home) else -2
-            if now != self.versions[number]:
+            known = VERSION is not None and _versioned(home)
+            now = VERSION(home) if VERSION is not None and known else -1
+            if not known or now != self.versions[number]:
                 for at, entry in self.rows[number]:
                     if not entry.holds():
                         return at
