@@ -216,7 +216,6 @@ class Machine(Interpreter):
         items = self._drained(value) if self._is_hidden(value) else value
         if not self.hashed_natively(items if method is set.update else ()):
             self.stop("a set of hashable objects", self.here())
-        if not self.recording:
             method(target, items)
             return
         self.segment.touch(items, 1)
