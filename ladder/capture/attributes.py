@@ -116,7 +116,7 @@ class Attributes(Core):
         if name not in inside:
             self.segment.absent(node, name, f"{name!r} not in {node.var}", path)
             return NULL
-        return self.segment.read(node, name, inside[name], f"{node.var}[{name!r}]", path)
+        return self.segment.load(node, name, inside[name], f"{node.var}[{name!r}]", path)
 
     def dict_node(self, value: Any, inside: dict[str, Any]) -> Node:
         """Return the node of the instance dictionary of `value`."""
@@ -139,16 +139,14 @@ class Attributes(Core):
             segment.table.instances[id(value)] = (value, inside)
             return segment.pin(inside, f"{path}.__dict__")
         node = Node(inside, segment.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
-        segment.nodes[id(inside)] = node
-        segment.keep.append(inside)
-        return node
+        return segment.add(node)
 
     def namespace_item(self, names: dict[str, Any], name: str, home: str, missing: Any) -> Any:
         """Return an entry of a module dictionary."""
         node = self.segment.pin(names)
         if name not in names:
             raise CaptureError(f"{home}.{name} is computed by the module")
-        return self.segment.read(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+        return self.segment.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
 
     # classes ----------------------------------------------------------------------------------
     def _class_attr(self, value: type, name: str) -> Any:
@@ -252,7 +250,7 @@ class Attributes(Core):
             raise CaptureError(f"the slot {found.__name__} is unset") from None
         node = self.segment.node(value)
         text = f"{self.segment.constant(found)}.__get__({node.var})"
-        return self.segment.read(node, found, inside, text, f"{node.var}.{found.__name__}")
+        return self.segment.load(node, found, inside, text, f"{node.var}.{found.__name__}")
 
     def _computed(self, found: Any, value: Any, kind: type) -> Any:
         name = found.__name__
@@ -274,13 +272,13 @@ class Attributes(Core):
 
     def _function_field(self, value: Any, name: str) -> Any:
         node = self.segment.node(value)
-        return self.segment.read(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+        return self.segment.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
 
     def _error_field(self, found: Any, value: Any, name: str) -> Any:
         inside, node = found.__get__(value), self.segment.find(value)
         if node is None or not node.external:
             return inside
-        return self.segment.read(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
+        return self.segment.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
 
     def _tensor_attr(self, value: Any, name: str) -> Any:
         if not is_plain_tensor(value):
@@ -295,7 +293,7 @@ class Attributes(Core):
             return getattr(value, name)
         if name == "grad" and node.external:
             # Within a segment no gradient changes: backward passes and assignments split.
-            return self.segment.read(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
+            return self.segment.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
         raise CaptureError(f"the tensor attribute {name}")
 
     # stores -----------------------------------------------------------------------------------
@@ -319,12 +317,12 @@ class Attributes(Core):
         if isinstance(setter, types.FunctionType):
             self.call_in_statement(setter, (value, name, item))
             return
-        if setter is not _OBJECT_SET:
+        if getattr(setter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError("a native __setattr__")
-        self.store_plain(value, name, item)
+        self.store_plain(value, name, item, setter)
 
-    def store_plain(self, value: Any, name: str, item: Any) -> None:
-        """Do ``object.__setattr__(value, name, item)``."""
+    def store_plain(self, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
+        """Do ``object.__setattr__(value, name, item)``, by that name or another."""
         found = self.segment.class_attribute(type(value), name)
         if type(found) is property and found.fset is not None:
             self.call_in_statement(self.part(found.fset), (value, item))
@@ -337,9 +335,9 @@ class Attributes(Core):
         item = self.settled(item)
         uses: set[str] = set()
         owner = self.segment.reference(value, uses)
-        text = f"{self.segment.constant(object.__setattr__)}({owner}, {name!r}, "
+        text = f"{self.segment.constant(setter)}({owner}, {name!r}, "
         text += f"{self.segment.reference(item, uses)})"
-        object.__setattr__(value, name, item)
+        setter(value, name, item)
         node.written.add(found if slot else name)
         targets = [node, self.segment.node(value)]
         self.segment.change(text, targets, uses)

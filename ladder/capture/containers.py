@@ -17,7 +17,7 @@ import torch
 from ladder.capture import natives
 from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
-from ladder.capture.kinds import PLAIN_DICTS, is_constant, is_plain
+from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import is_plain_tensor
 from ladder.capture.words import words
@@ -154,6 +154,9 @@ class Containers(Calls):
                 self.stop("a native that changes its argument failed")
             raise
         self._note_result(result, text, uses, changes)
+        if type(result) in natives.ITERATORS:
+            sources = [segment.node(item) for item in args if type(item) in natives.ITERATORS]
+            segment.derive(segment.node(result), sources)
         return result
 
     def _note_result(self, result: Any, text: str, uses: set[str], changes: list[Node]) -> None:
@@ -170,8 +173,6 @@ class Containers(Calls):
             segment.keep.append(result)
         elif not known:
             node = segment.fresh(result, text, uses)
-            if type(result) in natives.ITERATORS:
-                node.parents = set(uses)
         if not known:
             self._note_inside(result, node.var, 4, set())
 
@@ -279,8 +280,9 @@ class Containers(Calls):
     ) -> Any:
         """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
         kind = type(owner)
-        base = next((home for home in kind.__mro__ if home in natives.METHODS), None)
-        if base is None or name not in natives.METHODS[base]:
+        method = descriptor_of(function)
+        base = getattr(method, "__objclass__", None)
+        if base not in natives.METHODS or name not in natives.METHODS[base]:
             return self._other_method(function, owner, name, rest, kwargs)
         if kind is not base:
             self._check_not_overridden_for(kind, base, name, function)
@@ -294,7 +296,6 @@ class Containers(Calls):
             quick = self._dict_read(owner, name, rest, function)
             if quick is not NULL:
                 return quick
-        method = getattr(base, name)
         try:
             self._admit_method(owner, name, rest, kwargs)
             changes = [] if name in natives.READERS else [self.segment.node(owner)]
@@ -374,7 +375,8 @@ class Containers(Calls):
             return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
         text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
         text = text or f"dict.__getitem__({node.var}, {constant})"
-        value = self.segment.read(node, key, found, text, path)
+        read = self.segment.read if name == "__contains__" else self.segment.load
+        value = read(node, key, found, text, path)
         return True if name == "__contains__" else value
 
     def _default(self, owner: Any, node: Node, key: Any) -> Any:

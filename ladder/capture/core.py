@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ladder.capture.frames import Frame, Through, place_of
-from ladder.capture.kinds import same_value
 from ladder.capture.segment import CaptureError, Dynamic, Segment
 from ladder.capture.words import words
 
@@ -100,10 +99,7 @@ class Core:
         """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
         if type(value) is Dynamic:
             if self.recording:
-                kind = self.segment.constant(type(value.value))
-                constant = self.segment.constant(value.value)
-                text = f"type({value.var}) is {kind} and {same_value(value.var, value.value, constant)}"
-                self.segment.check(text, f"{value.var} == {value.value!r}", self.segment.paths.get(value.var))
+                self.segment.fix(value)
             return value.value
         if type(value) is tuple and self.segment.uses_dynamic and any(map(_holds_dynamic, value)):
             return tuple(map(self.plain, value))

@@ -73,6 +73,22 @@ def is_plain(value: Any, depth: int = 8) -> bool:
     return False
 
 
+def descriptor_of(function: Any) -> Any:
+    """Return the descriptor of a class that, bound to its object, is the native method `function`.
+
+    None if there is none: ``getattr(object, name)`` need not be it, as in calls through ``super()``.
+    """
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function
+    owner, name = function.__self__, function.__name__
+    for home in type(owner).__mro__:
+        found: Any = home.__dict__.get(name)
+        native = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        if native and found.__get__(owner) == function:
+            return found
+    return None
+
+
 def same_value(name: str, value: Any, constant: str) -> str:
     """Return the Python condition that the variable `name` holds exactly the scalar `value`."""
     if isinstance(value, float) and value != value:

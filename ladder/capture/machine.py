@@ -52,11 +52,11 @@ class Machine(Interpreter):
         node = self.segment.pin(names)
         home = names.get("__name__", "globals")
         if name in names:
-            return self.segment.read(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+            return self.segment.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
         self.segment.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
         inside = self.segment.pin(frame.builtins)
         value = frame.builtins[name]
-        return self.segment.read(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
+        return self.segment.load(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         """Assign a global."""
@@ -109,7 +109,7 @@ class Machine(Interpreter):
             self.stop(str(error), self.here())
             return value
         path = f"{self.segment.paths.get(node.var, node.var)}"
-        return self.segment.read(node, "contents", value, f"{node.var}.cell_contents", path)
+        return self.segment.load(node, "contents", value, f"{node.var}.cell_contents", path)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         """Assign a cell."""

@@ -467,7 +467,7 @@ class Operations(Containers):
         index = key if key >= 0 else key + len(container)
         item = tuple.__getitem__(container, key)
         path = f"{self.segment.paths.get(node.var, node.var)}[{index}]"
-        return self.segment.read(node, index, item, f"{node.var}[{index}]", path)
+        return self.segment.load(node, index, item, f"{node.var}[{index}]", path)
 
     def store_subscript(self, container: Any, key: Any, item: Any) -> None:
         """Do ``container[key] = item``."""

@@ -18,7 +18,7 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import by_identity, by_value, is_constant, same_value
+from ladder.capture.kinds import by_identity, by_value, descriptor_of, is_constant, same_value
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
 
 
@@ -37,6 +37,7 @@ class Node:
         "external",
         "full",
         "fx",
+        "lifted",
         "mutated",
         "obj",
         "origin",
@@ -62,6 +63,7 @@ class Node:
         self.recordable = True
         self.origin: Any = None
         self.parents: set[str] = set()
+        self.lifted: dict[Any, Dynamic] = {}
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
 
@@ -111,6 +113,7 @@ class Segment:
         self.steps: list[Step] = []
         self.nodes: dict[int, Node] = {}
         self.keep: list[Any] = []
+        self.outside: set[str] = set()
         self.roots: dict[int, list[tuple[str, Any]]] = {}
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]]]] = []
@@ -161,11 +164,28 @@ class Segment:
         self.checks.append(Check(expression, var, why, None))
         return var
 
-    def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
-        """Note that `value` was found at `key` of `parent`; guard it if it was there at entry.
+    def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
+        known = parent.lifted.get(key)
+        if known is not None and key not in parent.written:
+            return known
+        first = parent.external and key not in parent.seen and key not in parent.written
+        if first and path in self.lifted and type(value) in (int, float):
+            parent.seen.add(key)
+            parent.lifted[key] = self._lift(value, expression, path)
+            return parent.lifted[key]
+        return self.read(parent, key, value, expression, path)
 
-        Returns `value`, or a `Dynamic` where this path is lifted.
-        """
+    def fix(self, dynamic: Dynamic) -> None:
+        """Guard that a dynamic scalar has the value of this run."""
+        kind, value = self.constant(type(dynamic.value)), self.constant(dynamic.value)
+        text = f"type({dynamic.var}) is {kind} and {same_value(dynamic.var, dynamic.value, value)}"
+        self.check(text, f"{dynamic.var} == {dynamic.value!r}", self.paths.get(dynamic.var))
+
+    def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
+        if key in parent.lifted and key not in parent.written:
+            self.fix(parent.lifted.pop(key))
         if not parent.external or key in parent.seen or key in parent.written:
             return value
         parent.seen.add(key)
@@ -178,8 +198,6 @@ class Segment:
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
         """Guard the external `value` that a matched run finds as `expression`."""
-        if path in self.lifted and type(value) in (int, float):
-            return self._lift(value, expression, path)
         pinned = stable and path not in self.lifted and not by_value(value)
         if by_identity(value) or pinned:
             self.check(f"{expression} is {self.constant(value)}", f"{path} is {_brief(value)}", path)
@@ -210,7 +228,7 @@ class Segment:
             return
         if value is NULL:
             return
-        node = self._add(Node(value, self.bind(expression, path), external=True, stable=stable))
+        node = self.add(Node(value, self.bind(expression, path), external=True, stable=stable))
         self.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
         if isinstance(value, torch.Tensor):
             self._meet_tensor(node, path)
@@ -269,7 +287,7 @@ class Segment:
             known.seen.add("pin")
             self.check(f"{known.var} is {self.constant(value)}", f"{self.paths.get(known.var)} is {path}")
         if known is None and not by_identity(value):
-            node = self._add(Node(value, self.constant(value), external=True, stable=True))
+            node = self.add(Node(value, self.constant(value), external=True, stable=True))
             node.pinned = True
             self.paths[node.var] = path or _brief(value)
             if isinstance(value, torch.Tensor):
@@ -279,14 +297,24 @@ class Segment:
         return self.node(value)
 
     # nodes ------------------------------------------------------------------------------------
-    def _add(self, node: Node) -> Node:
+    def add(self, node: Node) -> Node:
+        """Register `node`."""
         self.nodes[id(node.obj)] = node
         self.keep.append(node.obj)
+        if node.external:
+            self.outside.add(node.var)
         return node
+
+    def derive(self, node: Node, sources: Iterable[Node]) -> None:
+        """Note that a change of `node` is a change of `sources`, as with iterators over iterators."""
+        for source in sources:
+            node.parents |= {source.var, *source.parents}
 
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
         self.paths[var] = path
+        if path in self.lifted and type(value) in (int, float):
+            return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
             return self.meet(value, var, path, stable=False)
         self.roots.setdefault(id(value), []).append((var, value))
@@ -314,18 +342,18 @@ class Segment:
             return node
         own = isinstance(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
         if by_identity(value) or own:
-            return self._add(Node(value, self.constant(value), external=True, stable=True))
+            return self.add(Node(value, self.constant(value), external=True, stable=True))
         raise CaptureError(f"an object of unknown origin: {_brief(value)}")
 
     def fresh(self, value: Any, text: str, uses: set[str]) -> Node:
         """Register an object made in this segment by the expression `text`."""
-        node = self._add(Node(value, self.fresh_name(), external=False))
+        node = self.add(Node(value, self.fresh_name(), external=False))
         self.steps.append(Step(f"{node.var} = {text}", node.var, uses, set(), False))
         return node
 
     def hidden(self, value: Any, origin: Any) -> Node:
         """Register an object of this segment that no step can make again."""
-        node = self._add(Node(value, self.fresh_name(), external=False))
+        node = self.add(Node(value, self.fresh_name(), external=False))
         node.recordable = False
         node.origin = origin
         return node
@@ -336,7 +364,7 @@ class Segment:
         for node in changed:
             node.mutated = True
         names = {node.var for node in changed}.union(*(node.parents for node in changed))
-        keep = any(node.external for node in changed)
+        keep = bool(names & self.outside)
         self.steps.append(Step(text, var, uses | names, names, keep))
 
     # references -------------------------------------------------------------------------------
@@ -373,12 +401,11 @@ class Segment:
         if kind is types.MethodType:
             parts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
             return self.fresh(value, f"{self.constant(types.MethodType)}({parts})", uses)
-        if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
-            owner = self.reference(value.__self__, uses)
-            return self.fresh(value, f"getattr({owner}, {value.__name__!r})", uses)
-        if kind is types.MethodWrapperType:
-            owner = self.reference(value.__self__, uses)
-            return self.fresh(value, f"getattr({owner}, {value.__name__!r})", uses)
+        if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+            found = descriptor_of(value)
+            if found is not None:
+                owner = self.reference(value.__self__, uses)
+                return self.fresh(value, f"{self.constant(found)}.__get__({owner})", uses)
         plain = isinstance(value, BaseException) and kind.__module__ == "builtins" and is_constant(value.args)
         if plain and value.__cause__ is None:
             return self.fresh(value, f"{kind.__name__}(*{self.constant(value.args)})", uses)

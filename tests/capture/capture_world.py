@@ -70,6 +70,8 @@ class Outcome:
 
 def run(world: World, function: Callable[..., Any]) -> list[Outcome]:
     """Make all calls of `world`, of `function` in place of the world's own."""
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
     outcomes = []
     for set_up, make in world.steps:
         if set_up is not None:
