@@ -12,7 +12,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from operator import attrgetter, is_
+from operator import attrgetter, contains, getitem, is_
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,8 +48,11 @@ def _versions_work(version: Callable[[Any], int]) -> bool:
     class Probe:
         pass
 
-    probe = Probe()
-    probe.a = 1  # type: ignore[attr-defined]
+    def store(target: Any, value: int) -> None:
+        target.a = value
+
+    probe: Any = Probe()
+    probe.a = 1
     inside, outside = vars(probe), class_dict(Probe)
     changes: list[tuple[Any, Callable[[], Any]]] = [
         (inside, lambda: setattr(probe, "a", 2)),
@@ -60,6 +64,9 @@ def _versions_work(version: Callable[[Any], int]) -> bool:
         (outside, lambda: setattr(Probe, "c", 1)),
         (outside, lambda: setattr(Probe, "c", 2)),
         (outside, lambda: delattr(Probe, "c")),
+        # Enough times for the interpreter to specialise the instruction.
+        *((inside, partial(store, probe, value)) for value in range(100)),
+        *((outside, partial(store, Probe, value)) for value in range(100)),
     ]
     for target, change in changes:
         before = version(target)
@@ -131,12 +138,33 @@ class Table:
                 row.append((first + len(self.paths), entry))
                 self.paths.append(entry.path)
             self.rows.append(row)
+        self._sort()
         self.versions = [-1] * len(self.homes)
         for number, row in enumerate(self.rows):
             # What the recorded run itself has changed is looked at in the next call.
             if VERSION is not None and _versioned(self.homes[number]) and all(e.holds() for _, e in row):
                 self.versions[number] = VERSION(self.homes[number])
         return self.paths
+
+    def _sort(self) -> None:
+        """Arrange the facts for `unchanged`."""
+        entries = [entry for home in self.homes for entry in self.entries[id(home)]]
+        plain = (dict, OrderedDict, MappingProxyType)
+        single = [entry for entry in entries if entry.key is not WHOLE and type(entry.home) in plain]
+        self.whole = [entry for entry in entries if entry not in single]
+        there = [(entry.home, entry.key, entry.value) for entry in single if entry.value is not ABSENT]
+        missing = [(entry.home, entry.key) for entry in single if entry.value is ABSENT]
+        self.there: Any = tuple(zip(*there, strict=True)) or ((), (), ())
+        self.missing: Any = tuple(zip(*missing, strict=True)) or ((), ())
+
+    def unchanged(self) -> bool:
+        """Say quickly whether every value is the very object that it was."""
+        homes, keys, values = self.there
+        try:
+            same = all(map(is_, map(getitem, homes, keys), values))
+        except KeyError:
+            return False
+        return same and not any(map(contains, *self.missing)) and all(item.holds() for item in self.whole)
 
     def recheck(self) -> int:
         """Return 0 if all facts hold, else the number of one that does not."""
@@ -159,7 +187,8 @@ class Table:
             lines.append(f"if [*map({version}, {homes})] != {constant(self)}.versions:")
             lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
         elif self.homes:
-            lines += [f"failed = {constant(self.recheck)}()", "if failed: return failed"]
+            lines += [f"if not {constant(self.unchanged)}():", f"    failed = {constant(self.recheck)}()"]
+            lines.append("    if failed: return failed")
         if self.empty:
             lines.append(f"if any({constant(tuple(self.empty))}): return {last}")
         if self.instances:
