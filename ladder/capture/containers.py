@@ -410,7 +410,9 @@ class Containers(Calls):
                 return getattr(owner, name)(*rest, **kwargs)
         if isinstance(owner, BaseException) and name == "__init__" and isinstance(function, _SLOT_CALLS):
             return self.perform(function, (owner, *rest), kwargs, [self.segment.node(owner)])
-        if kind in _LOCKS and name in ("__enter__", "__exit__", "acquire", "release"):
+        if kind in _LOCKS and (
+            name in ("__enter__", "__exit__") or (name in ("acquire", "release") and not rest)
+        ):
             return self._lock(getattr(kind, name), owner, rest)
         node = self.segment.find(owner)
         fresh = node is not None and not node.external and node.recordable
@@ -425,7 +427,7 @@ class Containers(Calls):
     def _lock(self, method: Any, owner: Any, rest: tuple[Any, ...]) -> Any:
         """Take or release a lock: a matched run does so in the same places."""
         node = self.segment.node(owner)
-        given = "".join(f", {None}" for _ in rest)
+        given = "".join(", None" for _ in rest)  # `__exit__` looks at none of its arguments
         result = method(owner, *rest)
         self.segment.change(f"{self.segment.constant(method)}({node.var}{given})", [node], set())
         return result

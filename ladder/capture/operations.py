@@ -298,7 +298,7 @@ class Operations(Containers):
         method = in_place if in_place is not NULL else lookup(type(left), own)
         other = lookup(type(right), mirrored)
         if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
-            return self._identity_compare(symbol, left, right)
+            return self._equality(symbol, left, right)
         if isinstance(method, types.FunctionType) and (
             type(right) is type(left) or not _overrides(left, right)
         ):
@@ -313,7 +313,11 @@ class Operations(Containers):
             return self.call_function(other, (right, left), {})
         raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
 
-    def _identity_compare(self, symbol: str, left: Any, right: Any) -> bool:
+    def _equality(self, symbol: str, left: Any, right: Any) -> bool:
+        """Compare objects by the methods that `object` gives them; its ``!=`` negates their ``==``."""
+        methods = [self.segment.class_attribute(type(item), "__eq__") for item in (left, right)]
+        if any(method is not object.__eq__ for method in methods):
+            raise CaptureError("a comparison by __eq__, negated")
         self.same(left, right)
         return (left is right) == (symbol == "==")
 

@@ -143,8 +143,8 @@ class Segment:
         """Return text that denotes `value` itself in the generated code."""
         if value is None or value is True or value is False:
             return repr(value)
-        if type(value) in (int, str):
-            return repr(value) if type(value) is str or value >= 0 else f"({value})"
+        if type(value) is int and 0 <= value < 256:
+            return repr(value)  # the same object wherever it is written; strings need not be
         name = self._names.get(id(value))
         if name is None:
             name = self._names[id(value)] = f"c{len(self._names)}"
