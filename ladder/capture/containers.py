@@ -25,6 +25,7 @@ from ladder.capture.words import words
 STOP = Absent()
 """What an exhausted iterator gives."""
 
+_MAPPINGS = (dict, OrderedDict)
 _LAZY = (zip, enumerate, iter, reversed)
 _OVERRIDES = frozenset(
     words("__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values")
@@ -55,6 +56,14 @@ class Containers(Calls):
             return self._computed_dynamic(function, args)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        if function is zip:
+            args = tuple(map(self._iterated, args))
+        elif (
+            (function in natives.CONSUMERS or function is enumerate)
+            and function not in _MAPPINGS
+            and len(args) == 1
+        ):
+            args = (self._iterated(args[0]),)
         hidden = any(self._is_hidden(item) for item in args)
         if _consumes(function):
             given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)
@@ -89,6 +98,17 @@ class Containers(Calls):
         texts = [item.var if type(item) is Dynamic else segment.constant(item) for item in args]
         text = f"{segment.constant(function)}({', '.join(texts)})"
         return Dynamic(result, segment.bind(text, text))
+
+    def _iterated(self, value: Any) -> Any:
+        """Return ``iter(value)`` where that is Python code, so that it is interpreted; else `value`."""
+        if is_constant(value) or isinstance(value, list | tuple | dict | set | frozenset | deque):
+            return value
+        if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or self._is_hidden(value):
+            return value
+        if not isinstance(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
+            return value
+        with self.barrier():
+            return self.iterate(value)
 
     def _is_hidden(self, value: Any) -> bool:
         node = self.segment.nodes.get(id(value))

@@ -18,7 +18,13 @@ IDENTITY_TYPES: frozenset[type] = frozenset(
         *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
         *(types.CodeType, type(None), bool, type(...), type(NotImplemented), property, staticmethod),
         *(classmethod, torch.dtype, torch.layout, torch.memory_format, np.ufunc, type(np.prod), Absent),
-        *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.jit.ScriptFunction, torch.Generator),
+        *(
+            torch._ops.TorchBindOpOverload,
+            torch._ops.OpOverload,
+            torch._ops.OpOverloadPacket,
+            torch.jit.ScriptFunction,
+            torch.Generator,
+        ),
         *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType),
     }
 )

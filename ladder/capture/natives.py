@@ -71,7 +71,7 @@ DATA: frozenset[Any] = frozenset(
     | _members(string, "capwords")
     | _members(itertools, "accumulate")
     | _members(collections, "_count_elements")
-    | {polyfills.order}
+    | {polyfills.order, torch.finfo, torch.iinfo, torch.device, torch.Size}
     | _members(
         np,
         "prod sqrt sum mean arange array zeros ones float32 float64 int64 int32 float16 hanning hamming"

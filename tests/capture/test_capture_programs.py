@@ -6,7 +6,7 @@ import pytest
 from capture_world import PROGRAMS, captured_run, compare
 
 FIRST = ("containers", "objects", "outside", "dynamic")
-HOMES = (*FIRST, "errors", "state", "tensors", "language", "iterators")
+HOMES = (*FIRST, "errors", "state", "tensors", "language", "iterators", "models")
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)
