@@ -16,108 +16,114 @@ def seeded(make):
     return make()
 
 
+class RMS(nn.Module):
+    def __init__(s, d):
+        super().__init__()
+        s.weight = nn.Parameter(torch.ones(d))
+        s.eps = 1e-6
+
+    def forward(s, x):
+        t = x.dtype
+        x = x.to(torch.float32)
+        v = x.pow(2).mean(-1, keepdim=True)
+        return s.weight * (x * torch.rsqrt(v + s.eps)).to(t)
+
+    def extra_repr(s):
+        return f"{tuple(s.weight.shape)}"
+
+
+def rot(x):
+    a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+    return torch.cat((-b, a), dim=-1)
+
+
+class Rope(nn.Module):
+    def __init__(s, d):
+        super().__init__()
+        s.register_buffer("inv", 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d)), persistent=False)
+        s.max = 0
+        s.cache = None
+
+    def forward(s, x, pos):
+        n = int(pos.max()) + 1
+        if s.cache is None or n > s.max:
+            s.max = n
+            f = torch.outer(torch.arange(n).float(), s.inv)
+            e = torch.cat((f, f), -1)
+            s.cache = (e.cos(), e.sin())
+        c, sn = s.cache
+        return c[pos].to(x.dtype), sn[pos].to(x.dtype)
+
+
+class Cache:
+    def __init__(s):
+        s.k = {}
+        s.v = {}
+
+    def update(s, k, v, i):
+        if i in s.k:
+            s.k[i] = torch.cat([s.k[i], k], 2)
+            s.v[i] = torch.cat([s.v[i], v], 2)
+        else:
+            s.k[i], s.v[i] = k, v
+        return s.k[i], s.v[i]
+
+    @property
+    def length(s):
+        return s.k[0].shape[2] if s.k else 0
+
+
+class Attn(nn.Module):
+    def __init__(s, d, h, i):
+        super().__init__()
+        s.h = h
+        s.i = i
+        s.q = nn.Linear(d, d, bias=False)
+        s.kv = nn.Linear(d, 2 * d // 2, bias=False)
+        s.o = nn.Linear(d, d, bias=False)
+        s.rope = Rope(d // h)
+        s.hd = d // h
+
+    def forward(s, x, mask=None, pos=None, cache=None, **kw):
+        B, L, _ = x.size()
+        q = s.q(x).view(B, L, s.h, s.hd).transpose(1, 2)
+        k, v = s.kv(x).view(B, L, 2, -1, s.hd).unbind(2)
+        k, v = k.transpose(1, 2), v.transpose(1, 2)
+        c, sn = s.rope(v, pos)
+        c, sn = c.unsqueeze(1), sn.unsqueeze(1)
+        q = q * c + rot(q) * sn
+        k = k * c + rot(k) * sn
+        if cache is not None:
+            k, v = cache.update(k, v, s.i)
+        r = s.h // k.shape[1]
+        k = k.repeat_interleave(r, 1)
+        v = v[:, :, None].expand(-1, -1, r, -1, -1).reshape(*k.shape)
+        a = q @ k.transpose(-2, -1) / math.sqrt(s.hd)
+        if mask is not None:
+            a = a + mask[:, :, :, : k.shape[-2]]
+        return s.o(
+            (F.softmax(a, dim=-1, dtype=torch.float32).to(q.dtype) @ v)
+            .transpose(1, 2)
+            .contiguous()
+            .view(B, L, -1)
+        )
+
+
+class Layer(nn.Module):
+    def __init__(s, d, h, i):
+        super().__init__()
+        s.n1, s.n2 = RMS(d), RMS(d)
+        s.a = Attn(d, h, i)
+        s.g, s.u, s.d = nn.Linear(d, 2 * d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
+
+    def forward(s, x, **kw):
+        x = x + s.a(s.n1(x), **kw)
+        h = s.n2(x)
+        return x + s.d(F.silu(s.g(h)) * s.u(h))
+
+
 @program
 def llama_like():
-    class RMS(nn.Module):
-        def __init__(s, d):
-            super().__init__()
-            s.weight = nn.Parameter(torch.ones(d))
-            s.eps = 1e-6
-
-        def forward(s, x):
-            t = x.dtype
-            x = x.to(torch.float32)
-            v = x.pow(2).mean(-1, keepdim=True)
-            return s.weight * (x * torch.rsqrt(v + s.eps)).to(t)
-
-        def extra_repr(s):
-            return f"{tuple(s.weight.shape)}"
-
-    def rot(x):
-        a, b = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
-        return torch.cat((-b, a), dim=-1)
-
-    class Rope(nn.Module):
-        def __init__(s, d):
-            super().__init__()
-            s.register_buffer("inv", 1.0 / (10000 ** (torch.arange(0, d, 2).float() / d)), persistent=False)
-            s.max = 0
-            s.cache = None
-
-        def forward(s, x, pos):
-            n = int(pos.max()) + 1
-            if s.cache is None or n > s.max:
-                s.max = n
-                f = torch.outer(torch.arange(n).float(), s.inv)
-                e = torch.cat((f, f), -1)
-                s.cache = (e.cos(), e.sin())
-            c, sn = s.cache
-            return c[pos].to(x.dtype), sn[pos].to(x.dtype)
-
-    class Cache:
-        def __init__(s):
-            s.k = {}
-            s.v = {}
-
-        def update(s, k, v, i):
-            if i in s.k:
-                s.k[i] = torch.cat([s.k[i], k], 2)
-                s.v[i] = torch.cat([s.v[i], v], 2)
-            else:
-                s.k[i], s.v[i] = k, v
-            return s.k[i], s.v[i]
-
-        @property
-        def length(s):
-            return s.k[0].shape[2] if s.k else 0
-
-    class Attn(nn.Module):
-        def __init__(s, d, h, i):
-            super().__init__()
-            s.h = h
-            s.i = i
-            s.q = nn.Linear(d, d, bias=False)
-            s.kv = nn.Linear(d, 2 * d // 2, bias=False)
-            s.o = nn.Linear(d, d, bias=False)
-            s.rope = Rope(d // h)
-            s.hd = d // h
-
-        def forward(s, x, mask=None, pos=None, cache=None, **kw):
-            B, L, _ = x.size()
-            q = s.q(x).view(B, L, s.h, s.hd).transpose(1, 2)
-            k, v = s.kv(x).view(B, L, 2, -1, s.hd).unbind(2)
-            k, v = k.transpose(1, 2), v.transpose(1, 2)
-            c, sn = s.rope(v, pos)
-            c, sn = c.unsqueeze(1), sn.unsqueeze(1)
-            q = q * c + rot(q) * sn
-            k = k * c + rot(k) * sn
-            if cache is not None:
-                k, v = cache.update(k, v, s.i)
-            r = s.h // k.shape[1]
-            k = k.repeat_interleave(r, 1)
-            v = v[:, :, None].expand(-1, -1, r, -1, -1).reshape(*k.shape)
-            a = q @ k.transpose(-2, -1) / math.sqrt(s.hd)
-            if mask is not None:
-                a = a + mask[:, :, :, : k.shape[-2]]
-            return s.o(
-                (F.softmax(a, dim=-1, dtype=torch.float32).to(q.dtype) @ v)
-                .transpose(1, 2)
-                .contiguous()
-                .view(B, L, -1)
-            )
-
-    class Layer(nn.Module):
-        def __init__(s, d, h, i):
-            super().__init__()
-            s.n1, s.n2 = RMS(d), RMS(d)
-            s.a = Attn(d, h, i)
-            s.g, s.u, s.d = nn.Linear(d, 2 * d), nn.Linear(d, 2 * d), nn.Linear(2 * d, d)
-
-        def forward(s, x, **kw):
-            x = x + s.a(s.n1(x), **kw)
-            h = s.n2(x)
-            return x + s.d(F.silu(s.g(h)) * s.u(h))
-
     class M(nn.Module):
         def __init__(s):
             super().__init__()
