@@ -143,6 +143,9 @@ def layout_of(frame: Frame, after: str) -> Layout:
     """Return how `frame` is taken up again after a split."""
     index = frame.index - 1 if after == "redo" else frame.index
     live = live_names(frame.program, frame.index - 1 if after in ("redo", "next") else frame.index)
+    handler = frame.program.handler_of(frame.index - 1)
+    if handler is not None:  # the call may raise
+        live |= live_names(frame.program, handler.target)
     names = tuple(name for name in frame.slots if name in live)
     override = frame.override is not NO_OVERRIDE
     depth, handled = len(frame.stack), len(frame.handled)
