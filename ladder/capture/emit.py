@@ -29,17 +29,23 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
     tensor_lines = _tensor_lines(segment)
     steps, needed = live_steps(segment.steps, uses)
     graph_lines, module = _graph(machine, segment, needed)
-    lines = [*_guard_lines(segment, tensor_lines), *graph_lines, *(step.text for step in steps), *tail]
+    guard = _guard_lines(segment, tensor_lines)
+    lines = [*guard, *graph_lines, *(step.text for step in steps), *tail]
     roots = ", ".join(f"r{at}" for at in range(machine.root_count))
-    source = f"def run({roots}):\n" + "".join(f"    {line}\n" for line in lines)
+    source = _function("run", roots, lines)
+    alone = _function("check", roots, [*guard, "return 0"])
     try:
-        exec(compile(source, "<ladder record>", "exec"), segment.space)
+        exec(compile(source + alone, "<ladder record>", "exec"), segment.space)
     except SyntaxError as error:
         raise CaptureError(f"the generated record is not valid: {error}") from error
-    run = segment.space["run"]
+    run, check = segment.space["run"], segment.space["check"]
     why = plan.why if plan is not None else ""
     assert machine.site is not None
-    return Record(run, segment.checks, source, module, segment.operators, why, machine.site)
+    return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site)
+
+
+def _function(name: str, parameters: str, lines: list[str]) -> str:
+    return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def _split_tail(segment: Segment, plan: Plan) -> list[str]:

@@ -77,10 +77,12 @@ class Layout:
 class Record:
     """A guard, a graph and a mock; `run` is all three in one function.
 
-    ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next.
+    ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
+    ``check(*roots)`` is the guard alone.
     """
 
     run: Callable[..., Any]
+    check: Callable[..., Any]
     checks: list[Check]
     source: str
     graph: torch.fx.GraphModule | None
@@ -126,7 +128,7 @@ class Site:
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars whose guards have missed repeatedly."""
         for record in self.records:
-            failed = record.run(*roots)
+            failed = record.check(*roots)
             if type(failed) is int and failed > 0:
                 path = record.checks[failed - 1].path
                 if path is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import warnings
 
 import torch
@@ -346,3 +347,14 @@ def _safe(fn, *a):
         return fn(*a)
     except Exception as e:
         return type(e).__name__, str(e)[:40]
+
+
+@program
+def handler_reads_what_nothing_else_does():
+    def fn(x, name, number):
+        try:
+            return os.stat(name).st_mode > 0
+        except OSError:
+            return x * number
+
+    return calls(fn, *[lambda: (normal(3), "/no such file", 3)] * 2, lambda: (normal(3), "/", 3))
