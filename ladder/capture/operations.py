@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import types
 from collections import OrderedDict, deque
@@ -205,9 +206,10 @@ class Operations(Containers):
             if name == var:
                 return node
         graph = segment.graph
-        with graph.inserting_before(next(iter(graph.nodes), None)):
+        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
             node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
-        segment.placeholders.insert(0, (node, var, example))
+        segment.placeholders.append((node, var, example))
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
