@@ -1,0 +1,393 @@
+"""Attribute access, by the rules of `object.__getattribute__`, with every look-up guarded."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import operator
+import types
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import torch
+
+from ladder.capture.core import Core
+from ladder.capture.frames import NULL
+from ladder.capture.kinds import by_identity, by_value, is_constant
+from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.tensors import METADATA, VIEWS_BY_ATTRIBUTE, is_plain_tensor
+
+_OBJECT_GET: Any = object.__getattribute__
+_OBJECT_SET: Any = object.__setattr__
+_OBJECT_DELETE: Any = object.__delattr__
+_PLAIN_HOMES = frozenset(
+    {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
+    | {BaseException, complex, types.FunctionType, functools.partial}
+    | {
+        types.GeneratorType,
+        types.SimpleNamespace,
+        types.ModuleType,
+        Exception,
+        KeyError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    }
+)
+"""Types whose `__getattribute__` is `object`'s under another name."""
+_FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
+_TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
+_TYPE_GET: Any = type.__getattribute__
+_TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
+
+
+def instance_dict(value: Any) -> Any:
+    """Return the instance dictionary of `value`, or `NULL` if it has none."""
+    try:
+        found = _OBJECT_GET(value, "__dict__")
+    except AttributeError:
+        return NULL
+    return found if isinstance(found, dict) else NULL
+
+
+class Attributes(Core):
+    """`load_attr`, `store_attr`, `delete_attr` and what they rest on."""
+
+    def load_attr(self, value: Any, name: str) -> Any:
+        """Return ``value.name``."""
+        value = self.plain(value)
+        if not self.recording:
+            return getattr(value, name)
+        try:
+            self.refuse_poisoned()
+            return self._load(value, name)
+        except CaptureError as error:
+            return self.opaque(getattr, (value, name), {}, "push", str(error))
+
+    def _load(self, value: Any, name: str) -> Any:
+        kind = type(value)
+        if kind is types.ModuleType:
+            return self.namespace_item(vars(value), name, value.__name__, lambda: getattr(value, name))
+        if isinstance(value, type):
+            return self._class_attr(value, name)
+        if kind is super:
+            return self._super_attr(value, name)
+        if kind is types.MethodType and name in ("__func__", "__self__", "__name__", "__doc__"):
+            return getattr(value, name)
+        if is_constant(value) and not isinstance(value, types.FunctionType | torch.jit.ScriptFunction):
+            return self._constant_attr(value, name)
+        return self._object_attr(value, kind, name)
+
+    def _constant_attr(self, value: Any, name: str) -> Any:
+        """Attributes of scalars and other constants are constants, if the class is not the user's."""
+        if type(value).__flags__ & 1 << 9 and type(value).__module__.split(".")[0] not in ("torch", "numpy"):
+            return self._object_attr(value, type(value), name)
+        return getattr(value, name)
+
+    def _object_attr(self, value: Any, kind: type, name: str) -> Any:
+        getter = self.segment.class_attribute(kind, "__getattribute__")
+        if isinstance(getter, types.FunctionType):
+            return self.call_function(getter, (value, name), {})
+        if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
+            raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
+        found = self.segment.class_attribute(kind, name)
+        described = type(found)
+        if found is not NULL and hasattr(described, "__get__") and _is_data(described):
+            return self.bind(found, value, kind)
+        inside = self.instance_item(value, name)
+        if inside is not NULL:
+            return inside
+        if found is not NULL:
+            return self.bind(found, value, kind) if hasattr(described, "__get__") else found
+        fallback = self.segment.class_attribute(kind, "__getattr__")
+        if isinstance(fallback, types.FunctionType):
+            return self.call_function(fallback, (value, name), {})
+        if fallback is not NULL:
+            raise CaptureError("a native __getattr__")
+        return getattr(value, name)  # raises the AttributeError of this type
+
+    def instance_item(self, value: Any, name: str) -> Any:
+        """Return the entry `name` of the instance dictionary, or `NULL`."""
+        inside = instance_dict(value)
+        if inside is NULL:
+            return NULL
+        node = self.dict_node(value, inside)
+        path = f"{self.segment.paths.get(node.var, node.var)}[{name!r}]"
+        if name not in inside:
+            self.segment.absent(node, name, f"{name!r} not in {node.var}", path)
+            return NULL
+        return self.segment.load(node, name, inside[name], f"{node.var}[{name!r}]", path)
+
+    def dict_node(self, value: Any, inside: dict[str, Any]) -> Node:
+        """Return the node of the instance dictionary of `value`."""
+        segment = self.segment
+        known = segment.find(inside)
+        if known is not None:
+            return known
+        owner = segment.node(value)
+        plain = type(value).__getattribute__ is _OBJECT_GET
+        text = (
+            f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
+        )
+        if not owner.external:
+            node = segment.fresh(inside, text, {owner.var})
+            node.parents = {owner.var, *owner.parents}
+            node.seen.update(inside)
+            return node
+        path = segment.paths.get(owner.var, _brief_path(value))
+        if owner.pinned and plain:
+            segment.table.instances[id(value)] = (value, inside)
+            return segment.pin(inside, f"{path}.__dict__")
+        node = Node(inside, segment.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
+        return segment.add(node)
+
+    def namespace_item(self, names: dict[str, Any], name: str, home: str, missing: Any) -> Any:
+        """Return an entry of a module dictionary."""
+        node = self.segment.pin(names)
+        if name not in names:
+            raise CaptureError(f"{home}.{name} is computed by the module")
+        return self.segment.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+
+    # classes ----------------------------------------------------------------------------------
+    def _class_attr(self, value: type, name: str) -> Any:
+        meta = type(value)
+        if name in _TYPE_FIELDS:
+            return self._type_field(value, name)
+        if meta is not type and self.segment.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+            raise CaptureError("a metaclass with its own __getattribute__")
+        over = self.segment.class_attribute(meta, name)
+        if over is not NULL and _is_data(type(over)):
+            raise CaptureError("a data descriptor of a metaclass")
+        found = self.segment.class_attribute(value, name)
+        if found is NULL:
+            if over is not NULL:
+                return self.bind(over, value, meta)
+            if self.segment.class_attribute(meta, "__getattr__") is not NULL:
+                raise CaptureError("an attribute computed by a metaclass")
+            return getattr(value, name)
+        return self._bound_to_class(found, value, name)
+
+    def _type_field(self, value: type, name: str) -> Any:
+        found = getattr(value, name)
+        if by_identity(found) or by_value(found):
+            owner = self.segment.constant(value)
+            self.segment.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
+        return found
+
+    def _bound_to_class(self, found: Any, value: type, name: str) -> Any:
+        if isinstance(found, classmethod):
+            return types.MethodType(self.part(found.__func__), value)
+        if isinstance(found, staticmethod):
+            return self.part(found.__func__)
+        if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType | property):
+            if isinstance(type(found).__get__, types.FunctionType):
+                raise CaptureError("a descriptor written in Python, read from a class")
+            return getattr(value, name)
+        return found
+
+    def _super_attr(self, value: Any, name: str) -> Any:
+        this, owner = value.__thisclass__, value.__self__
+        kind = value.__self_class__
+        if name == "__class__":
+            return super
+        order = kind.__mro__
+        for home in order[order.index(this) + 1 :]:
+            self.segment.class_attribute(home, name)
+            if name in home.__dict__:
+                found = home.__dict__[name]
+                if not hasattr(type(found), "__get__"):
+                    return found
+                return self.bind(found, None if owner is kind else owner, kind)
+        return getattr(value, name)
+
+    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
+        """Return one item of a tuple."""
+        raise NotImplementedError
+
+    def part(self, value: Any) -> Any:
+        """Return `value`, a read-only part of a constant, after pinning it."""
+        if self.recording and not is_constant(value):
+            self.segment.pin(value)
+        return value
+
+    # descriptors ------------------------------------------------------------------------------
+    def bind(self, found: Any, value: Any, kind: type) -> Any:
+        """Return what the descriptor `found` gives for `value`, an instance of `kind`."""
+        described = type(found)
+        if described is types.FunctionType:
+            return found if value is None else types.MethodType(found, value)
+        if described is property:
+            return self.call(self.part(found.fget), (value,), {})
+        if described in (staticmethod, classmethod):
+            inner = self.part(found.__func__)
+            return inner if described is staticmethod else types.MethodType(inner, kind)
+        return self._bind_native(found, described, value, kind)
+
+    def _bind_native(self, found: Any, described: type, value: Any, kind: type) -> Any:
+        if described in (
+            types.MethodDescriptorType,
+            types.WrapperDescriptorType,
+            types.ClassMethodDescriptorType,
+        ):
+            return found.__get__(value, kind)
+        if described is types.BuiltinFunctionType:
+            return found
+        if described is _TUPLE_GETTER and isinstance(value, tuple):
+            return self.tuple_item(value, found.__reduce__()[1][0])
+        if described is types.MemberDescriptorType:
+            return self._slot(found, value)
+        if described is types.GetSetDescriptorType:
+            return self._computed(found, value, kind)
+        getter = self.segment.class_attribute(described, "__get__")
+        if isinstance(getter, types.FunctionType):
+            return self.call_function(getter, (found, value, kind), {})
+        raise CaptureError(f"a descriptor of type {described.__qualname__}")
+
+    def _slot(self, found: Any, value: Any) -> Any:
+        try:
+            inside = found.__get__(value)
+        except AttributeError:
+            raise CaptureError(f"the slot {found.__name__} is unset") from None
+        node = self.segment.node(value)
+        text = f"{self.segment.constant(found)}.__get__({node.var})"
+        return self.segment.load(node, found, inside, text, f"{node.var}.{found.__name__}")
+
+    def _computed(self, found: Any, value: Any, kind: type) -> Any:
+        name = found.__name__
+        if name == "__class__":
+            return kind
+        if name == "__dict__":
+            inside = found.__get__(value)
+            self.dict_node(value, inside)
+            return inside
+        if isinstance(value, torch.Tensor) and found.__objclass__ is torch._C.TensorBase:
+            return self._tensor_attr(value, name)
+        if isinstance(value, types.FunctionType) and name in _FUNCTION_FIELDS:
+            return self._function_field(value, name)
+        if is_constant(value):
+            return found.__get__(value)
+        if isinstance(value, BaseException):
+            return self._error_field(found, value, name)
+        raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
+
+    def _function_field(self, value: Any, name: str) -> Any:
+        node = self.segment.node(value)
+        return self.segment.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+
+    def _error_field(self, found: Any, value: Any, name: str) -> Any:
+        inside, node = found.__get__(value), self.segment.find(value)
+        if node is None or not node.external:
+            return inside
+        return self.segment.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
+
+    def _tensor_attr(self, value: Any, name: str) -> Any:
+        if not is_plain_tensor(value):
+            raise CaptureError("an attribute of a tensor subclass")
+        node = self.segment.node(value)
+        if name in VIEWS_BY_ATTRIBUTE or name == "data":
+            return self.operator(getattr, (value, name), {})
+        if name in ("requires_grad", "is_leaf") and node.external and name not in node.seen:
+            node.seen.add(name)
+            self.segment.check(f"{node.var}.{name} is {getattr(value, name)}", f"{node.var}.{name}")
+        if name in METADATA and not node.dynamic:
+            return getattr(value, name)
+        if name == "grad" and node.external:
+            # Within a segment no gradient changes: backward passes and assignments split.
+            return self.segment.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
+        raise CaptureError(f"the tensor attribute {name}")
+
+    # stores -----------------------------------------------------------------------------------
+    def store_attr(self, value: Any, name: str, item: Any) -> None:
+        """Do ``value.name = item``."""
+        value = self.plain(value)
+        if not self.recording:
+            setattr(value, name, self.plain(item))
+            return
+        try:
+            self.refuse_poisoned()
+            self._store(value, name, item)
+        except CaptureError as error:
+            self.opaque(setattr, (value, name, item), {}, "push", str(error))
+
+    def _store(self, value: Any, name: str, item: Any) -> None:
+        kind = type(value)
+        if isinstance(value, type | types.ModuleType):
+            raise CaptureError("an attribute of a class or module is set")
+        setter = self.segment.class_attribute(kind, "__setattr__")
+        if isinstance(setter, types.FunctionType):
+            self.call_in_statement(setter, (value, name, item))
+            return
+        if getattr(setter, "__objclass__", None) not in _PLAIN_HOMES:
+            raise CaptureError("a native __setattr__")
+        self.store_plain(value, name, item, setter)
+
+    def store_plain(self, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
+        """Do ``object.__setattr__(value, name, item)``, by that name or another."""
+        found = self.segment.class_attribute(type(value), name)
+        if type(found) is property and found.fset is not None:
+            self.call_in_statement(self.part(found.fset), (value, item))
+            return
+        slot = type(found) is types.MemberDescriptorType
+        if found is not NULL and _is_data(type(found)) and not slot:
+            raise CaptureError(f"the data descriptor {name} is set")
+        inside = instance_dict(value)
+        node = self.segment.node(value) if slot or inside is NULL else self.dict_node(value, inside)
+        item = self.settled(item)
+        uses: set[str] = set()
+        owner = self.segment.reference(value, uses)
+        text = f"{self.segment.constant(setter)}({owner}, {name!r}, "
+        text += f"{self.segment.reference(item, uses)})"
+        setter(value, name, item)
+        node.written.add(found if slot else name)
+        targets = [node, self.segment.node(value)]
+        self.segment.change(text, targets, uses)
+
+    def delete_attr(self, value: Any, name: str) -> None:
+        """Do ``del value.name``."""
+        value = self.plain(value)
+        if not self.recording:
+            delattr(value, name)
+            return
+        try:
+            self.refuse_poisoned()
+            self._delete(value, name)
+        except CaptureError as error:
+            self.opaque(delattr, (value, name), {}, "push", str(error))
+
+    def _delete(self, value: Any, name: str) -> None:
+        deleter = self.segment.class_attribute(type(value), "__delattr__")
+        inside = instance_dict(value)
+        if isinstance(deleter, types.FunctionType):
+            self.call_in_statement(deleter, (value, name))
+            return
+        if deleter is not _OBJECT_DELETE or inside is NULL or isinstance(value, type):
+            raise CaptureError("an attribute is deleted natively")
+        if self.segment.class_attribute(type(value), name) is not NULL:
+            raise CaptureError("a descriptor is deleted")
+        if self.instance_item(value, name) is NULL:
+            delattr(value, name)  # raises
+        node = self.dict_node(value, inside)
+        uses: set[str] = set()
+        owner = self.segment.reference(value, uses)
+        object.__delattr__(value, name)
+        node.written.add(name)
+        self.segment.change(
+            f"{self.segment.constant(object.__delattr__)}({owner}, {name!r})",
+            [node, self.segment.node(value)],
+            uses,
+        )
+
+    def settled(self, item: Any) -> Any:
+        """Return `item` as it goes into the heap: plain."""
+        return self.plain(item) if type(item) in (Dynamic, tuple) else item
+
+
+def _is_data(described: type) -> bool:
+    return hasattr(described, "__set__") or hasattr(described, "__delete__")
+
+
+def _brief_path(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or type(value).__name__
+
+
+__all__ = ["Attributes", "instance_dict", "operator"]

@@ -1,0 +1,177 @@
+"""What the parts of the machine share: the state of a run, and the ends of segments."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ladder.capture.frames import Frame, Through, place_of
+from ladder.capture.segment import CaptureError, Dynamic, Segment
+from ladder.capture.words import words
+
+if TYPE_CHECKING:
+    from ladder.capture.record import Plan
+    from ladder.capture.sites import Captured, Site
+
+
+RESUMABLE = frozenset(
+    words(
+        "CALL CALL_KW CALL_FUNCTION_EX LOAD_ATTR LOAD_METHOD LOAD_SUPER_ATTR STORE_ATTR DELETE_ATTR BINARY_OP"
+        " COMPARE_OP BINARY_SUBSCR BINARY_SLICE STORE_SUBSCR STORE_SLICE DELETE_SUBSCR GET_ITER"
+        " GET_YIELD_FROM_ITER BEFORE_WITH WITH_EXCEPT_START"
+    )
+)
+"""Instructions whose last act is a call, and which then only push what it gives, or nothing."""
+
+LAST = RESUMABLE | frozenset(
+    words(
+        "CONTAINS_OP UNARY_NEGATIVE UNARY_INVERT UNARY_POSITIVE FORMAT_VALUE FORMAT_SIMPLE FORMAT_WITH_SPEC"
+        " IMPORT_NAME IMPORT_FROM LIST_APPEND SET_ADD MAP_ADD BUILD_SET BUILD_MAP CONVERT_VALUE"
+        " BUILD_CONST_KEY_MAP"
+    )
+)
+"""Instructions that may themselves be one native call."""
+
+
+class Core:
+    """The state of one interpreted run.
+
+    ``recording`` is False where the rest of the run is only carried out: calls are then native.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.recording = False
+        self.segment = Segment(set())
+        self.site: Site | None = None
+        self.frames: list[Frame] = []
+        self.barriers: list[Any] = []
+
+    # what other parts provide -----------------------------------------------------------------
+    @abstractmethod
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `function`."""
+
+    @abstractmethod
+    def call_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Python function by interpreting it."""
+
+    @abstractmethod
+    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a tensor operator and add it to the graph."""
+
+    @abstractmethod
+    def plan(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str) -> Plan:
+        """Prepare the end of the segment before the call `function`."""
+
+    @abstractmethod
+    def finish(self, plan: Plan, result: Any) -> Any:
+        """End the segment as planned and begin the next with `result`."""
+
+    # instructions -----------------------------------------------------------------------------
+    def here(self) -> tuple[Any, int]:
+        """Return the (code, index) of the instruction that runs."""
+        frame = self.frames[-1] if self.frames else None
+        return (frame.code, frame.index - 1) if frame else (None, 0)
+
+    def refuse_poisoned(self) -> None:
+        """Raise if the instruction that runs is one that must be run natively at this site."""
+        if self.site is not None and self.site.poisoned and self.here() in self.site.poisoned:
+            raise CaptureError("this instruction cannot be recorded")
+
+    @contextmanager
+    def barrier(self) -> Iterator[None]:
+        """Mark that what is called meanwhile returns to native code: no segment can end there."""
+        self.barriers.append(self.here())
+        try:
+            yield
+        finally:
+            self.barriers.pop()
+
+    def call_in_statement(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Call `function` as the last act of an instruction that pushes nothing."""
+        self.call(function, args, {})
+
+    # dynamic scalars --------------------------------------------------------------------------
+    def plain(self, value: Any) -> Any:
+        """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
+        if type(value) is Dynamic:
+            if self.recording:
+                self.segment.fix(value)
+            return value.value
+        if type(value) is tuple and self.segment.uses_dynamic and any(map(_holds_dynamic, value)):
+            return tuple(map(self.plain, value))
+        return value
+
+    # ends of segments -------------------------------------------------------------------------
+    def opaque(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str, why: str
+    ) -> Any:
+        """Run a call of unknown effect: the segment ends before it, the next begins after it."""
+        args = tuple(map(self.plain, args))
+        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        if not self.recording:
+            return self._natively(function, args, kwargs)
+        function = Through([place_of(frame) for frame in self.frames], function)
+        plan = self.try_plan(function, args, kwargs, after, why)
+        if plan is None:
+            return self._natively(function, args, kwargs)
+        try:
+            result = self._natively(function, args, kwargs)
+        except BaseException as error:
+            self.finish(plan, error)
+            raise
+        return self.finish(plan, result)
+
+    def _natively(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        handled = self.frames[-1].handled if self.frames else []
+        if not handled or handled[-1] is None:
+            return function(*args, **kwargs)
+        # Natives may ask which exception is being handled: let it be handled here.
+        error, trace = handled[-1], handled[-1].__traceback__
+        try:
+            raise error
+        except BaseException:
+            error.__traceback__ = trace
+            return function(*args, **kwargs)
+
+    def try_plan(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str, why: str
+    ) -> Plan | None:
+        """Return the plan to end the segment here, or stop recording where it cannot end."""
+        if self.frames and not self.barriers and not self._can_be_taken_up(after):
+            self.barriers = [self.here()]
+        if self.barriers:
+            self.stop(f"split within a native call: {why}", self.barriers[0])
+            return None
+        try:
+            plan = self.plan(function, args, kwargs, after)
+            plan.why = why
+        except CaptureError as error:
+            self.stop(str(error), getattr(error, "origin", None))
+            return None
+        return plan
+
+    def _can_be_taken_up(self, after: str) -> bool:
+        """Say whether all frames stand at instructions that `drive` can finish."""
+        waiting = [frame.program.instructions[frame.index - 1].op for frame in self.frames]
+        return all(op in RESUMABLE for op in waiting[:-1]) and (
+            after in ("redo", "next") or waiting[-1] in LAST
+        )
+
+    def stop(self, why: str, origin: Any = None) -> None:
+        """Give up recording for the rest of this run; `origin` is run natively from now on."""
+        if not self.recording:
+            return
+        self.recording = False
+        if self.site is not None:
+            self.site.note_failure(why, origin)
+        for frame in self.frames:
+            frame.stack[:] = map(self.plain, frame.stack)
+            frame.slots.update({name: self.plain(value) for name, value in frame.slots.items()})
+
+
+def _holds_dynamic(value: Any) -> bool:
+    return type(value) is Dynamic or (type(value) is tuple and any(map(_holds_dynamic, value)))

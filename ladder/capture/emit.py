@@ -1,0 +1,161 @@
+"""The record of a segment, as one generated Python function: guard, graph, mock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
+from ladder.capture.sites import FAILED, Record
+from ladder.capture.tensors import bulk_check, is_plain_tensor, restore_state, signature, torch_state
+
+if TYPE_CHECKING:
+    from ladder.capture.record import Plan, Recorder
+
+
+def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = False) -> Record:
+    """Return the record of the machine's segment, which ends with `plan` or returns `result`."""
+    segment = machine.segment
+    if plan is None:
+        uses: set[str] = set()
+        value = segment.reference(result, uses)
+        tail = [f"raise {value}" if failed else f"return (None, {value})"]
+    else:
+        uses = plan.uses
+        tail = _split_tail(segment, plan)
+    _check_distinct(segment)
+    tensor_lines = _tensor_lines(segment)
+    steps, needed = live_steps(segment.steps, uses)
+    graph_lines, module = _graph(machine, segment, needed)
+    guard = _guard_lines(segment, tensor_lines)
+    lines = [*guard, *graph_lines, *(step.text for step in steps), *tail]
+    roots = ", ".join(f"r{at}" for at in range(machine.root_count))
+    source = _function("run", roots, lines)
+    alone = _function("check", roots, [*guard, "return 0"])
+    try:
+        exec(compile(source + alone, "<ladder record>", "exec"), segment.space)
+    except SyntaxError as error:
+        raise CaptureError(f"the generated record is not valid: {error}") from error
+    run, check = segment.space["run"], segment.space["check"]
+    why = plan.why if plan is not None else ""
+    assert machine.site is not None
+    return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site)
+
+
+def _function(name: str, parameters: str, lines: list[str]) -> str:
+    return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _split_tail(segment: Segment, plan: Plan) -> list[str]:
+    roots = "".join(f"{text}, " for text in plan.roots)
+    site, failure = segment.constant(plan.site), segment.constant(plan.failure)
+    return [
+        "try:",
+        f"    result = {plan.call}",
+        "except Exception as error:",
+        f"    return ({failure}, ({roots}error))",
+        f"return ({site}, ({roots}result))",
+    ]
+
+
+def _tensor_lines(segment: Segment) -> list[str]:
+    """Return one bulk check of the metadata of tensors; what it cannot check is checked one by one."""
+    bulk = []
+    usable = torch_state() == segment.entry_state and not segment.state_written
+    for node, before, rows in segment.metadata:
+        if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
+            bulk.append(node)
+        else:
+            for text, why in rows:
+                segment.check(text, why)
+    check = bulk_check([node.obj for node in bulk])
+    if check is None:
+        for node, _, rows in segment.metadata:
+            if node in bulk:
+                for text, why in rows:
+                    segment.check(text, why)
+        return []
+    pinned = tuple(node.obj for node in bulk if node.pinned)
+    given = [node for node in bulk if not node.pinned]
+    check = bulk_check([*(node.obj for node in given), *pinned])
+    names = "".join(f"{node.var}, " for node in given)
+    segment.checks.append(Check("True", None, f"metadata of {len(bulk)} tensors", None))
+    return [
+        f"if not {segment.constant(check)}({names}*{segment.constant(pinned)}): return {len(segment.checks)}"
+    ]
+
+
+def _guard_lines(segment: Segment, tensor_lines: list[str]) -> list[str]:
+    """Return the guard: each line binds a variable or returns the number of the check that fails."""
+    lines = ["try:"]
+    for number, check in enumerate(segment.checks, 1):
+        if check.binds is not None:
+            lines.append(f"    {check.binds} = {check.text}")
+        else:
+            lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
+    paths = segment.table.finish(len(segment.checks) + 1)
+    bulk = [*tensor_lines, *segment.table.lines(segment.constant)]
+    segment.checks += [Check("True", None, path, path) for path in paths]
+    segment.checks.append(Check("True", None, "objects that stay", None))
+    return [*lines, *(f"    {line}" for line in bulk), "except Exception:", "    return -1"]
+
+
+def _check_distinct(segment: Segment) -> None:
+    """Guard that objects which were different are: where one of their type is changed."""
+    groups: dict[type, list[Node]] = {}
+    for node in segment.nodes.values():
+        if node.external:
+            groups.setdefault(type(node.obj), []).append(node)
+    for kind, nodes in groups.items():
+        changed = any(node.mutated for node in nodes) or (issubclass(kind, torch.Tensor) and segment.impure)
+        changed |= kind in segment.distinct
+        if changed and len(nodes) > 1:
+            names = sorted({f"id({node.var})" for node in nodes})
+            segment.check(f"len({{{', '.join(names)}}}) == {len(names)}", f"{kind.__name__}s are distinct")
+
+
+def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str]]:
+    """Return the steps whose effect is seen outside or in `wanted`, and all variables they need."""
+    needed = set(wanted)
+    kept: set[int] = set()
+    changed = True
+    while changed:
+        changed = False
+        for number in reversed(range(len(steps))):
+            step = steps[number]
+            if number in kept or not (step.keep or step.var in needed or step.changes & needed):
+                continue
+            kept.add(number)
+            needed |= step.uses
+            changed = True
+    return [step for number, step in enumerate(steps) if number in kept], needed
+
+
+def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
+    """Return the lines that run the graph, and the graph module (None if there is no operator)."""
+    if not segment.operators:
+        return [], None
+    graph = segment.graph
+    wanted = [node for node in segment.graph_values if node.var in needed]
+    graph.output(tuple(node.fx for node in wanted))
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.meta.get("part") and not node.users:
+            graph.erase_node(node)
+    inputs = [(var, example) for _, var, example in segment.placeholders]
+    try:
+        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        compiled = machine.captured.backend(module, [example for _, example in inputs])
+    except Exception as error:
+        raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
+    call = f"{segment.constant(compiled)}({', '.join(var for var, _ in inputs)})"
+    names = "".join(f"{node.var}, " for node in wanted)
+    failed = f"return ({segment.constant(FAILED)}, None)"
+    undo = f"    {segment.constant(restore_state)}({segment.constant(segment.entry_state)})"
+    random = segment.constant(torch.get_rng_state)
+    lines = [f"state = {random}()"] if segment.random else []
+    lines += ["try:", f"    {names or '_'} = {call}", "except Exception:", undo]
+    if segment.random:
+        lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
+    return [*lines, f"    {failed}"], module

@@ -1,0 +1,108 @@
+"""The bytecode interpreter: real values on a stack of our own, one handler for each instruction.
+
+It computes what CPython computes; every access to the heap goes through the machine's operations,
+which record. Handlers pop their operands *before* they act and push the result after, so that a
+segment can end, and a later run can resume, in the middle of any instruction.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, cast
+
+from ladder.capture import handlers_calls as handlers_calls
+from ladder.capture.bytecode import Instruction, Program, program_of
+from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
+from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
+from ladder.capture.operations import Operations
+
+
+class Interpreter(Operations):
+    """`run`, `resume` and `drive`."""
+
+    def known(self, code: types.CodeType) -> bool:
+        """Say whether every instruction of `code` has a handler."""
+        return program_of(code).operations <= HANDLERS.keys()
+
+    def run(self, frame: Frame, error: BaseException | None = None) -> Any:
+        """Run `frame` until it returns, yields or raises; `error` is raised where it stands."""
+        self.frames.append(frame)
+        frame.yielded = False
+        try:
+            if error is not None:
+                self._unwind(frame, error)
+            return self._loop(frame)
+        finally:
+            self.frames.pop()
+
+    def _loop(self, frame: Frame) -> Any:
+        instructions = frame.program.instructions
+        while True:
+            instruction = instructions[frame.index]
+            frame.index += 1
+            try:
+                signal = HANDLERS[instruction.op](cast(Any, self), frame, instruction)
+            except BaseException as error:
+                self._unwind(frame, error)
+                continue
+            if signal is RETURN:
+                value = frame.stack.pop()
+                return value if frame.override is NO_OVERRIDE else frame.override
+            if signal is YIELD:
+                frame.yielded = True
+                return frame.stack.pop()
+
+    def _unwind(self, frame: Frame, error: BaseException) -> None:
+        """Go to the handler of `error` in `frame`, or raise it."""
+        index = frame.index - 1
+        handler = frame.program.handler_of(index)
+        current = frame.handled[-1] if frame.handled else None
+        if current is not None and error.__context__ is None and error is not current:
+            error.__context__ = current
+        if handler is None:
+            raise error
+        del frame.stack[handler.depth :]
+        if handler.lasti:
+            frame.stack.append(index)
+        frame.stack.append(error)
+        frame.index = handler.target
+
+    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
+        """Step a generator's frame."""
+        if is_error:
+            return self.run(frame, value)
+        if frame.index:
+            frame.stack.append(value)
+        return self.run(frame)
+
+    def drive(self, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
+        """Run restored `frames`, outermost first, to the end of the outermost."""
+        self.frames = list(frames[:-1])
+        inner = frames[-1]
+        if error is None:
+            self.apply(inner, after, result)
+        while True:
+            try:
+                value = self.run(inner, error)
+                error = None
+            except BaseException as raised:
+                if not self.frames:
+                    raise
+                error = raised
+            if not self.frames:
+                return value
+            inner = self.frames.pop()
+            if error is None:
+                push_result(inner, value)
+
+    def apply(self, frame: Frame, after: str, result: Any) -> None:
+        """Take up `frame` where a split left it."""
+        if after == "next":
+            after_next(frame, frame.program.instructions[frame.index - 1], result)
+        elif after == "redo":
+            frame.stack.append(result)
+        else:
+            push_result(frame, result)
+
+
+__all__ = ["NULL", "Instruction", "Interpreter", "Program"]

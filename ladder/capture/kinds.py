@@ -1,0 +1,104 @@
+"""What a Python object is to capture: a constant by identity, a constant by value, or a heap object."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from ladder.capture.frames import Absent
+
+IDENTITY_TYPES: frozenset[type] = frozenset(
+    {
+        *(type, types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType),
+        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
+        *(types.CodeType, type(None), bool, type(...), type(NotImplemented), property, staticmethod),
+        *(classmethod, torch.dtype, torch.layout, torch.memory_format, np.ufunc, type(np.prod), Absent),
+        *(
+            torch._ops.TorchBindOpOverload,
+            torch._ops.OpOverload,
+            torch._ops.OpOverloadPacket,
+            torch.jit.ScriptFunction,
+            torch.Generator,
+        ),
+        *(type(type.__dict__["mro"]), types.GenericAlias, types.UnionType),
+    }
+)
+"""Objects of these types are what they are: the guard is ``is``."""
+
+VALUE_TYPES: frozenset[type] = frozenset(
+    {int, float, complex, str, bytes, range, torch.device, torch.Size, np.dtype, torch.finfo, torch.iinfo}
+)
+"""Immutable and compared by value: the guard is the exact type and ``==``."""
+
+PLAIN_DICTS = (dict, OrderedDict, Counter, defaultdict)
+CONTAINERS = (list, tuple, dict, set, frozenset)
+_MODULE_FUNCTION = types.BuiltinFunctionType
+
+
+def by_identity(value: Any) -> bool:
+    """Say whether `value` is a constant whose guard is ``is``."""
+    kind = type(value)
+    if kind in IDENTITY_TYPES or isinstance(value, type | enum.Enum):
+        return True
+    if kind is _MODULE_FUNCTION:
+        return value.__self__ is None or isinstance(value.__self__, types.ModuleType | type)
+    return False
+
+
+def by_value(value: Any) -> bool:
+    """Say whether `value` is an immutable scalar whose guard is its type and ``==``."""
+    return type(value) in VALUE_TYPES or isinstance(value, np.generic)
+
+
+def is_constant(value: Any) -> bool:
+    """Say whether `value` is an immutable value with nothing of the heap inside."""
+    if by_identity(value) or by_value(value):
+        return True
+    if type(value) in (tuple, frozenset):
+        return all(is_constant(item) for item in value)
+    if type(value) is slice:
+        return all(is_constant(item) for item in (value.start, value.stop, value.step))
+    return False
+
+
+def is_plain(value: Any, depth: int = 8) -> bool:
+    """Say whether `value` is data all the way down: containers of constants."""
+    if is_constant(value):
+        return True
+    if depth == 0:
+        return False
+    if type(value) in PLAIN_DICTS:
+        return all(is_constant(key) and is_plain(item, depth - 1) for key, item in value.items())
+    if type(value) in (list, tuple, set, frozenset, deque):
+        return all(is_plain(item, depth - 1) for item in value)
+    return False
+
+
+def descriptor_of(function: Any) -> Any:
+    """Return the descriptor of a class that, bound to its object, is the native method `function`.
+
+    None if there is none: ``getattr(object, name)`` need not be it, as in calls through ``super()``.
+    """
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function
+    owner, name = function.__self__, function.__name__
+    for home in type(owner).__mro__:
+        found: Any = home.__dict__.get(name)
+        native = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        if native and found.__get__(owner) == function:
+            return found
+    return None
+
+
+def same_value(name: str, value: Any, constant: str) -> str:
+    """Return the Python condition that the variable `name` holds exactly the scalar `value`."""
+    if isinstance(value, float) and value != value:
+        return f"{name} != {name}"
+    if isinstance(value, float | complex | np.generic) and not value:
+        return f"repr({name}) == {repr(value)!r}"  # 0.0 and -0.0
+    return f"{name} == {constant}"

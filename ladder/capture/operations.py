@@ -1,0 +1,556 @@
+"""Tensor operators, and the instructions that may become one: arithmetic, comparison, subscripts."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import types
+from collections import OrderedDict, deque
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+
+from ladder.capture import natives, tensors
+from ladder.capture.containers import Containers
+from ladder.capture.frames import NULL
+from ladder.capture.kinds import is_constant, is_plain
+from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.words import words
+
+BINARY = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+    "@": operator.matmul,
+    "<<": operator.lshift,
+    ">>": operator.rshift,
+    "&": operator.and_,
+    "|": operator.or_,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "-=": operator.isub,
+    "*=": operator.imul,
+    "/=": operator.itruediv,
+    "//=": operator.ifloordiv,
+    "%=": operator.imod,
+    "**=": operator.ipow,
+    "@=": operator.imatmul,
+    "<<=": operator.ilshift,
+    ">>=": operator.irshift,
+    "&=": operator.iand,
+    "|=": operator.ior,
+    "^=": operator.ixor,
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
+_METHODS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
+}
+_IN_PLACE = frozenset(f"{symbol}=" for symbol in _METHODS)
+_COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+_MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
+_DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
+_DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
+_DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+_FX_CONSTANTS: tuple[Any, ...] = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
+_FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOverload)
+
+
+def negated_contains(container: Any, item: Any) -> bool:
+    """Return ``item not in container``."""
+    return item not in container
+
+
+class Operations(Containers):
+    """`operator`, `binary`, `compare`, `unary`, `subscript`, `truth`."""
+
+    # tensor operators -------------------------------------------------------------------------
+    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
+        if not self.recording:
+            return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
+        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE:
+            args = tuple(map(self.plain, args))
+        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        inputs: list[Node] = []
+        fx_args = self._fx(args, inputs)
+        fx_kwargs = self._fx(kwargs, inputs)
+        values = tuple(item.value if type(item) is Dynamic else item for item in args)
+        monitor = tensors.Monitor()
+        try:
+            with monitor:
+                result = function(*values, **kwargs)
+        except Exception as error:
+            return self._failed(function, args, kwargs, error)
+        split = self._must_split(function, result, monitor, inputs)
+        if split:
+            return self._split_after(function, values, kwargs, result, split)
+        self._note_effects(monitor)
+        node = self._fx_call(function, fx_args, fx_kwargs)
+        self.segment.operators += 1
+        dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
+        self._fx_result(result, node, dynamic)
+        return result
+
+    def _failed(self, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
+        plan = self.try_plan(function, tuple(map(self.plain, args)), kwargs, "push", "an operator failed")
+        if plan is not None:
+            self.finish(plan, error)
+        raise error
+
+    def _must_split(self, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Node]) -> str:
+        """Say why the program must be split at an operator that has just run; empty if it need not."""
+        if function in tensors.STATE_WRITES:
+            self.segment.state_written = True
+            return ""
+        if not _only_tensors(result):
+            return "a value is read from a tensor"
+        if monitor.risky and self.segment.impure:
+            return "an operator that may fail comes after a change"
+        if any(item.dynamic for item in inputs) and isinstance(result, tuple | list):
+            return "the number of results may depend on values"
+        if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
+            return "an alias that depends on values"
+        return ""
+
+    def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
+        plan = self.try_plan(function, args, kwargs, "push", why)
+        return result if plan is None else self.finish(plan, result)
+
+    def _note_effects(self, monitor: tensors.Monitor) -> None:
+        segment = self.segment
+        segment.random |= monitor.random
+        if monitor.mutated and not segment.impure:
+            outside = {tensors.storage_of(n.obj) for n in segment.tensors if n.obj.layout is torch.strided}
+            segment.impure = bool(outside & monitor.mutated)
+
+    def _fx_call(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+        graph = self.segment.graph
+        described = isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType)
+        method = isinstance(function, types.FunctionType) and function.__qualname__.startswith("Tensor.")
+        if described and function.__name__ in ("__getitem__", "__setitem__"):
+            return graph.call_function(getattr(operator, function.__name__.strip("_")), args, kwargs)
+        if (described or method) and args and isinstance(args[0], torch.fx.Node):
+            self.segment.class_attribute(torch.Tensor, function.__name__)
+            return graph.call_method(function.__name__, args, kwargs)
+        return graph.call_function(function, args, kwargs)
+
+    def _fx(self, value: Any, inputs: list[Node]) -> Any:
+        """Return `value` as an argument of a graph node."""
+        if type(value) is Dynamic:
+            return self._placeholder(value.var, value.value)
+        if isinstance(value, torch.Tensor):
+            return self._fx_tensor(value, inputs)
+        if type(value) in (list, tuple, torch.Size):
+            self.segment.touch(value, 1)
+            items = [self._fx(item, inputs) for item in value]
+            return items if type(value) is list else tuple(items)
+        if type(value) is dict:
+            return {key: self._fx(item, inputs) for key, item in value.items()}
+        if type(value) is slice:
+            return slice(*(self._fx(part, inputs) for part in (value.start, value.stop, value.step)))
+        if isinstance(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
+            return value
+        raise CaptureError(f"an operator takes {type(value).__qualname__}")
+
+    def _fx_tensor(self, value: torch.Tensor, inputs: list[Node]) -> torch.fx.Node:
+        if not tensors.is_plain_tensor(value):
+            raise CaptureError("an operator on a tensor subclass")
+        node = self.segment.node(value)
+        inputs.append(node)
+        if node.fx is None:
+            if not node.external:
+                raise CaptureError("a tensor that was not made by an operator")
+            if node.obj.layout is not torch.strided:
+                raise CaptureError("a tensor that is not strided")
+            node.fx = self._placeholder(node.var, value)
+        return node.fx
+
+    def _placeholder(self, var: str, example: Any) -> torch.fx.Node:
+        segment = self.segment
+        for node, name, _ in segment.placeholders:
+            if name == var:
+                return node
+        graph = segment.graph
+        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
+        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
+            node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
+        segment.placeholders.append((node, var, example))
+        return node
+
+    def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
+        if isinstance(result, torch.Tensor):
+            known = self.segment.find(result)
+            if known is not None:
+                return
+            node = Node(result, self.segment.fresh_name(), external=False)
+            node.fx, node.dynamic = fx, dynamic
+            node.seen.add("graph")
+            self.segment.nodes[id(result)] = node
+            self.segment.keep.append(result)
+            self.segment.graph_values.append(node)
+        elif isinstance(result, tuple | list):
+            whole = Node(result, self.segment.fresh_name(), external=False)
+            whole.fx, whole.full = fx, True
+            self.segment.nodes[id(result)] = whole
+            self.segment.keep.append(result)
+            self.segment.graph_values.append(whole)
+            for index, item in enumerate(result):
+                if item is not None:
+                    part = self.segment.graph.call_function(operator.getitem, (fx, index))
+                    part.meta["part"] = True
+                    self._fx_result(item, part, dynamic)
+
+    # arithmetic -------------------------------------------------------------------------------
+    def binary(self, symbol: str, left: Any, right: Any) -> Any:
+        """Return ``left symbol right``, also for comparisons and in-place forms."""
+        function = BINARY[symbol]
+        if not self.recording:
+            return function(self.plain(left), self.plain(right))
+        try:
+            self.refuse_poisoned()
+            return self._binary(symbol, function, left, right)
+        except CaptureError as error:
+            return self.opaque(function, (left, right), {}, "push", str(error))
+
+    def _binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+            return self._tensor_binary(symbol, function, left, right)
+        if type(left) is Dynamic and symbol in _IN_PLACE:
+            function = BINARY[symbol[:-1]]
+        if self._pure_dynamic(function, (left, right), {}):
+            return self._computed_dynamic(function, (left, right))
+        left, right = self.plain(left), self.plain(right)
+        if is_constant(left) and is_constant(right) and not self._user_constant(left, right):
+            return function(left, right)
+        known = (*_CONTAINERS, int, str)
+        if isinstance(left, known) and isinstance(right, known):
+            return self._container_binary(symbol, function, left, right)
+        return self._user_binary(symbol, function, left, right)
+
+    def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
+        if type(right) is np.float64:
+            right = float(right)  # on the left, numpy would take over
+        other = right if isinstance(left, torch.Tensor) else left
+        if type(other) in (Dynamic, int, float, bool, complex) or isinstance(other, torch.Tensor):
+            return self.operator(function, (left, right), {})
+        if other is None and symbol in ("==", "!="):
+            return function(left, right)
+        raise CaptureError(f"a tensor {symbol} {type(other).__qualname__}")
+
+    def _user_constant(self, *values: Any) -> bool:
+        """Say whether a constant is an instance of a class of the user's (an enum member)."""
+        return any(type(v).__flags__ & 1 << 9 and type(v).__module__ != "torch" for v in values)
+
+    def _container_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        for item in (left, right):
+            if type(item) not in natives.METHODS and not is_constant(item):
+                raise CaptureError("arithmetic of a container subclass")
+        looking = symbol in _COMPARE or isinstance(left, set | frozenset | dict) or symbol.startswith("%")
+        for item in (left, right):
+            self._admit(item, looking and not (isinstance(left, dict) and symbol.startswith("|")))
+        in_place = symbol.endswith("=") and symbol not in _COMPARE and not is_constant(left)
+        changes = [self.segment.node(left)] if in_place and type(left) in (list, set, dict) else []
+        return self.perform(function, (left, right), {}, changes)
+
+    def _user_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        lookup: Any = self.segment.class_attribute
+        if symbol in _COMPARE:
+            own, mirrored = f"__{_COMPARE[symbol]}__", f"__{_MIRROR[symbol]}__"
+            in_place = NULL
+        else:
+            name = _METHODS[symbol.rstrip("=")]
+            own, mirrored = f"__{name}__", f"__r{name}__"
+            in_place = lookup(type(left), f"__i{name}__") if symbol.endswith("=") else NULL
+        method = in_place if in_place is not NULL else lookup(type(left), own)
+        other = lookup(type(right), mirrored)
+        if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
+            return self._equality(symbol, left, right)
+        if isinstance(method, types.FunctionType) and (
+            type(right) is type(left) or not _overrides(left, right)
+        ):
+            with self.barrier():
+                result = self.call_function(method, (left, right), {})
+            if result is not NotImplemented:
+                return result
+            # The other operand has its say, or there is a TypeError; both are the operator's own business.
+            self.stop("an operator that is not implemented", self.here())
+            return function(left, right)
+        if method is NULL and isinstance(other, types.FunctionType):
+            return self.call_function(other, (right, left), {})
+        raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
+
+    def _equality(self, symbol: str, left: Any, right: Any) -> bool:
+        """Compare objects by the methods that `object` gives them; its ``!=`` negates their ``==``."""
+        methods = [self.segment.class_attribute(type(item), "__eq__") for item in (left, right)]
+        if any(method is not object.__eq__ for method in methods):
+            raise CaptureError("a comparison by __eq__, negated")
+        self.same(left, right)
+        return (left is right) == (symbol == "==")
+
+    def same(self, left: Any, right: Any) -> bool:
+        """Return ``left is right``, guarded."""
+        left, right = self.plain(left), self.plain(right)
+        if self.recording:
+            nodes = [self.segment.find(item) for item in (left, right)]
+            if nodes[0] and nodes[1] and nodes[0] is not nodes[1] and nodes[0].external and nodes[1].external:
+                self.segment.check(f"{nodes[0].var} is not {nodes[1].var}", "two objects are not the same")
+        return left is right
+
+    def unary(self, symbol: str, value: Any) -> Any:
+        """Return ``symbol value``."""
+        function = UNARY[symbol]
+        if not self.recording:
+            return function(self.plain(value))
+        try:
+            if isinstance(value, torch.Tensor):
+                return self.operator(function, (value,), {})
+            if type(value) is Dynamic:
+                return self._computed_dynamic(function, (value,))
+            if is_constant(value) and not self._user_constant(value):
+                return function(value)
+            raise CaptureError(f"{symbol}{type(value).__qualname__}")
+        except CaptureError as error:
+            return self.opaque(function, (value,), {}, "push", str(error))
+
+    # truth and membership ---------------------------------------------------------------------
+    def truth(self, value: Any) -> Any:
+        """Return ``bool(value)``, or `NULL` if it must be read by a split."""
+        value = self.plain(value)
+        if not self.recording:
+            return bool(value)
+        if isinstance(value, bool) or value is None:
+            return bool(value)
+        if is_constant(value) and not self._user_constant(value):
+            return bool(value)
+        try:
+            self.refuse_poisoned()
+            return self._truth(value)
+        except CaptureError:
+            return NULL
+
+    def _truth(self, value: Any) -> bool:
+        if type(value) in natives.METHODS or isinstance(value, _CONTAINERS):
+            self._check_not_overridden(type(value))
+            node = self.segment.find(value)
+            if node is not None and node.pinned and not value and not node.mutated and not node.full:
+                node.full = True
+                self.segment.table.empty.append(value)
+                return False
+            if node is not None and node.external and not node.full and not node.mutated:
+                size = self.segment.constant(type(value).__len__)
+                holds = len(value) > 0
+                self.segment.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
+                node.full = False
+                if not holds:
+                    self.segment.touch(value, 1)
+            return bool(value)
+        if isinstance(value, torch.Tensor):
+            raise CaptureError("the truth of a tensor")
+        kind = type(value)
+        for name in ("__bool__", "__len__"):
+            method = self.segment.class_attribute(kind, name)
+            if isinstance(method, types.FunctionType):
+                with self.barrier():
+                    return bool(self.call_function(method, (value,), {}))
+            if method is not NULL:
+                raise CaptureError("a native truth value")
+        return True
+
+    def contains(self, container: Any, item: Any, negate: bool) -> Any:
+        """Return ``item in container`` or its negation."""
+        container, item = self.plain(container), self.plain(item)
+        function = negated_contains if negate else operator.contains
+        if not self.recording:
+            return function(container, item)
+        try:
+            self.refuse_poisoned()
+            return self._contains(container, item) is not negate
+        except CaptureError as error:
+            return self.opaque(function, (container, item), {}, "push", str(error))
+
+    def _contains(self, container: Any, item: Any) -> bool:
+        kind = type(container)
+        if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
+            return item in container
+        method = self.segment.class_attribute(kind, "__contains__")
+        if isinstance(method, types.FunctionType):
+            with self.barrier():
+                return bool(self.call_function(method, (container, item), {}))
+        if isinstance(container, dict) and is_constant(item):
+            quick = self._dict_read(container, "__contains__", (item,), None)
+            if quick is not NULL:
+                return bool(quick)
+        if isinstance(container, dict) and not is_plain(item):
+            raise CaptureError("a key that is not a constant")
+        if isinstance(container, set) and self.identity_key(container, item):
+            return item in container
+        if not isinstance(container, dict) and not (is_plain(container) and is_plain(item)):
+            raise CaptureError("membership among objects")
+        self._admit(container, not isinstance(container, dict))
+        self._admit(item, True)
+        return item in container
+
+    # subscripts -------------------------------------------------------------------------------
+    def subscript(self, container: Any, key: Any) -> Any:
+        """Return ``container[key]``."""
+        container = self.plain(container) if type(container) is not tuple else container
+        key = self.plain(key)
+        if not self.recording:
+            return container[key]
+        try:
+            self.refuse_poisoned()
+            return self._subscript(container, key)
+        except CaptureError as error:
+            return self.opaque(operator.getitem, (container, key), {}, "push", str(error))
+
+    def _subscript(self, container: Any, key: Any) -> Any:
+        if isinstance(container, torch.Tensor):
+            return self.operator(operator.getitem, (container, key), {})
+        if isinstance(container, type | torch.nn.Module):
+            pass
+        elif isinstance(container, tuple) and isinstance(key, int) and self._plain_items(container):
+            return self.tuple_item(container, key)
+        elif is_constant(container) and is_constant(key) and not self._user_constant(container):
+            return container[key]
+        elif isinstance(container, list | tuple | dict | deque):
+            method = self.segment.class_attribute(type(container), "__getitem__")
+            if not isinstance(method, types.FunctionType):
+                return self.container_method(method, container, "__getitem__", (key,), {})
+        method = self.segment.class_attribute(type(container), "__getitem__")
+        if isinstance(method, types.FunctionType):
+            return self.call_function(method, (container, key), {})
+        raise CaptureError(f"{type(container).__qualname__} is subscripted")
+
+    def _plain_items(self, container: Any) -> bool:
+        return self.segment.class_attribute(type(container), "__getitem__") is tuple.__getitem__
+
+    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
+        node = self.segment.find(container)
+        if node is not None and node.pinned:
+            self.segment.touch(container, 1)
+        if node is None or not node.external or node.pinned:
+            return container[key]
+        size = self.segment.constant(len(container))
+        if "len" not in node.seen:
+            node.seen.add("len")
+            self.segment.check(f"len({node.var}) == {size}", f"len({node.var})")
+        index = key if key >= 0 else key + len(container)
+        item = tuple.__getitem__(container, key)
+        path = f"{self.segment.paths.get(node.var, node.var)}[{index}]"
+        return self.segment.load(node, index, item, f"{node.var}[{index}]", path)
+
+    def store_subscript(self, container: Any, key: Any, item: Any) -> None:
+        """Do ``container[key] = item``."""
+        container, key = self.plain(container), self.plain(key)
+        if not self.recording:
+            container[key] = self.plain(item)
+            return
+        item = self.settled(item)
+        try:
+            self.refuse_poisoned()
+            self._store_subscript(container, key, item)
+        except CaptureError as error:
+            self.opaque(operator.setitem, (container, key, item), {}, "push", str(error))
+
+    def _store_subscript(self, container: Any, key: Any, item: Any) -> None:
+        if isinstance(container, torch.Tensor):
+            self.operator(operator.setitem, (container, key, item), {})
+            return
+        method = self.segment.class_attribute(type(container), "__setitem__")
+        if isinstance(method, types.FunctionType):
+            self.call_in_statement(method, (container, key, item))
+        elif isinstance(container, dict) and is_constant(key) and not isinstance(container, OrderedDict):
+            self._store_key(container, key, item)
+        elif isinstance(container, list | dict | deque):
+            self.container_method(method, container, "__setitem__", (key, item), {})
+        else:
+            raise CaptureError(f"an item of {type(container).__qualname__} is set")
+
+    def _store_key(self, container: dict[Any, Any], key: Any, item: Any) -> None:
+        """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
+        node = self.segment.node(container)
+        if node.external and not node.mutated and len(container) <= 64:
+            self.segment.touch(container, 1)
+        if self._dict_read(container, "__contains__", (key,), None) is NULL:
+            self.segment.touch(container, 1)
+        uses: set[str] = set()
+        target = self.segment.reference(container, uses)
+        text = (
+            f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
+        )
+        dict.__setitem__(container, key, item)
+        node.written.add(key)
+        self.segment.change(text, [node], uses)
+
+    def delete_subscript(self, container: Any, key: Any) -> None:
+        """Do ``del container[key]``."""
+        container, key = self.plain(container), self.plain(key)
+        if not self.recording:
+            del container[key]
+            return
+        try:
+            method = self.segment.class_attribute(type(container), "__delitem__")
+            if isinstance(method, types.FunctionType):
+                self.call_in_statement(method, (container, key))
+            elif isinstance(container, list | dict | deque):
+                self.container_method(method, container, "__delitem__", (key,), {})
+            else:
+                raise CaptureError("an item is deleted natively")
+        except CaptureError as error:
+            self.opaque(operator.delitem, (container, key), {}, "push", str(error))
+
+
+def _overrides(left: Any, right: Any) -> bool:
+    return isinstance(right, type(left)) and type(right) is not type(left)
+
+
+def _only_tensors(result: Any) -> bool:
+    if isinstance(result, torch.Tensor):
+        return tensors.is_plain_tensor(result)
+    if isinstance(result, tuple | list):
+        kind = type(result)
+        known = kind in (tuple, list) or kind.__module__.startswith("torch.return_types")
+        return known and bool(result) and all(item is None or _only_tensors(item) for item in result)
+    return result is None
+
+
+def _leaves(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [leaf for item in result for leaf in _leaves(item)] if isinstance(result, tuple | list) else []

@@ -1,0 +1,192 @@
+"""From a finished segment to a record, and the runs that make segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.emit import emit
+from ladder.capture.frames import NO_OVERRIDE, Frame, Through
+from ladder.capture.kinds import by_identity
+from ladder.capture.liveness import live_names
+from ladder.capture.machine import Machine
+from ladder.capture.segment import CaptureError, Segment
+from ladder.capture.sites import Captured, Layout, Record, Site
+from ladder.capture.tensors import torch_state
+
+
+class Plan:
+    """The end of a segment: a call that is made natively, and the site that follows it."""
+
+    def __init__(
+        self, site: Site, failure: Site, call: str, roots: list[str], uses: set[str], places: list[Any]
+    ) -> None:
+        self.site = site
+        self.failure = failure
+        self.call = call
+        self.roots = roots
+        self.uses = uses
+        self.places = places
+        self.why = ""
+
+
+class Recorder(Machine):
+    """A machine that begins, plans and finishes segments."""
+
+    def begin(self, site: Site, roots: list[Any], names: list[str]) -> list[Any]:
+        """Begin a segment at `site`; return `roots`, with lifted scalars made dynamic."""
+        self.site = site
+        self.segment = Segment(site.lifted)
+        self.root_count = len(roots)
+        segment = self.segment
+        state = torch_state()
+        segment.entry_state = state
+        segment.check(f"{segment.constant(torch_state)}() == {segment.constant(state)}", "the state of torch")
+        self.recording = True
+        return [
+            segment.add_root(f"r{at}", value, name)
+            for at, (value, name) in enumerate(zip(roots, names, strict=True))
+        ]
+
+    def plan(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str) -> Plan:
+        """Prepare the end of the segment before a call."""
+        segment = self.segment
+        uses: set[str] = set()
+        layouts, roots, names = [], [], []
+        for depth, frame in enumerate(self.frames):
+            layout = layout_of(frame, after if depth == len(self.frames) - 1 else "push")
+            layouts.append(layout)
+            values = layout.values(frame)
+            roots += [segment.reference(value, uses) for value in values]
+            labels = ["function", *layout.names, *(f"stack[{n}]" for n in range(len(values)))]
+            names += [f"{frame.code.co_name}.{label}" for label in labels[: len(values)]]
+        inner = function.call if isinstance(function, Through) else function
+        callee = segment.reference(inner, uses)
+        texts = [segment.reference(item, uses) for item in args]
+        texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
+        if isinstance(function, Through) and function.outers:
+            wrapped = Through([], None)
+            wrapped.outers = function.outers
+            stand_ins = segment.constant(wrapped.beneath)
+            call = f"{stand_ins}({', '.join([callee, *texts])})"
+        else:
+            call = f"{callee}({', '.join(texts)})"
+        site = self.captured.site(tuple(layouts), after, [*names, "result"])
+        failure = self.captured.site(tuple(layouts), "raise", [*names, "error"])
+        return Plan(site, failure, call, roots, uses, list(self.frames))
+
+    def finish(self, plan: Plan, result: Any) -> Any:
+        """End the segment as planned; begin the next unless `result` is an exception."""
+        assert self.site is not None
+        try:
+            self.site.add(emit(self, plan, None))
+        except CaptureError as error:
+            self.stop(str(error), getattr(error, "origin", None))
+            return result
+        site = plan.failure if isinstance(result, BaseException) else plan.site
+        values = [value for frame, layout in self._pairs(plan) for value in layout.values(frame)]
+        values = [self._unlifted(value) for value in values]
+        found = self.begin(site, [*values, result], site.names)
+        self.segment.find(result)
+        self._put_back(plan, found)
+        return found[-1]
+
+    def _pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
+        return list(zip(plan.places, plan.site.layouts, strict=True))
+
+    def _unlifted(self, value: Any) -> Any:
+        recording, self.recording = self.recording, False
+        value = self.plain(value)
+        self.recording = recording
+        return value
+
+    def _put_back(self, plan: Plan, values: list[Any]) -> None:
+        at = 0
+        for frame, layout in self._pairs(plan):
+            taken = values[at : at + layout.size]
+            at += layout.size
+            # Names that are not live are dropped: they might still hold what no record can make.
+            frame.slots = dict(zip(layout.names, taken[1:], strict=False))
+            frame.stack[: layout.depth] = taken[1 + len(layout.names) : 1 + len(layout.names) + layout.depth]
+
+    def complete(self, result: Any) -> Any:
+        """End the last segment: the program returns `result`."""
+        if self.recording and self.site is not None:
+            try:
+                self.site.add(emit(self, None, result))
+            except CaptureError as error:
+                self.stop(str(error), getattr(error, "origin", None))
+        self.recording = False
+        return self.plain_deep(result)
+
+    def carry_out(self, run: Any, *args: Any) -> Any:
+        """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
+        try:
+            result = run(*args)
+        except Exception as error:
+            if self.recording and self.site is not None:
+                try:
+                    self.site.add(emit(self, None, error, failed=True))
+                except CaptureError as reason:
+                    self.site.failures.append(str(reason))
+            raise
+        return self.complete(result)
+
+    def plain_deep(self, value: Any) -> Any:
+        """Return what the caller gets: no dynamic scalars."""
+        return self._unlifted(value)
+
+
+def layout_of(frame: Frame, after: str) -> Layout:
+    """Return how `frame` is taken up again after a split."""
+    index = frame.index - 1 if after == "redo" else frame.index
+    live = live_names(frame.program, frame.index - 1 if after in ("redo", "next") else frame.index)
+    handler = frame.program.handler_of(frame.index - 1)
+    if handler is not None:  # the call may raise
+        live |= live_names(frame.program, handler.target)
+    names = tuple(name for name in frame.slots if name in live)
+    override = frame.override is not NO_OVERRIDE
+    depth, handled = len(frame.stack), len(frame.handled)
+    return Layout(frame.code, index, names, depth, override, handled, id(frame.names))
+
+
+def start_run(captured: Captured, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the whole function, recording."""
+    machine = Recorder(captured)
+    roots = machine.begin(site, [*args, *kwargs.values()], site.names)
+    machine.segment.pin(captured.function)
+    given = tuple(roots[: len(args)])
+    named = dict(zip(kwargs, roots[len(args) :], strict=True))
+    return machine.carry_out(machine.call, captured.function, given, named)
+
+
+def continue_run(captured: Captured, site: Site, roots: tuple[Any, ...], *, record: bool) -> Any:
+    """Run on from a split, recording if `record`."""
+    machine = Recorder(captured)
+    values = list(roots)
+    if record:
+        site.learn(roots)
+        values = machine.begin(site, values, site.names)
+    if record:
+        machine.segment.find(values[-1])
+    if not site.layouts:
+        return machine.carry_out(_raise if site.after == "raise" else _same, values[-1])
+    frames, at = [], 0
+    for layout in site.layouts:
+        frames.append(layout.restore(values[at : at + layout.size]))
+        at += layout.size
+    error = values[at] if site.after == "raise" else None
+    return machine.carry_out(machine.drive, frames, site.after, values[at], error)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+__all__ = ["Plan", "Record", "Recorder", "by_identity", "continue_run", "start_run", "torch"]

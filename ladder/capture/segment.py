@@ -1,0 +1,510 @@
+"""The RefGraph of one segment, and the record that grows with it.
+
+A *segment* is a stretch of a run without a call whose effect is unknown. While it is interpreted,
+each heap object that it meets has a `Node`: an external object with the path by which a matched
+run finds it, or a fresh one with the step that makes it. Everything external that is read becomes
+a line of the guard; everything that is made or changed becomes a `Step`; tensor operators become
+nodes of one fx graph. `emit` turns the three into one Python function.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.frames import NULL
+from ladder.capture.kinds import by_identity, by_value, descriptor_of, is_constant, same_value
+from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
+
+
+class CaptureError(Exception):
+    """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
+
+
+class Node:
+    """The shadow of one heap object.
+
+    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set.
+    """
+
+    __slots__ = (
+        "dynamic",
+        "external",
+        "full",
+        "fx",
+        "lifted",
+        "mutated",
+        "obj",
+        "origin",
+        "parents",
+        "pinned",
+        "recordable",
+        "seen",
+        "stable",
+        "var",
+        "written",
+    )
+
+    def __init__(self, obj: Any, var: str, *, external: bool, stable: bool = False) -> None:
+        self.obj = obj
+        self.var = var
+        self.external = external
+        self.stable = stable
+        self.seen: set[Any] = set()
+        self.written: set[Any] = set()
+        self.pinned = False
+        self.full = False
+        self.mutated = False
+        self.recordable = True
+        self.origin: Any = None
+        self.parents: set[str] = set()
+        self.lifted: dict[Any, Dynamic] = {}
+        self.fx: torch.fx.Node | None = None
+        self.dynamic = False
+
+
+class Step:
+    """One line of the mock: it defines `var`, uses `uses`, changes `changes`."""
+
+    __slots__ = ("changes", "keep", "text", "uses", "var")
+
+    def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
+        self.text = text
+        self.var = var
+        self.uses = uses
+        self.changes = changes
+        self.keep = keep
+
+
+class Dynamic:
+    """A scalar of the interpreter's stack that matched runs read or compute anew."""
+
+    __slots__ = ("value", "var")
+
+    def __init__(self, value: Any, var: str) -> None:
+        self.value = value
+        self.var = var
+
+
+class Check:
+    """One line of the guard: `text` binds a variable, or is a condition that must hold."""
+
+    __slots__ = ("binds", "path", "text", "why")
+
+    def __init__(self, text: str, binds: str | None, why: str, path: str | None) -> None:
+        self.text = text
+        self.binds = binds
+        self.why = why
+        self.path = path
+
+
+class Segment:
+    """What one segment has read, made, changed and computed so far."""
+
+    def __init__(self, lifted: set[str]) -> None:
+        self.lifted = lifted
+        self.space: dict[str, Any] = {}
+        self.checks: list[Check] = []
+        self.steps: list[Step] = []
+        self.nodes: dict[int, Node] = {}
+        self.keep: list[Any] = []
+        self.outside: set[str] = set()
+        self.roots: dict[int, list[tuple[str, Any]]] = {}
+        self.tensors: list[Node] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]]]] = []
+        self.state_written = False
+        self.graph = torch.fx.Graph()
+        self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
+        self.operators = 0
+        self.entry_state: tuple[Any, ...] = ()
+        self.impure = False
+        self.random = False
+        self.distinct: set[type] = set()
+        self.graph_values: list[Node] = []
+        self.paths: dict[str, str] = {}
+        self.table = Table()
+        self.uses_dynamic = False
+        self._names: dict[int, str] = {}
+        self._classes: set[tuple[int, str]] = set()
+        self._count = 0
+
+    # names ------------------------------------------------------------------------------------
+    def fresh_name(self) -> str:
+        """Return a new variable name."""
+        self._count += 1
+        return f"v{self._count}"
+
+    def constant(self, value: Any) -> str:
+        """Return text that denotes `value` itself in the generated code."""
+        if value is None or value is True or value is False:
+            return repr(value)
+        if type(value) is int and 0 <= value < 256:
+            return repr(value)  # the same object wherever it is written; strings need not be
+        name = self._names.get(id(value))
+        if name is None:
+            name = self._names[id(value)] = f"c{len(self._names)}"
+            self.space[name] = value
+            self.keep.append(value)
+        return name
+
+    # guard ------------------------------------------------------------------------------------
+    def check(self, text: str, why: str, path: str | None = None) -> None:
+        """Add the condition `text` to the guard."""
+        self.checks.append(Check(text, None, why, path))
+
+    def bind(self, expression: str, why: str) -> str:
+        """Add the assignment of `expression` to a new variable to the guard; return the variable."""
+        var = self.fresh_name()
+        self.paths[var] = why
+        self.checks.append(Check(expression, var, why, None))
+        return var
+
+    def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
+        known = parent.lifted.get(key)
+        if known is not None and key not in parent.written:
+            return known
+        first = parent.external and key not in parent.seen and key not in parent.written
+        if first and path in self.lifted and type(value) in (int, float):
+            parent.seen.add(key)
+            parent.lifted[key] = self._lift(value, expression, path)
+            return parent.lifted[key]
+        return self.read(parent, key, value, expression, path)
+
+    def fix(self, dynamic: Dynamic) -> None:
+        """Guard that a dynamic scalar has the value of this run."""
+        kind, value = self.constant(type(dynamic.value)), self.constant(dynamic.value)
+        text = f"type({dynamic.var}) is {kind} and {same_value(dynamic.var, dynamic.value, value)}"
+        self.check(text, f"{dynamic.var} == {dynamic.value!r}", self.paths.get(dynamic.var))
+
+    def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
+        """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
+        if key in parent.lifted and key not in parent.written:
+            self.fix(parent.lifted.pop(key))
+        if not parent.external or key in parent.seen or key in parent.written:
+            return value
+        parent.seen.add(key)
+        if parent.pinned and isinstance(parent.obj, dict) and path not in self.lifted:
+            self.table.add(parent.obj, key, value, path)
+            if not (by_identity(value) or by_value(value)):
+                self.pin(value, path)
+            return value
+        return self.meet(value, expression, path, stable=parent.stable)
+
+    def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
+        """Guard the external `value` that a matched run finds as `expression`."""
+        pinned = stable and path not in self.lifted and not by_value(value)
+        if by_identity(value) or pinned:
+            self.check(f"{expression} is {self.constant(value)}", f"{path} is {_brief(value)}", path)
+            if not by_identity(value):
+                self.pin(value, path)
+        elif by_value(value):
+            self._meet_value(value, expression, path)
+        else:
+            self._meet_object(value, expression, path, stable)
+        return value
+
+    def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
+        var = self.bind(expression, path)
+        self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
+        self.uses_dynamic = True
+        return Dynamic(value, var)
+
+    def _meet_value(self, value: Any, expression: str, path: str) -> None:
+        var = self.bind(expression, path)
+        kind, constant = self.constant(type(value)), self.constant(value)
+        text = f"type({var}) is {kind} and {same_value(var, value, constant)}"
+        self.check(text, f"{path} == {value!r}", path)
+
+    def _meet_object(self, value: Any, expression: str, path: str, stable: bool) -> None:
+        known = self.nodes.get(id(value))
+        if known is not None:
+            self.check(f"{expression} is {known.var}", f"{path} is {self.paths.get(known.var, known.var)}")
+            return
+        if value is NULL:
+            return
+        node = self.add(Node(value, self.bind(expression, path), external=True, stable=stable))
+        self.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
+        if isinstance(value, torch.Tensor):
+            self._meet_tensor(node, path)
+
+    def _meet_tensor(self, node: Node, path: str) -> None:
+        from ladder.capture.tensors import metadata_checks, signature
+
+        self.tensors.append(node)
+        rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var)]
+        self.metadata.append((node, signature(node.obj), rows))
+
+    def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
+        """Note that `key` was not in `parent` at entry."""
+        if parent.external and key not in parent.seen and key not in parent.written:
+            parent.seen.add(key)
+            if parent.pinned and isinstance(parent.obj, dict):
+                self.table.add(parent.obj, key, ABSENT, path)
+            else:
+                self.check(text, f"{path} is not there")
+
+    def class_attribute(self, kind: type, name: str) -> Any:
+        """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
+        first = (id(kind), name) not in self._classes
+        self._classes.add((id(kind), name))
+        if first and (id(kind), "") not in self._classes and _mutable_class(kind):
+            self._classes.add((id(kind), ""))
+            self.check(f"{self.constant(kind)}.__mro__ is {self.constant(kind.__mro__)}", f"bases of {kind}")
+        for owner in kind.__mro__:
+            here = owner.__dict__
+            if first and _mutable_class(owner):
+                self._guard_class(owner, name)
+            if name in here:
+                return here[name]
+        return NULL
+
+    def _guard_class(self, owner: type, name: str) -> None:
+        if (id(owner), f"={name}") in self._classes:
+            return
+        self._classes.add((id(owner), f"={name}"))
+        here = class_dict(owner)
+        self.keep.append(here)
+        path = f"{owner.__module__}.{owner.__qualname__}.{name}"
+        value = here.get(name, ABSENT)
+        if value is not ABSENT and path in self.lifted:
+            proxy = self.constant(owner)
+            self.meet(value, f"{proxy}.__dict__[{name!r}]", path, stable=False)
+            return
+        self.table.add(here, name, value, path)
+        if value is not ABSENT and not (by_identity(value) or by_value(value)):
+            self.pin(value, path)
+
+    def pin(self, value: Any, path: str = "") -> Node:
+        """Return the node of an object that is the same in every run that matches."""
+        known = None if by_identity(value) else self.find(value)
+        if known is not None and known.external and not known.pinned and "pin" not in known.seen:
+            known.seen.add("pin")
+            self.check(f"{known.var} is {self.constant(value)}", f"{self.paths.get(known.var)} is {path}")
+        if known is None and not by_identity(value):
+            node = self.add(Node(value, self.constant(value), external=True, stable=True))
+            node.pinned = True
+            self.paths[node.var] = path or _brief(value)
+            if isinstance(value, torch.Tensor):
+                self._meet_tensor(node, self.paths[node.var])
+            elif _mutable_class(type(value)):
+                self.table.kinds[id(value)] = (value, type(value))
+        return self.node(value)
+
+    # nodes ------------------------------------------------------------------------------------
+    def add(self, node: Node) -> Node:
+        """Register `node`."""
+        self.nodes[id(node.obj)] = node
+        self.keep.append(node.obj)
+        if node.external:
+            self.outside.add(node.var)
+        return node
+
+    def derive(self, node: Node, sources: Iterable[Node]) -> None:
+        """Note that a change of `node` is a change of `sources`, as with iterators over iterators."""
+        for source in sources:
+            node.parents |= {source.var, *source.parents}
+
+    def add_root(self, var: str, value: Any, path: str) -> Any:
+        """Register a value that the segment starts with; scalars are guarded at once."""
+        self.paths[var] = path
+        if path in self.lifted and type(value) in (int, float):
+            return self._lift(value, var, path)
+        if by_identity(value) or by_value(value):
+            return self.meet(value, var, path, stable=False)
+        self.roots.setdefault(id(value), []).append((var, value))
+        return value
+
+    def find(self, value: Any) -> Node | None:
+        """Return the node of `value`, meeting it first if it is a root."""
+        node = self.nodes.get(id(value))
+        if node is None and id(value) in self.roots:
+            for var, root in self.roots.pop(id(value)):
+                self.meet(root, var, self.paths[var], stable=False)
+            node = self.nodes.get(id(value))
+        return node
+
+    def node(self, value: Any) -> Node:
+        """Return the node of a heap object.
+
+        Raises
+        ------
+        CaptureError
+            If it is not known where the object comes from.
+        """
+        node = self.find(value)
+        if node is not None:
+            return node
+        own = isinstance(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
+        if by_identity(value) or own:
+            return self.add(Node(value, self.constant(value), external=True, stable=True))
+        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+
+    def fresh(self, value: Any, text: str, uses: set[str]) -> Node:
+        """Register an object made in this segment by the expression `text`."""
+        node = self.add(Node(value, self.fresh_name(), external=False))
+        self.steps.append(Step(f"{node.var} = {text}", node.var, uses, set(), False))
+        return node
+
+    def hidden(self, value: Any, origin: Any) -> Node:
+        """Register an object of this segment that no step can make again."""
+        node = self.add(Node(value, self.fresh_name(), external=False))
+        node.recordable = False
+        node.origin = origin
+        return node
+
+    def change(self, text: str, targets: Iterable[Node], uses: set[str], var: str | None = None) -> None:
+        """Add a step that changes `targets`."""
+        changed = list(targets)
+        for node in changed:
+            node.mutated = True
+        names = {node.var for node in changed}.union(*(node.parents for node in changed))
+        keep = bool(names & self.outside)
+        self.steps.append(Step(text, var, uses | names, names, keep))
+
+    # references -------------------------------------------------------------------------------
+    def reference(self, value: Any, uses: set[str]) -> str:
+        """Return text that denotes `value` in the mock, and add the variables it needs to `uses`."""
+        if type(value) is Dynamic:
+            uses.add(value.var)
+            return value.var
+        node = self.find(value)
+        if node is None and is_constant(value):
+            return self.constant(value)
+        if node is None:
+            node = self._compose(value)
+        if not node.recordable:
+            raise Unrecordable(f"a live {_brief(value)} cannot be made again", node.origin)
+        uses.add(node.var)
+        return node.var
+
+    def _compose(self, value: Any) -> Node:
+        """Make an immutable object from its parts, at the time of its first use."""
+        uses: set[str] = set()
+        kind = type(value)
+        if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
+            return self.node(value)
+        if kind is tuple:
+            parts = "".join(f"{self.reference(item, uses)}, " for item in value)
+            return self.fresh(value, f"({parts})", uses)
+        if kind is frozenset:
+            parts = "".join(f"{self.reference(item, uses)}, " for item in value)
+            return self.fresh(value, f"frozenset(({parts}))", uses)
+        if kind is slice:
+            parts = ", ".join(self.reference(p, uses) for p in (value.start, value.stop, value.step))
+            return self.fresh(value, f"slice({parts})", uses)
+        if kind is types.MethodType:
+            parts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
+            return self.fresh(value, f"{self.constant(types.MethodType)}({parts})", uses)
+        if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+            found = descriptor_of(value)
+            if found is not None:
+                owner = self.reference(value.__self__, uses)
+                return self.fresh(value, f"{self.constant(found)}.__get__({owner})", uses)
+        plain = isinstance(value, BaseException) and kind.__module__ == "builtins" and is_constant(value.args)
+        if plain and value.__cause__ is None:
+            return self.fresh(value, f"{kind.__name__}(*{self.constant(value.args)})", uses)
+        if kind is types.CellType:
+            raise CaptureError("a cell of unknown origin")
+        raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+
+    # whole contents ---------------------------------------------------------------------------
+    def touch(self, value: Any, depth: int = 8) -> None:
+        """Guard all that a container holds, and what its containers hold, to `depth` levels."""
+        if depth == 0 or (is_constant(value) and self.find(value) is None):
+            return
+        node = self.find(value)
+        if node is None:
+            if isinstance(value, tuple | frozenset):
+                for item in value:
+                    self.touch(item, depth - 1)
+            return
+        if not node.full:
+            if node.external and node.mutated:
+                raise CaptureError("a container read whole after it was changed in part")
+            node.full = True
+            if node.external:
+                self._touch_entries(node)
+        self._touch_inside(value, depth)
+
+    def _touch_inside(self, value: Any, depth: int) -> None:
+        if depth > 1:
+            inside = dict.values(value) if isinstance(value, dict) else value
+            if isinstance(value, dict | list | tuple | set | frozenset | deque):
+                for item in list(inside):
+                    self.touch(item, depth - 1)
+
+    def _touch_entries(self, node: Node) -> None:
+        value: Any = node.obj
+        var = node.var
+        if node.pinned and type(value) in (tuple, frozenset):
+            for item in value:  # they are as lasting as the tuple
+                self.pin(item) if not is_constant(item) else None
+            return
+        path = self.paths.get(var, var)
+        sequence: Any = value
+        if isinstance(value, list | tuple | deque):
+            base: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
+            size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
+            self.check(f"{self.constant(base.__len__)}({var}) == {size}", f"len({path}) == {size}")
+            if type(value) is base:
+                entry = f"{var}[{{}}]"
+            for index in range(size):
+                item = base.__getitem__(value, index)
+                self.read(node, index, item, entry.format(index), f"{path}[{index}]")
+            if base is deque:
+                self.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
+        elif isinstance(value, dict):
+            self._touch_dict(node, path)
+        elif isinstance(value, set | frozenset):
+            self.constant_keys(value)
+            items = self.constant(list(value))
+            self.check(f"list({var}) == {items}", f"{path} has the same elements")
+            self.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
+
+    def constant_keys(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            if not is_constant(key):
+                raise CaptureError(f"a set or dict keyed by {_brief(key)}")
+
+    def _touch_dict(self, node: Node, path: str) -> None:
+        if node.pinned and type(node.obj) is dict:
+            self.constant_keys(node.obj)
+            self.table.add(node.obj, WHOLE, list(node.obj), path)
+            for key, item in node.obj.items():
+                self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
+            return
+        keys = list(dict.__iter__(node.obj)) if not isinstance(node.obj, OrderedDict) else list(node.obj)
+        self.constant_keys(keys)
+        var = node.var
+        exact = type(node.obj) in (dict, OrderedDict)
+        self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
+        self.check(f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys")
+        for key in keys:
+            text = (
+                f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
+            )
+            self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
+
+
+class Unrecordable(CaptureError):
+    """A live object that no step can make again; `origin` is the instruction that made it."""
+
+    def __init__(self, message: str, origin: Any) -> None:
+        super().__init__(message)
+        self.origin = origin
+
+
+def _mutable_class(kind: type) -> bool:
+    """Say whether attributes of `kind` itself can be assigned (heap types, not IMMUTABLETYPE)."""
+    return bool(kind.__flags__ & 1 << 9) and not kind.__flags__ & 1 << 8
+
+
+def _brief(value: Any) -> str:
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+    return f"{type(value).__name__} {name}" if isinstance(name, str) else type(value).__name__

@@ -1,0 +1,277 @@
+"""Sites, where segments begin, and the calls that find a record or make one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.segment import Check, Segment
+from ladder.capture.tensors import modes_are_active
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+MAX_RECORDS = 32
+MAX_FAILURES = 12
+MISSES_BEFORE_LIFTING = 1
+
+
+class Signal:
+    """What a record's function gives in place of a site."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+FAILED = Signal("an operator of the graph raised")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the values at a site make up one frame."""
+
+    code: CodeType
+    index: int
+    names: tuple[str, ...]
+    depth: int
+    override: bool
+    handled: int
+    namespace: int
+
+    def values(self, frame: Frame) -> list[Any]:
+        """Return the values of `frame`, in the order that `restore` takes."""
+        override = [frame.override] if self.override else []
+        return [
+            frame.function,
+            *(frame.slots[name] for name in self.names),
+            *frame.stack[: self.depth],
+            *override,
+            *frame.handled,
+        ]
+
+    @property
+    def size(self) -> int:
+        """How many values make up the frame."""
+        return 1 + len(self.names) + self.depth + self.override + self.handled
+
+    def restore(self, values: list[Any]) -> Frame:
+        """Make the frame again."""
+        frame = Frame(values[0], dict(zip(self.names, values[1:], strict=False)))
+        frame.index = self.index
+        at = 1 + len(self.names)
+        frame.stack = list(values[at : at + self.depth])
+        at += self.depth
+        frame.override = values[at] if self.override else NO_OVERRIDE
+        frame.handled = list(values[at + self.override :])
+        return frame
+
+
+@dataclass(eq=False)
+class Record:
+    """A guard, a graph and a mock; `run` is all three in one function.
+
+    ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
+    ``check(*roots)`` is the guard alone.
+    """
+
+    run: Callable[..., Any]
+    check: Callable[..., Any]
+    checks: list[Check]
+    source: str
+    graph: torch.fx.GraphModule | None
+    operators: int
+    split: str
+    site: Site
+
+
+class Site:
+    """A point of the program where a segment begins: the entry, or what follows a split."""
+
+    def __init__(self, captured: Captured, layouts: tuple[Layout, ...], after: str, names: list[str]) -> None:
+        self.captured = captured
+        self.layouts = layouts
+        self.after = after
+        self.names = names
+        self.records: list[Record] = []
+        self.runs: list[Callable[..., Any]] = []
+        self.lifted: set[str] = set()
+        self.misses: dict[str, int] = {}
+        self.poisoned: set[tuple[Any, int]] = set()
+        self.failures: list[str] = []
+        self.dead = False
+
+    def add(self, record: Record) -> None:
+        """Keep `record`; the newest is tried first."""
+        self.records.insert(0, record)
+        self.runs.insert(0, record.run)
+
+    def note_failure(self, why: str, origin: Any) -> None:
+        """Note that a recording from here failed; give up where nothing can be done otherwise."""
+        self.failures.append(why)
+        if (
+            origin is None
+            or origin[0] is None
+            or origin in self.poisoned
+            or len(self.failures) > MAX_FAILURES
+        ):
+            self.dead = True
+        else:
+            self.poisoned.add(origin)
+
+    def learn(self, roots: tuple[Any, ...]) -> None:
+        """Lift the scalars whose guards have missed repeatedly."""
+        for record in self.records:
+            failed = record.check(*roots)
+            if type(failed) is int and failed > 0:
+                path = record.checks[failed - 1].path
+                if path is not None:
+                    self.misses[path] = self.misses.get(path, 0) + 1
+                    if self.misses[path] > MISSES_BEFORE_LIFTING:
+                        self.lifted.add(path)
+
+
+class Captured:
+    """A function that capture watches; call it as the function itself.
+
+    Parameters
+    ----------
+    function
+        A Python function, method, `torch.nn.Module` or other callable.
+    backend
+        ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
+        runs operator by operator, as it would have without capture.
+    """
+
+    def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
+        self.function = function
+        self.backend: Backend = backend or run_as_is
+        self.entries: dict[Any, Site] = {}
+        self.sites: dict[Any, Site] = {}
+        self.given_up = ""
+        self.calls = {"recorded": 0, "eager": 0}
+        self._lock = threading.RLock()
+        from ladder.capture.prescan import reason_not_to_capture
+
+        self.given_up = reason_not_to_capture(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function: by a record that matches, else recording one."""
+        site = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
+        if site is None:
+            site = self._enter(args, kwargs)
+        roots: tuple[Any, ...] = (*args, *kwargs.values()) if kwargs else args
+        here = site
+        while True:
+            for run in here.runs:
+                found = run(*roots)
+                if found.__class__ is tuple:
+                    break
+            else:
+                return self._miss(site, here, roots, args, kwargs)
+            following, value = found
+            if following is None:
+                return value
+            if following.__class__ is Site:
+                here, roots = following, value
+            else:
+                return self._interrupted(site, here, roots, args, kwargs)
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
+        key = (len(args), *kwargs) if kwargs else len(args)
+        names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
+        return self.entries.setdefault(key, Site(self, (), "", names))
+
+    def _miss(
+        self,
+        entry: Site,
+        here: Site,
+        roots: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run from `here` on, recording if that may help later calls."""
+        from ladder.capture.record import continue_run, start_run
+
+        record = not (here.dead or self.given_up or modes_are_active()) and self._lock.acquire(blocking=False)
+        try:
+            if record and len(here.records) >= MAX_RECORDS:
+                here.dead, record_now = True, False
+            else:
+                record_now = bool(record)
+            if here is entry:
+                if not record_now:
+                    self.calls["eager"] += 1
+                    return self.function(*args, **kwargs)
+                here.learn(roots)
+                self.calls["recorded"] += 1
+                return start_run(self, here, args, kwargs)
+            if here.dead:
+                self.given_up = self.given_up or f"a continuation cannot be recorded: {here.failures[-1:]}"
+            return continue_run(self, here, roots, record=record_now)
+        finally:
+            if record:
+                self._lock.release()
+
+    def _interrupted(
+        self,
+        entry: Site,
+        here: Site,
+        roots: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Carry on, without recording, where an operator of a graph raised."""
+        from ladder.capture.record import continue_run
+
+        if here is entry:
+            self.calls["eager"] += 1
+            return self.function(*args, **kwargs)
+        return continue_run(self, here, roots, record=False)
+
+    def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
+        """Return the site of frames with `layouts`."""
+        key = (layouts, after)
+        if key not in self.sites:
+            self.sites[key] = Site(self, layouts, after, names)
+        return self.sites[key]
+
+    # what was captured ------------------------------------------------------------------------
+    @property
+    def records(self) -> list[Record]:
+        """All records, those of the entry first."""
+        return [record for site in (*self.entries.values(), *self.sites.values()) for record in site.records]
+
+    @property
+    def graphs(self) -> list[torch.fx.GraphModule]:
+        """The operator graphs of all records."""
+        return [record.graph for record in self.records if record.graph is not None]
+
+    @property
+    def outcome(self) -> str:
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        entries = [record for site in self.entries.values() for record in site.records]
+        if not entries:
+            return "eager" if self.given_up or any(site.failures for site in self.entries.values()) else "new"
+        return "split" if any(record.split for record in self.records) else "whole"
+
+    def explain(self) -> str:
+        """Return what was captured, what each guard checks, what was split, and why."""
+        from ladder.capture.explain import explain
+
+        return explain(self)
+
+
+def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    """Run a graph operator by operator."""
+    forward: Callable[..., Any] = module.forward
+    return forward
+
+
+__all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

@@ -1,0 +1,208 @@
+"""The part of a guard that is about objects that stay: checked in bulk, by version where that is known.
+
+A model's modules, their dictionaries and parameters are the same objects call after call. What a
+record read in them is a table of (dictionary, key, value); a dictionary whose version has not
+changed since it was last checked needs no look at its entries.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter, contains, getitem, is_
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from ladder.capture.kinds import by_value, same_value
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Missing()
+WHOLE = _Missing()
+_instance_dict = attrgetter("__dict__")
+
+
+def _version_function() -> Callable[[Any], int] | None:
+    """Return what gives a number that changes with a dictionary, if this Python and torch have it."""
+    version = getattr(torch._C._dynamo.guards, "dict_version", None)
+    if version is None or sys.version_info >= (3, 12):
+        return None  # from 3.12 on torch counts with watchers, which miss some changes
+    try:
+        return version if _versions_work(version) else None
+    except Exception:
+        return None
+
+
+def _versions_work(version: Callable[[Any], int]) -> bool:
+    """Try every way in which the dictionary of an instance or class changes."""
+
+    class Probe:
+        pass
+
+    def store(target: Any, value: int) -> None:
+        target.a = value
+
+    probe: Any = Probe()
+    probe.a = 1
+    inside, outside = vars(probe), class_dict(Probe)
+    changes: list[tuple[Any, Callable[[], Any]]] = [
+        (inside, lambda: setattr(probe, "a", 2)),
+        (inside, lambda: setattr(probe, "b", 2)),
+        (inside, lambda: inside.update(a=3)),
+        (inside, lambda: inside.__setitem__("a", 4)),
+        (inside, lambda: delattr(probe, "a")),
+        (inside, inside.clear),
+        (outside, lambda: setattr(Probe, "c", 1)),
+        (outside, lambda: setattr(Probe, "c", 2)),
+        (outside, lambda: delattr(Probe, "c")),
+        # Enough times for the interpreter to specialise the instruction.
+        *((inside, partial(store, probe, value)) for value in range(100)),
+        *((outside, partial(store, Probe, value)) for value in range(100)),
+    ]
+    for target, change in changes:
+        before = version(target)
+        if version(target) != before:
+            return False
+        change()
+        if version(target) == before:
+            return False
+    return True
+
+
+def class_dict(kind: type) -> Any:
+    """Return the dictionary behind ``kind.__dict__``, or the read-only view if it is out of reach."""
+    found = gc.get_referents(kind.__dict__)
+    return found[0] if len(found) == 1 and type(found[0]) is dict else kind.__dict__
+
+
+class Entry:
+    """One fact: `key` of `home` is `value` (or `ABSENT`; or the keys are `value`, for `WHOLE`)."""
+
+    __slots__ = ("holds", "home", "key", "path", "value")
+
+    def __init__(self, home: Any, key: Any, value: Any, path: str) -> None:
+        self.home = home
+        self.key = key
+        self.value = value
+        self.path = path
+        self.holds = _condition(home, key, value)
+
+
+def _condition(home: Any, key: Any, value: Any) -> Callable[[], bool]:
+    if key is WHOLE:
+        return lambda: list(home) == value and [*map(type, home)] == [*map(type, value)]
+    get = partial(dict.get, home) if isinstance(home, dict) else home.get
+    if by_value(value):
+        test: Callable[[Any], bool] = eval(
+            f"lambda found: {same_value('found', value, 'value')}", {"value": value}
+        )
+        return lambda: type(found := get(key, ABSENT)) is type(value) and test(found)
+    return lambda: get(key, ABSENT) is value
+
+
+class Table:
+    """All facts of one record. `versions` are those at which the facts were last seen to hold."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, list[Entry]] = {}
+        self.homes: list[Any] = []
+        self.empty: list[Any] = []
+        self.instances: dict[int, tuple[Any, Any]] = {}
+        self.kinds: dict[int, tuple[Any, type]] = {}
+        self.versions: list[int] = []
+        self.paths: list[str] = []
+
+    def add(self, home: Any, key: Any, value: Any, path: str) -> None:
+        """Add a fact."""
+        if id(home) not in self.entries:
+            self.entries[id(home)] = []
+            self.homes.append(home)
+        self.entries[id(home)].append(Entry(home, key, value, path))
+
+    def finish(self, first: int) -> list[str]:
+        """Prepare for use; `first` is the number of the first fact. Returns the paths of all."""
+        self.first = first
+        self.rows: list[list[tuple[int, Entry]]] = []
+        for home in self.homes:
+            row = []
+            for entry in self.entries[id(home)]:
+                row.append((first + len(self.paths), entry))
+                self.paths.append(entry.path)
+            self.rows.append(row)
+        self._sort()
+        self.versions = [-1] * len(self.homes)
+        for number, row in enumerate(self.rows):
+            # What the recorded run itself has changed is looked at in the next call.
+            if VERSION is not None and _versioned(self.homes[number]) and all(e.holds() for _, e in row):
+                self.versions[number] = VERSION(self.homes[number])
+        return self.paths
+
+    def _sort(self) -> None:
+        """Arrange the facts for `unchanged`."""
+        entries = [entry for home in self.homes for entry in self.entries[id(home)]]
+        plain = (dict, OrderedDict, MappingProxyType)
+        single = [entry for entry in entries if entry.key is not WHOLE and type(entry.home) in plain]
+        self.whole = [entry for entry in entries if entry not in single]
+        there = [(entry.home, entry.key, entry.value) for entry in single if entry.value is not ABSENT]
+        missing = [(entry.home, entry.key) for entry in single if entry.value is ABSENT]
+        self.there: Any = tuple(zip(*there, strict=True)) or ((), (), ())
+        self.missing: Any = tuple(zip(*missing, strict=True)) or ((), ())
+
+    def unchanged(self) -> bool:
+        """Say quickly whether every value is the very object that it was."""
+        homes, keys, values = self.there
+        try:
+            same = all(map(is_, map(getitem, homes, keys), values))
+        except KeyError:
+            return False
+        return same and not any(map(contains, *self.missing)) and all(item.holds() for item in self.whole)
+
+    def recheck(self) -> int:
+        """Return 0 if all facts hold, else the number of one that does not."""
+        for number, home in enumerate(self.homes):
+            known = VERSION is not None and _versioned(home)
+            now = VERSION(home) if VERSION is not None and known else -1
+            if not known or now != self.versions[number]:
+                for at, entry in self.rows[number]:
+                    if not entry.holds():
+                        return at
+                self.versions[number] = now
+        return 0
+
+    def lines(self, constant: Callable[[Any], str]) -> list[str]:
+        """Return the lines of the guard; each returns a number where a fact does not hold."""
+        lines = []
+        last = self.first + len(self.paths)
+        if self.homes and VERSION is not None and all(map(_versioned, self.homes)):
+            homes, version = constant(tuple(self.homes)), constant(VERSION)
+            lines.append(f"if [*map({version}, {homes})] != {constant(self)}.versions:")
+            lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
+        elif self.homes:
+            lines += [f"if not {constant(self.unchanged)}():", f"    failed = {constant(self.recheck)}()"]
+            lines.append("    if failed: return failed")
+        if self.empty:
+            lines.append(f"if any({constant(tuple(self.empty))}): return {last}")
+        if self.instances:
+            owners, inside = zip(*self.instances.values(), strict=True)
+            found = f"map({constant(_instance_dict)}, {constant(owners)})"
+            lines.append(f"if not all(map({constant(is_)}, {found}, {constant(inside)})): return {last}")
+        if self.kinds:
+            values, kinds = zip(*self.kinds.values(), strict=True)
+            lines.append(f"if [*map(type, {constant(values)})] != {constant(list(kinds))}: return {last}")
+        return lines
+
+
+def _versioned(home: Any) -> bool:
+    return type(home) in (dict, OrderedDict)
+
+
+VERSION = _version_function()

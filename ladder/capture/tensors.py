@@ -1,0 +1,276 @@
+"""Tensors under capture: metadata guards, what an operator did, which calls are operators."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as functional
+import torch.overrides
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ladder.capture.words import words
+
+if TYPE_CHECKING:
+    from ladder.capture.segment import Segment
+
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+METADATA = frozenset(
+    words(
+        "shape ndim dtype device requires_grad is_leaf layout is_cuda itemsize nbytes is_sparse is_quantized"
+        " is_mkldnn is_meta is_cpu is_nested is_mps is_xpu is_complex is_floating_point names name"
+        " size dim stride numel nelement element_size is_contiguous storage_offset ndimension"
+        " is_signed is_inference is_conj is_neg get_device __len__ type is_same_size is_shared is_pinned"
+        " is_distributed is_coalesced has_names is_sparse_csr is_xla is_vulkan is_ipu is_mtia is_maia"
+        " is_tensor is_storage result_type can_cast promote_types broadcast_shapes _is_view"
+    )
+)
+"""Attributes and functions whose answer follows from guarded metadata."""
+
+VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
+"""Tensor attributes that are operators."""
+
+_RISKY = words(
+    "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
+    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram"
+    " one_hot"
+)
+"""Beginnings of the names of aten operators that may raise, or not, depending on values."""
+
+STATE_WRITES = frozenset(
+    getattr(torch._C, name)
+    for name in (
+        "_set_grad_enabled",
+        "set_autocast_enabled",
+        "set_autocast_dtype",
+        "set_autocast_cache_enabled",
+        "autocast_increment_nesting",
+        "autocast_decrement_nesting",
+        "clear_autocast_cache",
+        "set_anomaly_enabled",
+    )
+    if hasattr(torch._C, name)
+) | {
+    getattr(torch, name)
+    for name in (
+        "set_autocast_enabled",
+        "set_autocast_dtype",
+        "set_autocast_cache_enabled",
+        "autocast_increment_nesting",
+        "autocast_decrement_nesting",
+        "clear_autocast_cache",
+    )
+}
+"""Natives that change the global state of torch; they become nodes of the graph, in order."""
+
+STATE_READS = frozenset(
+    {
+        torch.is_grad_enabled,
+        torch.is_inference_mode_enabled,
+        torch.get_default_dtype,
+        torch.is_autocast_enabled,
+        torch.get_autocast_dtype,
+        torch.is_autocast_cache_enabled,
+        torch._C._get_tracing_state,
+        torch._C._is_tracing,
+        torch._C._get_privateuse1_backend_name,
+        torch._C._is_torch_function_enabled,
+        torch._C._len_torch_function_stack,
+        torch._C._functorch.maybe_current_level,
+        torch._C._is_autocast_available,
+        torch.compiler.is_compiling,
+        *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
+        torch._jit_internal.is_scripting,
+        torch._C._get_default_device,
+    }
+    | {
+        getattr(torch._C, name)
+        for name in words(
+            "_is_torch_function_mode_enabled _is_torch_function_all_disabled _is_grad_enabled"
+            " _get_autocast_dtype is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
+            " _len_torch_dispatch_stack _get_cudnn_enabled _get_mkldnn_enabled _is_inference_mode_enabled"
+        )
+        if hasattr(torch._C, name)
+    }
+    | {torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack}
+    | {torch._C._get_tracing_state, torch.is_deterministic_algorithms_warn_only_enabled}
+)
+"""Natives and functions that only read the state that `torch_state` guards."""
+
+
+NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_metadata})
+"""Natives that only count uses."""
+
+
+OVERRIDE_CHECKS = frozenset(
+    {torch._C._has_torch_function, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic}
+)
+
+
+def torch_state() -> tuple[Any, ...]:
+    """Return the global state on which the meaning of operators depends."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.is_autocast_cache_enabled(),
+        torch._C._is_torch_function_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_tracing_state() is None,
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
+    )
+
+
+def restore_state(state: tuple[Any, ...]) -> None:
+    """Undo what the nodes of an interrupted graph did to the state that `torch_state` returned."""
+    torch._C._set_grad_enabled(state[0])
+    torch.set_autocast_enabled("cpu", state[3])
+    torch.set_autocast_enabled("cuda", state[4])
+    torch.set_autocast_cache_enabled(state[5])
+    torch.set_autocast_dtype("cpu", state[9])
+    torch.set_autocast_dtype("cuda", state[10])
+
+
+def modes_are_active() -> bool:
+    """Say whether a Python mode watches each operator; capture then leaves the call alone."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Say whether operators on `value` run no Python code of the user's."""
+    kind = type(value)
+    return kind in PLAIN_TENSORS or (
+        isinstance(value, torch.Tensor)
+        and kind.__torch_function__ is torch._C._disabled_torch_function_impl
+        and "__torch_dispatch__" not in vars(kind)
+    )
+
+
+def metadata_checks(segment: Segment, tensor: torch.Tensor, var: str) -> list[tuple[str, str]]:
+    """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`."""
+    constant = segment.constant
+    rows = [(f"{var}.layout is {constant(tensor.layout)}", " has the same layout")]
+    if tensor.layout is torch.strided and not tensor.is_nested:
+        with torch._C.DisableTorchFunctionSubclass():
+            shape, stride = tuple(tensor.shape), tensor.stride()
+        rows = [
+            (f"{var}.dtype is {constant(tensor.dtype)}", f".dtype is {tensor.dtype}"),
+            (f"{var}.shape == {constant(shape)}", f".shape == {shape}"),
+            (f"{var}.stride() == {constant(stride)}", f".stride() == {stride}"),
+            (f"{var}.device == {constant(tensor.device)}", f".device is {tensor.device}"),
+            (f"{var}.requires_grad is {tensor.requires_grad}", f".requires_grad is {tensor.requires_grad}"),
+            *rows,
+        ]
+    return rows
+
+
+def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return the metadata that guards hold a tensor to."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return (tensor.layout,)
+    with torch._C.DisableTorchFunctionSubclass():
+        shape = (tuple(tensor.shape), tensor.stride())
+        return (*shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, type(tensor))
+
+
+def bulk_check(tensors: list[torch.Tensor]) -> Any:
+    """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors."""
+    guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+    if guards is None or not tensors or any(len(signature(item)) == 1 for item in tensors):
+        return None
+    try:
+        sizes = [list(item.shape) for item in tensors]
+        strides = [list(item.stride()) for item in tensors]
+        made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return made.check if made.check(*tensors) else None
+    except (TypeError, RuntimeError):
+        return None
+
+
+class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches which aten operators a call runs.
+
+    ``dynamic``: the shape of a result depends on values. ``risky``: may raise depending on values.
+    ``mutated``: the storages written. ``random``: a generator advanced.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dynamic = self.risky = self.random = False
+        self.mutated: set[int] = set()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note `func`, then run it."""
+        kwargs = kwargs or {}
+        tags, name = func.tags, func._schema.name.removeprefix("aten::")
+        self.operators += 1
+        self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.random |= torch.Tag.nondeterministic_seeded in tags
+        self.risky |= any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY)
+        for place, argument in enumerate(func._schema.arguments):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written or ("batch_norm" in name and argument.name.startswith("running")):
+                value = args[place] if place < len(args) else kwargs.get(argument.name)
+                self._note_written(value)
+        return func(*args, **kwargs)
+
+    def _note_written(self, value: Any) -> None:
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+                self.mutated.add(storage_of(item))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return a key of the memory behind `tensor`."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _python_operators() -> dict[Any, str]:
+    """Return the Python functions of torch that are one operator each, with their names."""
+    with_state = {functional.multi_head_attention_forward}
+    rows: dict[Any, str] = {}
+    for home in (functional, torch.functional, torch.Tensor, torch):
+        for function in torch.overrides.get_overridable_functions().get(home, ()):
+            if isinstance(function, types.FunctionType) and function not in with_state:
+                rows[function] = function.__name__
+    return rows
+
+
+PYTHON_OPERATORS = _python_operators()
+
+_FACTORIES = words(
+    "arange empty zeros ones full eye linspace logspace rand randn randint randperm tensor scalar_tensor"
+    " tril_indices triu_indices empty_strided hann_window hamming_window bartlett_window blackman_window"
+    " kaiser_window range as_tensor rand_like randn_like randint_like empty_like full_like ones_like"
+    " zeros_like bernoulli normal poisson complex polar from_numpy"
+)
+
+
+def _native_operators() -> frozenset[Any]:
+    """Return torch's native functions that compute tensors from tensors or make them."""
+    homes = torch.overrides.get_overridable_functions()
+    overridable = [item for home in homes for item in homes[home] if home is not torch.Tensor]
+    factories = [getattr(torch, name) for name in _FACTORIES]
+    return frozenset(item for item in (*overridable, *factories) if type(item) is types.BuiltinFunctionType)
+
+
+NATIVE_OPERATORS = _native_operators()
+_NATIVE_MODULES = frozenset({"torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special"})
+
+
+def is_torch_native(function: Any) -> bool:
+    """Say whether `function` is a native callable of torch that takes and returns tensors."""
+    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return function.__objclass__ is torch._C.TensorBase
+    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.jit.ScriptFunction):
+        return True
+    if type(function) is not types.BuiltinFunctionType:
+        return False
+    named = getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass.")
+    return named or function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES

@@ -1,0 +1,232 @@
+"""Programs that change containers and objects, and programs that make containers of all kinds."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque, namedtuple
+
+import torch
+from capture_world import World, calls, normal, program
+from torch import nn
+
+Pair = namedtuple("Pair", "lo hi")
+
+
+class ModelOutput(OrderedDict):
+    """HF-like ModelOutput: attribute and index access"""
+
+    def __getattr__(self, k):
+        try:
+            return self[k]
+        except KeyError:
+            raise AttributeError(k)
+
+    def __setattr__(self, k, v):
+        self[k] = v
+
+    def to_tuple(self):
+        return tuple(self[k] for k in self.keys())
+
+    def __getitem__(self, k):
+        return super().__getitem__(k) if isinstance(k, str) else self.to_tuple()[k]
+
+
+@program
+def list_append_into_arg():
+    """forward appends a tensor to a caller's list (feature-pyramid style)"""
+
+    def fn(x, feats):
+        y = x * 2
+        feats.append(y)
+        return y.sum()
+
+    return calls(fn, lambda: (normal(3), []), lambda: (normal(3, seed=1), [normal(3)]))
+
+
+@program
+def list_arg_returned_alias():
+    """the mutated argument is also the result: identity must hold"""
+
+    def fn(x, feats):
+        feats.append(x + 1)
+        feats[0] = x
+        return feats
+
+    return calls(
+        fn, lambda: (normal(3), [normal(3, seed=2)]), lambda: (normal(3, seed=1), [normal(3, seed=3)])
+    )
+
+
+@program
+def dict_update_and_pop_arg():
+    def fn(x, d):
+        d.update(y=x + 1, n=len(d))
+        d.setdefault("k", []).append(x)
+        old = d.pop("old", None)
+        return x * (0 if old is None else old)
+
+    return calls(fn, lambda: (normal(3), {"old": 2}), lambda: (normal(3), {"k": []}))
+
+
+@program
+def module_feature_cache():
+    """hook-less feature cache: self.features = {...} of live tensors, read by the user afterwards"""
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.l = nn.Linear(4, 4)
+            self.features = {}
+
+        def forward(self, x):
+            self.features["in"] = x
+            h = self.l(x).relu()
+            self.features["h"] = h
+            return h.sum()
+
+    m = M()
+    return calls(
+        m,
+        lambda: (normal(2, 4),),
+        lambda: (normal(2, 4, seed=5),),
+        observe=lambda: {k: v.detach().clone() for k, v in m.features.items()},
+    )
+
+
+@program
+def kv_cache_object():
+    """user cache class with list of tensors, cat'ed in place each step (HF DynamicCache style)"""
+
+    class Cache:
+        def __init__(self):
+            self.k, self.n = [], 0
+
+        def update(self, k, layer):
+            if len(self.k) <= layer:
+                self.k.append(k)
+            else:
+                self.k[layer] = torch.cat([self.k[layer], k], dim=0)
+            self.n += 1
+            return self.k[layer]
+
+    c = Cache()
+
+    def fn(x, cache):
+        return cache.update(x, 0).sum() + cache.update(x * 2, 1).sum()
+
+    return calls(
+        fn,
+        lambda: (normal(2, 3), c),
+        lambda: (normal(2, 3, seed=1), c),
+        lambda: (normal(2, 3, seed=2), c),
+        observe=lambda: ([t.clone() for t in c.k], c.n),
+    )
+
+
+@program
+def aliased_tensor_args():
+    """f(x, y) mutating x: called with x is y first, then distinct tensors"""
+
+    def fn(x, y):
+        x.add_(1)
+        return y * 2
+
+    def same():
+        t = normal(3)
+        return (t, t)
+
+    return calls(fn, same, lambda: (normal(3), normal(3)), same)
+
+
+@program
+def del_attr_and_item():
+    class S:
+        pass
+
+    s = S()
+
+    def fn(x, d):
+        s.tmp = x + 1
+        y = s.tmp * d["a"]
+        del s.tmp
+        del d["a"]
+        return y
+
+    return calls(
+        fn,
+        lambda: (normal(3), {"a": 2, "b": 1}),
+        lambda: (normal(3), {"a": 3, "b": 1}),
+        observe=lambda: sorted(vars(s)),
+    )
+
+
+@program
+def monkeypatched_class_method():
+    class A:
+        def act(self, x):
+            return x.relu()
+
+    a = A()
+
+    def fn(x):
+        return a.act(x) + 1
+
+    def patch():
+        A.act = lambda self, x: x.sigmoid()
+
+    return World(fn, [(None, lambda: (normal(3),)), (patch, lambda: (normal(3),))])
+
+
+@program
+def deque_in_out():
+    def fn(x, q):
+        q.append(x)
+        if len(q) > 2:
+            q.popleft()
+        q.rotate(1)
+        return q, sum(q)
+
+    return calls(
+        fn,
+        lambda: (normal(3), deque([normal(3, seed=1), normal(3, seed=2)], maxlen=4)),
+        lambda: (normal(3), deque()),
+    )
+
+
+@program
+def counter_output():
+    def fn(x, toks):
+        c = Counter(toks)
+        c.update(["b"])
+        return x * c["a"], c, c.most_common(1)
+
+    return calls(fn, lambda: (normal(3), ["a", "b", "a"]), lambda: (normal(3), ["b"]))
+
+
+@program
+def namedtuple_output():
+    def fn(p):
+        q = p._replace(hi=p.hi + p.lo)
+        return Pair(lo=q.lo * 2, hi=q.hi), q._asdict(), Pair._fields
+
+    return calls(fn, lambda: (Pair(normal(3), normal(3, seed=1)),))
+
+
+@program
+def dict_subclass_modeloutput():
+    def fn(x):
+        o = ModelOutput(loss=x.sum(), logits=x)
+        o.aux = o.logits * 2
+        return o, o[1] + o.aux
+
+    return calls(fn, lambda: (normal(3),), lambda: (normal(3, seed=1),))
+
+
+@program
+def set_ops_and_frozenset_keys():
+    def fn(x, tags):
+        keep = (set(tags) & {"a", "b"}) | {"z"}
+        d = {frozenset(keep): x, ("t", 1): x + 1}
+        return d[frozenset(keep)] * len(keep), sorted(keep), d
+
+    return calls(fn, lambda: (normal(3), ["a", "q"]), lambda: (normal(3), ["a", "b"]))

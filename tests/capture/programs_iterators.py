@@ -1,0 +1,178 @@
+"""Programs of iterators, container subclasses and what else is special about them."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import time
+
+import torch
+from capture_world import calls, normal, program
+
+
+@program
+def iterators_given():
+    def args(mk):
+        def a():
+            it = mk()
+            args.last = it
+            return (normal(3), it)
+
+        return a
+
+    def fn(x, it):
+        a = next(it)
+        for i, (b, c) in enumerate(zip(it, [10, 20])):
+            x = x + b * c + i
+        return x * a, list(itertools.islice(it, 1))
+
+    return calls(
+        fn,
+        args(lambda: iter([1, 2, 3, 4, 5])),
+        args(lambda: iter((1, 2, 3, 4, 5))),
+        args(lambda: iter(range(9))),
+        args(lambda: (i for i in range(7))),
+        args(lambda: itertools.count(3)),
+        args(lambda: map(abs, [-1, -2, -3, -4])),
+        args(lambda: iter({1: 2, 3: 4, 5: 6, 7: 8})),
+        observe=lambda: [next(args.last, None) for _ in range(2)],
+    )
+
+
+@program
+def user_iterators():
+    class It:
+        def __init__(s):
+            s.n = 0
+
+        def __iter__(s):
+            return s
+
+        def __next__(s):
+            s.n += 1
+            if s.n > 3:
+                raise StopIteration
+            return s.n
+
+    g = It()
+
+    def fn(x):
+        t = 0
+        for i in g:
+            t += i
+        return x * t, sum(It()), list(It()), [*It()], max(It()), dict(zip("abc", It())), 2 in It()
+
+    return calls(fn, lambda: (normal(3),), lambda: (normal(3),), observe=lambda: g.n)
+
+
+@program
+def container_subclasses():
+    log = []
+
+    class L(list):
+        def append(s, v):
+            log.append(v)
+            super().append(v)
+
+        def __iter__(s):
+            log.append("it")
+            return super().__iter__()
+
+        def __len__(s):
+            return 42
+
+    class D(dict):
+        def __getitem__(s, k):
+            log.append(k)
+            return dict.__getitem__(s, k)
+
+        def __contains__(s, k):
+            return True
+
+        def keys(s):
+            log.append("keys")
+            return super().keys()
+
+    def fn(x, l, d):
+        l.append(1)
+        return (
+            x * len(l),
+            [i for i in l],
+            list(l),
+            d["a"],
+            "zz" in d,
+            dict(d),
+            {**d},
+            sorted(d),
+            [*l],
+            bool(l),
+        )
+
+    return calls(
+        fn,
+        lambda: (normal(3), L([5]), D(a=1)),
+        lambda: (normal(3), L([5]), D(a=1, b=2)),
+        observe=lambda: list(log),
+    )
+
+
+@program
+def default_dicts():
+    log = []
+
+    def mk():
+        log.append("mk")
+        return []
+
+    def fn(x, d):
+        d["a"].append(1)
+        d["b"].append(x)
+        c = collections.defaultdict(int)
+        c["q"] += 1
+        return x * len(d), c, d.get("zz"), "zz" in d
+
+    return calls(
+        fn,
+        lambda: (normal(3), collections.defaultdict(mk)),
+        lambda: (normal(3), collections.defaultdict(mk, a=[0])),
+        lambda: (normal(3), collections.defaultdict(mk)),
+        observe=lambda: list(log),
+    )
+
+
+@program
+def times_and_ids():
+    t = [0.0]
+
+    def clock():
+        t[0] += 1.5
+        return t[0]
+
+    def fn(x):
+        a = clock()
+        y = x * 2
+        b = clock()
+        u = time.perf_counter()
+        return y * (b - a), u > 0, b
+
+    return calls(fn, *[lambda: (normal(3),)] * 5, observe=lambda: t[0])
+
+
+@program
+def tuple_key_and_frozen():
+    cache = {}
+
+    def fn(x):
+        key = (tuple(x.shape), x.dtype)
+        if key not in cache:
+            cache[key] = torch.arange(x.shape[0]).float()
+        return x + cache[key], len(cache)
+
+    return calls(
+        fn,
+        lambda: (normal(3),),
+        lambda: (normal(3),),
+        lambda: (normal(4),),
+        lambda: (normal(3),),
+        observe=lambda: [list(cache), [v.clone() for v in cache.values()]],
+    )

@@ -1,0 +1,65 @@
+"""Every program gives under capture what it gives without; most are captured."""
+
+import importlib
+
+import pytest
+import torch
+from capture_world import PROGRAMS, captured_run, compare
+from overhead import stack
+
+from ladder.capture import capture
+
+FIRST = ("containers", "objects", "outside", "dynamic")
+HOMES = (*FIRST, "errors", "state", "tensors", "language", "iterators", "models")
+NAMES: dict[str, list[str]] = {}
+for home in HOMES:
+    before = set(PROGRAMS)
+    importlib.import_module(f"programs_{home}")
+    NAMES[home] = [name for name in PROGRAMS if name not in before]
+
+
+@pytest.mark.parametrize("repeat", [1, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_same_as_without_capture(name, repeat):
+    expected, found, _ = captured_run(PROGRAMS[name], repeat)
+    assert compare(expected, found) == ""
+
+
+def test_most_programs_are_captured():
+    names = [name for home in FIRST for name in NAMES[home]]
+    outcomes = {name: captured_run(PROGRAMS[name], 2)[2].outcome for name in names}
+    eager = sorted(name for name, outcome in outcomes.items() if outcome not in ("whole", "split"))
+    assert len(names) == 66
+    assert eager == ["frame_and_inspect"]
+    assert sum(outcome == "whole" for outcome in outcomes.values()) >= 44
+
+
+def test_a_model_is_one_graph_and_a_miss_is_seen():
+    model, x = stack(2, 8, 2), torch.randn(1, 3, 8)
+    captured = capture(model)
+    for _ in range(2):
+        assert torch.equal(captured(x), model(x))
+    assert captured.outcome == "whole"
+    assert [record.operators for record in captured.records] == [56]
+    assert captured.calls == {"recorded": 1, "eager": 0}
+    with torch.no_grad():
+        model[1].query.weight.mul_(2)
+        model[0].activation.forward = torch.tanh
+        assert torch.equal(captured(x), model(x))
+    assert captured.calls == {"recorded": 2, "eager": 0}
+
+
+def test_a_backend_takes_the_graphs():
+    seen = []
+
+    def backend(module, examples):
+        seen.append((module, examples))
+        return module.forward
+
+    captured = capture(lambda x, y: torch.relu(x) @ y, backend=backend)
+    x, y = torch.randn(2, 3), torch.randn(3, 4)
+    assert torch.equal(captured(x, y), torch.relu(x) @ y)
+    ((module, examples),) = seen
+    assert [id(item) for item in examples] == [id(x), id(y)]
+    assert captured.graphs == [module]
+    assert "guard: " in captured.explain()
