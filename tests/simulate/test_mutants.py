@@ -272,10 +272,10 @@ MUTANTS: dict[str, Mutant] = {
         "wgmma", lambda: argument(INIT, 1, _int(lambda n: n + 1), 1), "deadlock", "1 of 5 arrivals"
     ),
     "wgmma: expect_tx too small": Mutant(
-        "wgmma", lambda: argument(EXPECT, 1, _int(lambda n: n - 128)), "race"
+        "wgmma", lambda: argument(EXPECT, 1, lambda e: e - tirx.IntImm("uint32", 128)), "race"
     ),
     "wgmma: expect_tx too large": Mutant(
-        "wgmma", lambda: argument(EXPECT, 1, _int(lambda n: n + 128)), "deadlock", "128 bytes more"
+        "wgmma", lambda: argument(EXPECT, 1, _plus(128, "uint32")), "deadlock", "128 bytes more"
     ),
     "wgmma: wrong parity": Mutant(
         "wgmma",
