@@ -167,6 +167,8 @@ class Operations(Containers):
         if (described or method) and args and isinstance(args[0], torch.fx.Node):
             self.segment.class_attribute(torch.Tensor, function.__name__)
             return graph.call_method(function.__name__, args, kwargs)
+        if isinstance(function, torch.jit.ScriptFunction):
+            function = tensors.scripted(function)
         return graph.call_function(function, args, kwargs)
 
     def _fx(self, value: Any, inputs: list[Node]) -> Any:

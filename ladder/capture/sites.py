@@ -230,6 +230,7 @@ class Captured:
         """Carry on, without recording, where an operator of a graph raised."""
         from ladder.capture.record import continue_run
 
+        here.failures[:] = [*here.failures[-MAX_FAILURES:], FAILED.name]
         if here is entry:
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)

@@ -226,6 +226,15 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.mutated.add(storage_of(item))
 
 
+def scripted(function: Any) -> Any:
+    """Return a Python function that calls a scripted one: a graph cannot name the latter."""
+
+    def script_function(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return script_function
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a key of the memory behind `tensor`."""
     return int(tensor.untyped_storage()._cdata)
