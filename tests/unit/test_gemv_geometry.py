@@ -45,7 +45,7 @@ def test_legal_schedules_have_a_geometry(gemm: Gemm, name: str) -> None:
 
 def geometry_of(gemm: Gemm, device, schedule: GpuSchedule):
     from ladder.lower.cuda.decode import make_decoder
-    from ladder.lower.cuda.gemv import Geometry
+    from ladder.lower.cuda.gemv_geometry import Geometry
     from ladder.lower.cuda.groups import Groups
     from ladder.lower.cuda.instructions import select_step
 

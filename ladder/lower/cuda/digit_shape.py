@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.digit_tokens import DIGITS, quads
-from ladder.lower.cuda.gemv import STRIP
+from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.groups import Groups
 from schedules.layouts import TILE
 from schedules.legal import (

@@ -25,7 +25,8 @@ from ladder.lower.cuda.digit_shape import COLUMNS, Shape
 from ladder.lower.cuda.digit_tokens import DIGIT_BITS, MAGIC, MAGIC_VALUE, Splitter, quads
 from ladder.lower.cuda.emission import TirMachine
 from ladder.lower.cuda.epilogue import finish
-from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES, STRIP
+from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES
+from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.machine import XOR_AND, repeat

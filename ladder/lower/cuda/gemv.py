@@ -13,9 +13,7 @@ the second grid axis serve further tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from math import gcd
 from typing import Any
 
 from tvm.script import tirx as T
@@ -26,47 +24,36 @@ from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.groups import (
-    SUM_TILES,
     Accumulators,
     GroupRegisters,
     Groups,
-    TileMultiplier,
     array_dtype,
     left_by,
 )
-from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.cuda.instructions import STEP_TOKENS, select_step
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.tile_multiplier import TileMultiplier
 from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
 from schedules.layouts import TILE
 from schedules.legal import (
-    RESIDENT_THREADS,
-    SPARE_REGISTERS,
     TOKEN_BUFFERS,
-    TOKEN_BYTES,
     TOKEN_SUMS,
-    least_token_bytes,
-    registers_per_thread,
 )
-from schedules.schedule import GpuSchedule, check
+from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 Expr = Any
-
-STRIP = 16
-"""Weight rows of a fragment."""
 
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
 PREFETCH_BYTES = 4 << 20
 """Bytes of words that are fetched into L2 before the kernel before has ended."""
-
-LEAST_COPY = 1 << 15
-"""Bytes of x below which a buffer is not worth its barrier."""
 
 SUM_CLOCKS = 24
 """Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
@@ -106,161 +93,6 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     with b.function(name) as result:
         Gemv(gemm, device, schedule).emit()
     return result.func
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
-
-    groups: Groups
-    step: MatrixStep
-    device: TileDevice
-    schedule: GpuSchedule
-    table_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        plan = self.schedule
-        check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
-        check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
-        check(
-            plan.warps % plan.split_k == 0 and plan.warps <= 32,
-            f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
-            f" split_k={plan.split_k}",
-        )
-        check(
-            self.unit_chunks * plan.tile_m <= self.buffer_chunks,
-            f"{plan.tile_m} tokens of {plan.split_k} slices of K do not fit a buffer of x of"
-            f" {self.buffer_chunks * CHUNK_BYTES} bytes; use a smaller split_k or tile_m",
-        )
-        check(
-            self.shared_bytes <= self.device.shared_per_block,
-            f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
-            f" {self.device.name}; use a smaller split_k or tile_m",
-        )
-        most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
-        check(
-            self.registers <= most + SPARE_REGISTERS,
-            f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
-            f" {most} of {self.threads} threads; use fewer stages",
-        )
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.schedule.warps * 32
-
-    @property
-    def row_warps(self) -> int:
-        """Warps along the rows."""
-        return self.schedule.warps // self.schedule.split_k
-
-    @property
-    def rows(self) -> int:
-        """Weight rows of a block."""
-        return self.schedule.warp_rows * self.row_warps
-
-    @property
-    def row_blocks(self) -> int:
-        """Fragments of a warp along the rows."""
-        return self.schedule.warp_rows // STRIP
-
-    @property
-    def tile_strips(self) -> int:
-        """Warps that share a packed tile."""
-        return TILE // self.schedule.warp_rows
-
-    @property
-    def registers(self) -> int:
-        """Registers per thread below which ptxas spills, roughly."""
-        return registers_per_thread(self.groups.gemm, self.schedule)
-
-    @property
-    def resident_blocks(self) -> int:
-        """Blocks per multiprocessor that registers and shared memory are meant for."""
-        fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
-        least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
-        sharing = self.device.shared_per_unit // (least + 1024)
-        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
-
-    @property
-    def run(self) -> int:
-        """Neighbouring tiles that a slice takes at once: a divisor of ``stages``.
-
-        The largest for which the buffers of x hold a unit of rounds for ``tile_m`` tokens.
-        """
-        stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
-        sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
-        return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
-
-    @property
-    def round_tiles(self) -> int:
-        """Tiles of K that one run of every slice covers."""
-        return self.run * self.schedule.split_k
-
-    @property
-    def turn_tiles(self) -> int:
-        """Tiles of K that are in flight together."""
-        return self.schedule.stages * self.schedule.split_k
-
-    @property
-    def tile_chunks(self) -> int:
-        """16-byte chunks per token of one packed tile."""
-        return TILE * self.step.element_bytes // CHUNK_BYTES
-
-    @property
-    def unit_rounds(self) -> int:
-        """Rounds by which buffers of x grow, so that the swizzle permutes whole rows of eight chunks."""
-        return self._unit(self.run)
-
-    def _unit(self, run: int) -> int:
-        return 2 if run * self.schedule.split_k * self.tile_chunks % 8 else 1
-
-    def _unit_chunks(self, run: int) -> int:
-        """Return the 16-byte chunks per token of a unit of rounds."""
-        return self._unit(run) * run * self.schedule.split_k * self.tile_chunks
-
-    @property
-    def unit_chunks(self) -> int:
-        """16-byte chunks per token of a unit of rounds."""
-        return self._unit_chunks(self.run)
-
-    @property
-    def buffer_chunks(self) -> int:
-        """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
-        device = self.device
-        room = min(
-            device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
-        )
-        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
-
-    @property
-    def least_units(self) -> int:
-        """Units of rounds of one token that are copied together at least."""
-        return LEAST_COPY // (self.unit_chunks * CHUNK_BYTES)
-
-    @property
-    def group_tiles(self) -> int:
-        """Tiles of a run that share scales and zero points."""
-        return gcd(self.run, self.groups.span)
-
-    @property
-    def flush_tiles(self) -> int:
-        """Tiles of a run after which partial sums are flushed, where they are at all."""
-        return gcd(
-            self.group_tiles, self.groups.tiles, SUM_TILES, self.step.promote // TILE, self.groups.token_tiles
-        )
-
-    @property
-    def pitch(self) -> int:
-        """Words between tokens of the reduction buffer; 4 more than the rows avoids bank conflicts."""
-        return self.rows + 4
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block."""
-        tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
-        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
-        return max(self.table_bytes + 4 * tokens, 4 * sums)
 
 
 class Gemv:

@@ -19,9 +19,10 @@ from ladder.lower.cuda.arguments import declare_arguments
 from ladder.lower.cuda.decode import load_order, make_decoder
 from ladder.lower.cuda.epilogue import finish_row
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, TileMultiplier, array_dtype
+from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.tile_multiplier import TileMultiplier
 from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile, each_piece
 from schedules.layouts import TILE
 from schedules.legal import scale_span
