@@ -135,9 +135,9 @@ def test_block_scaled_weights_and_tokens_are_for_gpus() -> None:
     op = ladder.Matmul(200, 300, "fp8_e4m3", "fp8_e4m3", group_size=128, token_group=128)
     assert op.gemm.token_scale_shape == (3,)
     assert op.pack(weight).gemm == op.gemm
-    assert "pipeline='mma'" in str(op.lower("cuda/sm_90a").plan)
-    schedule = GpuSchedule("wgmma", 64, placement="accumulator")
-    with pytest.raises(ScheduleError, match="wgmma' does not serve token_group"):
+    assert "pipeline='wgmma'" in str(op.lower("cuda/sm_90a").plan)
+    schedule = GpuSchedule("digits", 1, placement="accumulator")
+    with pytest.raises(ScheduleError, match="digits' does not serve token_group"):
         emit(op.gemm, get_device("cuda/sm_90a"), schedule, "kernel")
 
 
