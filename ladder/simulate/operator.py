@@ -91,7 +91,10 @@ class _Entry:
         self.lowered, self.options = lowered, options
         self.gemm, self.device = lowered.request.gemm, lowered.request.target
         if self.device.kind != "cuda":
-            raise DeviceError(f"the simulator executes NVIDIA kernels, not those of {self.device.name}")
+            raise DeviceError(
+                f"the simulator executes NVIDIA kernels, not those of {self.device.name};"
+                " make the operator for one, e.g. target='cuda/sm_90a'"
+            )
         self.result: SimulationResult | None = None
         self.m = 0
         self.names: tuple[str, ...] = ("x", "y")
