@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.barriers import GroupWait, MbarrierWait, NamedWait, each_active
+from ladder.simulate.barriers import GroupBarrier, GroupWait, MbarrierWait, NamedWait, each_active
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.machine import Wait, first_active_lane
+from ladder.simulate.machine import Machine, Wait, first_active_lane
 from ladder.simulate.matrix import Shape, mma
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.program import Read, Step
@@ -259,22 +259,20 @@ def _registers(rows: int, k: int, per_register: int) -> int:
 
 
 # ---- barriers ----------------------------------------------------------------------------------------
-def _block_sync(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
-    def make(c: Cohort) -> Wait:
-        barrier = c.machine.block_barrier
-        barrier.arrive(c, call.statement)
-        return GroupWait(barrier, call.statement)
+def _sync(
+    barrier_of: Callable[[Machine], GroupBarrier],
+) -> Callable[[Translator, CallView], Callable[[Cohort], Wait]]:
+    """Return the row of an instruction that waits at a barrier of the machine."""
 
-    return make
+    def translate(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
+        def make(c: Cohort) -> Wait:
+            barrier = barrier_of(c.machine)
+            barrier.arrive(c, call.statement)
+            return GroupWait(barrier, call.statement)
 
+        return make
 
-def _cluster_sync(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
-    def make(c: Cohort) -> Wait:
-        barrier = c.machine.cluster_barrier
-        barrier.arrive(c, call.statement)
-        return GroupWait(barrier, call.statement)
-
-    return make
+    return translate
 
 
 def _named_sync(t: Translator, call: CallView) -> Callable[[Cohort], Wait]:
@@ -401,9 +399,9 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
 """Calls with an effect."""
 
 STOPS: dict[str, Callable[[Translator, CallView], Any]] = {
-    "tirx.cuda.cta_sync": _block_sync,
+    "tirx.cuda.cta_sync": _sync(lambda machine: machine.block_barrier),
     "tirx.ptx.bar_sync_count": _named_sync,
-    "tirx.cuda.cluster_sync": _cluster_sync,
+    "tirx.cuda.cluster_sync": _sync(lambda machine: machine.cluster_barrier),
     "tirx.ptx.barrier_cluster_wait": _cluster_wait,
     "tirx.cuda.mbarrier_wait": _mbarrier_wait,
 }
