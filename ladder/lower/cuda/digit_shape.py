@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.digit_tokens import DIGITS, quads
-from ladder.lower.cuda.gemv_geometry import STRIP
+from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.cuda.groups import Groups
 from schedules.layouts import TILE
 from schedules.legal import (
@@ -24,7 +24,7 @@ COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Slices):
     """Sizes that follow from a problem, a device and a schedule."""
 
     groups: Groups
@@ -50,26 +50,6 @@ class Shape:
     def period(self) -> int:
         """Tiles after which sums become float32, and that share a unit of x."""
         return gcd(self.groups.tiles, 2) if self.flushes else 1
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.schedule.warps * 32
-
-    @property
-    def row_warps(self) -> int:
-        """Warps along the rows."""
-        return self.schedule.warps // self.schedule.split_k
-
-    @property
-    def rows(self) -> int:
-        """Weight rows of a block."""
-        return self.schedule.warp_rows * self.row_warps
-
-    @property
-    def row_blocks(self) -> int:
-        """Fragments of a warp along the rows."""
-        return self.schedule.warp_rows // STRIP
 
     @property
     def token_blocks(self) -> int:

@@ -76,8 +76,6 @@ VALUES = {
 }
 """float32 of the 16 low bits of an expression."""
 
-SHUFFLE = "__shfl_xor_sync(0xffffffffu, {0}, {1})"
-
 SPLIT = """
 static __device__ __forceinline__ void {name}(
     unsigned int w0, unsigned int w1, unsigned int w2, unsigned int w3, unsigned int w4, unsigned int w5,

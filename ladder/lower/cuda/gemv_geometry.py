@@ -15,6 +15,8 @@ from schedules.legal import (
     SPARE_REGISTERS,
     TOKEN_BUFFERS,
     TOKEN_BYTES,
+    block_rows,
+    block_threads,
     least_token_bytes,
     registers_per_thread,
 )
@@ -30,8 +32,34 @@ LEAST_COPY = 1 << 15
 """Bytes of x below which a buffer is not worth its barrier."""
 
 
+class Slices:
+    """How the warps of a block divide rows and K among them: for pipelines whose warps are slices of K."""
+
+    schedule: GpuSchedule
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return block_threads(self.schedule)
+
+    @property
+    def row_warps(self) -> int:
+        """Warps along the rows."""
+        return self.schedule.warps // self.schedule.split_k
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return block_rows(self.schedule)
+
+    @property
+    def row_blocks(self) -> int:
+        """Fragments of a warp along the rows."""
+        return self.schedule.warp_rows // STRIP
+
+
 @dataclass(frozen=True)
-class Geometry:
+class Geometry(Slices):
     """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
 
     groups: Groups
@@ -65,26 +93,6 @@ class Geometry:
             f"{plan.stages} tiles in flight need about {self.registers} registers per thread, more than the"
             f" {most} of {self.threads} threads; use fewer stages",
         )
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.schedule.warps * 32
-
-    @property
-    def row_warps(self) -> int:
-        """Warps along the rows."""
-        return self.schedule.warps // self.schedule.split_k
-
-    @property
-    def rows(self) -> int:
-        """Weight rows of a block."""
-        return self.schedule.warp_rows * self.row_warps
-
-    @property
-    def row_blocks(self) -> int:
-        """Fragments of a warp along the rows."""
-        return self.schedule.warp_rows // STRIP
 
     @property
     def tile_strips(self) -> int:

@@ -27,9 +27,8 @@ SPAN_STEPS = 2
 
 SPAN_CHUNKS = SPAN_STEPS * STEP_BYTES // CHUNK_BYTES
 
-HALVES = (0, 1)
 HALF_BYTES = SPAN_CHUNKS * CHUNK_BYTES
-"""Halves of a row of eight chunks: one span each."""
+"""Bytes of half a row of eight chunks: one span."""
 
 LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
