@@ -6,7 +6,7 @@ returns a `Certificate` with the probability ``delta`` that it accepts unequal o
 What is tested
 --------------
 LAX programs (Mirage, OSDI'25, §5) consist of multilinear operators, division, at most one exponential
-on a path and square roots. One *draw* takes a random prime p from the family of
+on a path, square roots, and maxima that cancel. One *draw* takes a random prime p from the family of
 `ladder.ir.modular.draw_prime` (p = 2q + 1, q prime, p = q = 3 mod 4, 31 bits), independent uniform
 inputs x over Z_p and, for use in exponents, y over Z_q, and evaluates both programs K times, the k-th
 time (k = 1 ... K) with exp(h) read as ``omega**(k h(y))``, omega = 4 of order q. A draw in which some
@@ -57,6 +57,15 @@ P is not empty. Let d bound all degrees of f_j, u_j and v_j.
    A round takes the first defined one of at most A independent draws, so it accepts unequal programs with
    probability <= A eps, whatever the probability of being defined; R rounds with ``(A eps)**R = delta``.
    No estimate of how often denominators vanish is needed.
+
+6. *Unknowns.* A maximum has no meaning in a field. It is taken as a variable of its own, a different one for
+   each maximum of each program (the same for maxima of the same elements of the same values): programs
+   accepted are equal whatever the maxima are, as softmax is. Roots that steps 2 to 4 cannot treat (under
+   other roots, of squares, too many) are taken as values of an unknown function, the same in both programs,
+   drawn for each value of the radicand. What is tested are then polynomials in these variables, too, unless
+   different radicands have the same value: with probability at most (D / p + bad primes) for each of the
+   pairs, D the degree of their difference, which `Bound.merged` adds to eps. Accepted programs are equal for
+   every function in place of the root. If they are not, nothing is decided: they are refused.
 
 K, d and b are computed by `forms` from both programs, element by element. Values whose type the test
 does not see (rounding to float16) are the business of `stability`. Programs must also store every
