@@ -77,7 +77,7 @@ Sizes. The test holds for the extents it is run with. `shrink` states when small
 from __future__ import annotations
 
 from ladder.superopt.verifier.bound import Bound, bound_of
-from ladder.superopt.verifier.equivalence import Certificate, verify_equal
+from ladder.superopt.verifier.equivalence import Certificate, agree_at_once, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
 from ladder.superopt.verifier.stability import Stability, check_stability
 
@@ -85,6 +85,7 @@ __all__ = [
     "Bound",
     "Certificate",
     "Stability",
+    "agree_at_once",
     "bound_of",
     "check_stability",
     "verify_equal",
