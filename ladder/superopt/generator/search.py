@@ -26,7 +26,8 @@ from ladder.superopt.generator.instantiate import (
 )
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.mapping import Choices, mappings
-from ladder.superopt.generator.space import LEAST_TILE, Partial, Space, replayed, targets_of
+from ladder.superopt.generator.reach import FAR
+from ladder.superopt.generator.space import COMBINING, LEAST_TILE, Partial, Space, Value, replayed, targets_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Step, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
@@ -56,7 +57,7 @@ class Limits:
     Parameters
     ----------
     operators
-        Operators of a block graph, loads and stores not counted; as many of one that combines parts.
+        Operators of a block graph, loads and stores not counted.
     kernels
         Kernels: the block graph, and operators before it.
     grid
@@ -130,7 +131,7 @@ class Counts:
     states
         Prefixes visited.
     pruned
-        Steps dropped because their value can occur in no equal program.
+        Steps dropped because their value can occur in no equal program, or no steps lead from it to a result.
     candidates
         Complete graphs.
     verified, rejected
@@ -315,12 +316,8 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
             kept = {i for i, chosen in zip(used, choice, strict=True) if chosen}
             yield Prefix(partial.steps, tuple(sorted(partial.unused | kept)))
         if len(partial.steps) + 1 < limits.kernels:
-            longer = [(step, space.value(partial, step)) for step in space.steps(partial)]
-            stack += [
-                partial.with_step(step, value)
-                for step, value in reversed(longer)
-                if value is not None and pruner.keeps(value.expression)
-            ]
+            longer, _ = space.moves(partial, lambda value: pruner.keeps(value.expression))
+            stack += [partial.with_step(step, value) for step, value in reversed(longer)]
 
 
 @dataclass
@@ -380,8 +377,9 @@ class Explorer:
         self.space = Space(
             mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner, least_tile(program)
         )
-        self.steps = limits.operators * (2 if mapping.split else 1)
+        self.steps = limits.operators + (COMBINING if mapping.split else 0)
         self.shifted = has_maxima(program)
+        self.reach: dict[Value, int] | None = None
         self.small = small_factors(mapping, program, SMALL)
         self.reference = small_program(mapping, program, self.small)
         self.outcome = Outcome(Counts(), [], True)
@@ -390,8 +388,18 @@ class Explorer:
         """Search all of it, or until the budget ends."""
         start = self.space.start()
         if start is not None and all(self.pruner.keeps(value.expression) for value in start.values):
-            self._visit(start)
+            self.reach = self.space.reach(start)
+            if all(self._within(value, self.steps) for value in start.values):
+                self._visit(start)
         return self.outcome
+
+    def _allows(self, value: Value) -> bool:
+        """Whether a value can be part of a result at all."""
+        return self.pruner.keeps(value.expression) and (self.reach is None or value in self.reach)
+
+    def _within(self, value: Value, left: int) -> bool:
+        """Whether a value may be part of a result with so many steps more."""
+        return self.reach is None or self.reach.get(value, FAR) <= left
 
     def _visit(self, partial: Partial) -> None:
         counts, space = self.outcome.counts, self.space
@@ -401,14 +409,12 @@ class Explorer:
         left = self.steps - len(partial.steps)
         if left == 0 or self._spent():
             return
-        for step in space.steps(partial):
-            value = space.value(partial, step)
-            if value is None:
-                continue
-            if not self.pruner.keeps(value.expression):
-                counts.pruned += 1
-                continue
+        moves, pruned = space.moves(partial, self._allows)
+        counts.pruned += pruned
+        for step, value in moves:
             longer = partial.with_step(step, value)
+            if not all(self._within(longer.values[i], left - 1) for i in longer.unused):
+                continue
             if not space.hopeless(longer, left - 1) and space.fits(longer, self.limits.operators):
                 self._visit(longer)
             if not self.outcome.complete:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -22,6 +22,7 @@ from ladder.superopt.generator.alphabet import (
     operands_of,
     without_maxima,
 )
+from ladder.superopt.generator.reach import distances
 from ladder.superopt.generator.structure import AFTER, FINAL, LOOPED, Links, Mapping, Step
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
@@ -34,6 +35,12 @@ LEAST_TILE = 16
 """Smallest extent of a split dimension in a tile: what the smallest matrix instruction takes."""
 
 STAGES = (LOOPED, AFTER, FINAL)
+
+ALL = (-1,)
+"""Stands for all values as operands."""
+
+COMBINING = 4
+"""Most operators of a block graph that combines parts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +134,7 @@ class Space:
         self.inputs = inputs
         self._values: dict[Any, Value] = {}
         self._results: dict[Any, Value | None] = {}
+        self._templates: dict[Any, tuple[list[tuple[Step, Value]], int]] = {}
         self.output = tuple(product(mapping.left(dimension)) for dimension in output)
 
     def start(self) -> Partial | None:
@@ -153,37 +161,97 @@ class Space:
             total *= _evaluated(str(extent), self.least)
         return total
 
-    def steps(self, partial: Partial) -> Iterator[Step]:
-        """Yield the steps after the last one, without looking at shapes, in canonical order."""
-        last = partial.steps[-1] if partial.steps else None
-        newest = last.newest[0] if last else 0
-        found: list[Step] = []
-        for top in range(newest, len(partial.values)):
-            found += self._steps_with(partial, top)
-        return iter(sorted(step for step in found if last is None or step > last))
+    def moves(
+        self, partial: Partial, allows: Callable[[Value], bool]
+    ) -> tuple[list[tuple[Step, Value]], int]:
+        """Return the steps after the last one in canonical order, with results that are allowed and fit.
 
-    def _steps_with(self, partial: Partial, top: int) -> Iterator[Step]:
-        """Yield steps whose newest operand is ``top``."""
-        values, alphabet = partial.values, self.alphabet
+        Parameters
+        ----------
+        allows
+            Of a value, the same at every call.
+
+        Returns
+        -------
+        list
+            Steps and results.
+        int
+            How many more steps there would be if all results were allowed.
+        """
+        last = partial.steps[-1] if partial.steps else None
+        found: list[tuple[Step, Value]] = []
+        dropped = 0
+        for top in range(last.newest[0] if last else 0, len(partial.values)):
+            for below in self._operands_with(partial.values, top):
+                offered, without = self._offers((top, *below), partial.values, allows)
+                found += offered
+                dropped += without
+        room = self.capacity - partial.bytes
+        fitting = [pair for pair in found if (last is None or pair[0] > last) and pair[1].cost <= room]
+        return sorted(fitting, key=lambda pair: pair[0]), dropped
+
+    def _operands_with(self, values: Sequence[Value], top: int) -> Iterator[tuple[int, ...]]:
+        """Yield what may be operands with the newest one: nothing, another value, or all (concatenations)."""
+        yield ()
         stage = values[top].stage
-        yield from self._unary_steps(values[top], top)
-        for other in range(top + 1):
-            if values[other].stage != stage:
-                continue
-            pair = (top, other)
-            for name in alphabet.commutative:
-                if other != top or name != "mul" or "square" not in alphabet.unary:
-                    yield Step(pair, name, pair[::-1])
-            orders = {pair, pair[::-1]} if other != top else set()
-            for name in alphabet.ordered:
-                yield from (Step(pair, name, order) for order in orders)
-            if alphabet.matmul:
-                yield from (Step(pair, "matmul", order) for order in orders or {pair})
-            if alphabet.transposed:
-                turned = (("transpose_b", True),)
-                yield from (Step(pair, "matmul", order, turned) for order in orders or {pair})
-        if alphabet.concat:
-            yield from self._concat_steps(values, top)
+        yield from ((other,) for other in range(top + 1) if values[other].stage == stage)
+        if self.alphabet.concat:
+            yield ALL
+
+    def _offers(
+        self, operands: tuple[int, ...], values: Sequence[Value], allows: Callable[[Value], bool]
+    ) -> tuple[list[tuple[Step, Value]], int]:
+        """Return the allowed steps of some operands; those of one or two are looked up by the values."""
+        if operands[1:] == ALL:
+            return self._judged(self._concat_steps(values, operands[0]), values, allows)
+        key = (*(values[i] for i in operands), len(set(operands)))
+        if key not in self._templates:
+            local = {i: n for n, i in enumerate(sorted(set(operands)))}
+            given = [values[i] for i in sorted(set(operands))]
+            steps = self._steps_of(tuple(local[i] for i in operands), given)
+            self._templates[key] = self._judged(steps, given, allows)
+        templates, dropped = self._templates[key]
+        numbers = sorted(set(operands))
+        return [(step.renumbered(numbers), value) for step, value in templates], dropped
+
+    def _judged(
+        self, steps: Iterator[Step], values: Sequence[Value], allows: Callable[[Value], bool]
+    ) -> tuple[list[tuple[Step, Value]], int]:
+        found, dropped = [], 0
+        for step in steps:
+            value = self._result_of(step, tuple(values[i] for i in step.operands))
+            if value is not None and allows(value):
+                found.append((step, value))
+            elif value is not None:
+                dropped += 1
+        return found, dropped
+
+    def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[Step]:
+        """Yield the steps of one operand, or of two, without looking at shapes."""
+        if len(operands) == 1:
+            yield from self._unary_steps(values[operands[0]], operands[0])
+            return
+        top, other = operands
+        alphabet, pair = self.alphabet, (top, other)
+        for name in alphabet.commutative:
+            if other != top or name != "mul" or "square" not in alphabet.unary:
+                yield Step(pair, name, pair[::-1])
+        orders = [pair, pair[::-1]] if other != top else []
+        for name in alphabet.ordered:
+            yield from (Step(pair, name, order) for order in orders)
+        if alphabet.matmul:
+            yield from (Step(pair, "matmul", order) for order in orders or [pair])
+        if alphabet.transposed:
+            turned = (("transpose_b", True),)
+            yield from (Step(pair, "matmul", order, turned) for order in orders or [pair])
+
+    def _steps_with(self, values: Sequence[Value], top: int) -> Iterator[Step]:
+        """Yield all steps whose newest operand is ``top``, without looking at shapes."""
+        for below in self._operands_with(values, top):
+            if below == ALL:
+                yield from self._concat_steps(values, top)
+            else:
+                yield from self._steps_of((top, *below), values)
 
     def _unary_steps(self, value: Value, top: int) -> Iterator[Step]:
         one = (top,)
@@ -211,14 +279,28 @@ class Space:
             if top in four and len(set(four)) == 4:
                 yield Step(tuple(sorted(four, reverse=True)), "concat_matmul", four)
 
-    def value(self, partial: Partial, step: Step) -> Value | None:
-        """Return the step's result, or None if shapes or memory forbid it. The expression is not judged."""
-        operands = tuple(partial.values[i] for i in step.operands)
+    def _result_of(self, step: Step, operands: tuple[Value, ...]) -> Value | None:
+        """Return the step's result, or None if shapes forbid it."""
         key = (step.operator, step.attributes, operands)
         if key not in self._results:
             self._results[key] = self._value(step, operands)
-        value = self._results[key]
-        return None if value is None or partial.bytes + value.cost > self.capacity else value
+        return self._results[key]
+
+    def reach(self, start: Partial) -> dict[Value, int] | None:
+        """Return how many steps each value is from a result at least; None if nothing is known."""
+        if not self.pruner.enabled:
+            return None
+
+        def result(step: Step, operands: tuple[Value, ...]) -> Value | None:
+            value = self._result_of(step, operands)
+            small = value is not None and value.cost <= self.capacity
+            return value if value is not None and small and self.pruner.keeps(value.expression) else None
+
+        return distances(start.values, self._steps_with, result, self.is_result)
+
+    def is_result(self, value: Value) -> bool:
+        """Whether a value has the result's stage and shape."""
+        return value.stage == self.last and value.tile.shape == self.output
 
     def _value(self, step: Step, operands: tuple[Value, ...]) -> Value | None:
         try:
@@ -249,17 +331,12 @@ class Space:
 
     def complete(self, partial: Partial) -> bool:
         """Whether the last value is a result: nothing else is unused, stage and shape fit the store."""
-        last = partial.values[-1]
-        return (
-            partial.unused == {len(partial.values) - 1}
-            and last.stage == self.last
-            and last.tile.shape == self.output
-        )
+        return partial.unused == {len(partial.values) - 1} and self.is_result(partial.values[-1])
 
     def fits(self, partial: Partial, operators: int) -> bool:
         """Whether neither block graph has too many operators."""
         final = sum(value.stage == FINAL for value in partial.values)
-        return max(final, len(partial.steps) - final) <= operators
+        return final <= COMBINING and len(partial.steps) - final <= operators
 
     def hopeless(self, partial: Partial, left: int) -> bool:
         """Whether too many values are unused for the steps left."""

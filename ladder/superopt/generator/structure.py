@@ -123,6 +123,11 @@ class Step:
         """For tables."""
         return "·".join(name for name, _ in self.links)
 
+    def renumbered(self, numbers: Sequence[int]) -> Step:
+        """Return the step with operand ``numbers[i]`` for i."""
+        newest, operands = (tuple(numbers[i] for i in which) for which in (self.newest, self.operands))
+        return Step(newest, self.operator, operands, self.attributes)
+
     def with_links(self, links: Links) -> Step:
         """Return the step with other links of the same operators."""
         attributes = (("links", links),) if self.operator == "chain" else links[0][1]
