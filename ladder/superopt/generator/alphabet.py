@@ -9,7 +9,7 @@ from ladder.ir.build import prune
 from ladder.ir.graph import Graph, Node
 from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
-from ladder.superopt.generator.structure import Links
+from ladder.superopt.generator.structure import CONSTANT, Links
 from tile_types.errors import ScheduleError
 
 LONG = 10
@@ -17,6 +17,9 @@ LONG = 10
 
 SPECIAL = ("input", "constant", "convert", "matmul", "reduce_sum", "reduce_max")
 """Operators besides element-wise ones that a program may have."""
+
+NAMED = {operator: step for step, operator in CONSTANT.items()}
+"""Operators that take a constant -> their steps."""
 
 COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 
@@ -29,8 +32,8 @@ class Alphabet:
     ----------
     unary, commutative, ordered
         Element-wise rows of the table by how operands are enumerated.
-    constants
-        Numbers that values may be scaled with.
+    constants, offsets
+        Numbers that values may be scaled with, and that may be added.
     numbers
         All numbers of the program.
     matmul, reduce_sum, concat
@@ -45,6 +48,7 @@ class Alphabet:
     commutative: tuple[str, ...]
     ordered: tuple[str, ...]
     constants: tuple[float, ...]
+    offsets: tuple[float, ...]
     numbers: tuple[float, ...]
     matmul: bool = True
     reduce_sum: bool = True
@@ -63,13 +67,14 @@ class Alphabet:
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
-        scales = {number for node in left for number in _numbers(graph, node)}
+        used = {name: {n for node in left if node.operator == name for n in _numbers(graph, node)} for name in NAMED}
         numbers = {number for node in computing for number in _numbers(graph, node)}
         return Alphabet(
             tuple(sorted(name for name, row in rows.items() if row.unary)),
             tuple(name for name in binary if name in COMMUTATIVE),
             tuple(name for name in binary if name not in COMMUTATIVE),
-            tuple(sorted(scales)),
+            tuple(sorted(used["mul"])),
+            tuple(sorted(used["add"])),
             tuple(sorted(numbers)),
             bool(products),
             "reduce_sum" in rows,
@@ -95,13 +100,13 @@ def operands_of(graph: Graph, node: Node) -> list[str]:
 
 def link_of(graph: Graph, node: Node) -> tuple[str, tuple[tuple[str, object], ...]]:
     numbers = _numbers(graph, node)
-    return ("scale", (("value", numbers[0]),)) if numbers else (node.operator, node.attributes)
+    return (NAMED[node.operator], (("value", numbers[0]),)) if numbers else (node.operator, node.attributes)
 
 
 def _links(graph: Graph, node: Node) -> bool:
     """Whether a node can be part of a chain."""
-    scales = node.operator == "mul" and len(_numbers(graph, node)) == 1
-    return scales or node.operator == "reduce_sum" or get_operator(node.operator).unary
+    numbered = node.operator in NAMED and len(_numbers(graph, node)) == 1
+    return numbered or node.operator == "reduce_sum" or get_operator(node.operator).unary
 
 
 def chains_of(graph: Graph) -> Iterator[list[Node]]:
@@ -170,6 +175,10 @@ def require_searchable(graph: Graph) -> None:
             f"the search takes inputs and result of one element type, {graph.name!r} has {names}"
         )
     for node in graph.nodes:
+        if node.operator not in NAMED and _numbers(graph, node):
+            raise ScheduleError(
+                f"the search has constants only as factors and terms, not in {node.operator} (%{node.name})"
+            )
         if not (get_operator(node.operator).elementwise or node.operator in SPECIAL):
             raise ScheduleError(
                 f"the search has no {node.operator} yet (%{node.name} of {graph.name!r});"

@@ -32,6 +32,8 @@ def choose_factors(
 ) -> tuple[dict[str, int], float]:
     """Return factors for the program's own sizes, and the bytes that a unit moves, kernels included.
 
+    Of factors that move the same, those of the fewest steps of all blocks.
+
     Parameters
     ----------
     units
@@ -45,16 +47,18 @@ def choose_factors(
         If no tile divides the sizes and fits.
     """
     symbolic = instantiate(structure, program)
-    best: tuple[float, dict[str, int]] | None = None
-    for factors in _candidates(structure.mapping, program):
+    best: tuple[float, int] | None = None
+    chosen: dict[str, int] = {}
+    for factors in tilings(structure.mapping, program):
         graph = bind(symbolic, factors)
         cost = _cost(graph, units, capacity)
-        if cost is not None and (best is None or cost < best[0]):
-            best = (cost, factors)
+        steps = math.prod(number for name, number in factors.items() if name[-1] in "gl")
+        if cost is not None and (best is None or (cost, steps) < best):
+            best, chosen = (cost, steps), factors
     if best is None:
         tiles = TILES if program.multiplies else ROWS
         raise ShapeError(f"no tiles of {tiles} divide {dict(program.sizes)} and fit {capacity} bytes")
-    return best[1], best[0]
+    return chosen, best[0]
 
 
 def _cost(graph: Graph, units: int, capacity: int) -> float | None:
@@ -81,8 +85,11 @@ def _loaded(body: Graph) -> int:
     return sum(n.tile.nbytes for n in loads) + (steps - 1) * sum(n.tile.nbytes for n in looped)
 
 
-def _candidates(mapping: Mapping, program: Program) -> Iterator[dict[str, int]]:
-    tiles = TILES if program.multiplies else ROWS
+def tilings(
+    mapping: Mapping, program: Program, tiles: tuple[int, ...] | None = None
+) -> Iterator[dict[str, int]]:
+    """Yield factors of a program's sizes: tiles that divide them, by default `TILES` or `ROWS`."""
+    tiles = tiles or (TILES if program.multiplies else ROWS)
     choices = [_of_dimension(mapping, name, size, tiles) for name, size in program.sizes.items()]
     for parts in itertools.product(*choices):
         yield {name: number for part in parts for name, number in part.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.build import GraphBuilder
-from ladder.superopt.generator.structure import Step
+from ladder.superopt.generator.structure import CONSTANT, Step
 from tile_types.errors import ScheduleError
 
 ACCUMULATOR = "float32"
@@ -95,9 +95,9 @@ class Emitter:
             rows = self.builder.add("concat", a, b, axis=1)
             return self._matmul(rows, self.builder.add("concat", c, d, axis=0))
         wide = [self.cast(value, ACCUMULATOR) for value in names]
-        if operator == "scale":
+        if operator in CONSTANT:
             constant = self.builder.add("constant", type=ACCUMULATOR, **attributes)
-            return self.builder.add("mul", *wide, constant)
+            return self.builder.add(CONSTANT[operator], *wide, constant)
         return self.builder.add(operator, *wide, **attributes)
 
     def _matmul(self, a: str, b: str, **attributes: Any) -> str:

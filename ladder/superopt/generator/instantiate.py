@@ -232,8 +232,11 @@ def dimensions_of(shape: Sequence[Extent]) -> tuple[str, ...]:
 
 
 def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, int]:
-    """Return factors that are all ``extent``: for the quick test of a candidate."""
-    return {name: extent for dimension in program.sizes for name in mapping.factors(dimension)}
+    """Return factors that are all ``extent``, 1 for batches: for the quick test of a candidate."""
+    return {
+        name: 1 if dimension in mapping.batch else extent
+        for dimension in program.sizes for name in mapping.factors(dimension)
+    }  # fmt: skip
 
 
 def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]) -> Graph:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -42,6 +42,8 @@ from tile_types.errors import DeviceError, ScheduleError, ShapeError, Verificati
 
 CHECK_EVERY = 256
 """States between looks at the clock."""
+
+LATE = "out of time before the proof"
 
 UNLIMITED = 1 << 62
 """Bytes that tensors of a kernel may take: they lie in device memory."""
@@ -261,13 +263,17 @@ def search(
     for number in sorted(done):
         counts.add(done[number].counts)
     structures = [structure for number in sorted(done) for structure in done[number].structures]
-    finished = [_finish(structure, program, limits, seed) for structure in structures]
-    for result in finished:
+    finished: list[Found | str] = []
+    for result in _finished(structures, program, limits, seed, deadline):
+        finished.append(result)
         if isinstance(result, str):
             counts.reject(result)
+        if step is not None:
+            step(f"{program.name}: {len(finished)} of {len(structures)} proofs", len(finished) / len(structures))
     good = [result for result in finished if isinstance(result, Found)]
     ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
+    complete = complete and LATE not in finished
     return Report(
         program, limits,
         tuple(found for found in ranked if found.stability.stable),
@@ -448,8 +454,24 @@ def has_maxima(program: Program) -> bool:
     return any(node.operator == "reduce_max" for node in program.symbolic.nodes)
 
 
-def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | str:
+def _finished(
+    structures: Sequence[Structure], program: Program, limits: Limits, seed: int | None, deadline: float | None
+) -> Iterator[Found | str]:
+    """Finish structures, in processes if there are several, in order."""
+    every = [(structure, program, limits, seed, deadline) for structure in structures]
+    if limits.workers <= 1 or len(every) < 2:
+        yield from itertools.starmap(_finish, every)
+        return
+    with ProcessPoolExecutor(limits.workers) as pool:
+        yield from pool.map(_finish, *zip(*every, strict=True))
+
+
+def _finish(
+    structure: Structure, program: Program, limits: Limits, seed: int | None, deadline: float | None
+) -> Found | str:
     """Prove for all extents, test in floating point, and choose tiles; or return why not."""
+    if deadline is not None and time.time() > deadline:
+        return LATE
     try:
         factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     except ShapeError as error:

@@ -23,7 +23,7 @@ from ladder.superopt.generator.alphabet import (
     without_maxima,
 )
 from ladder.superopt.generator.reach import distances
-from ladder.superopt.generator.structure import AFTER, FINAL, LOOPED, Links, Mapping, Step
+from ladder.superopt.generator.structure import AFTER, CONSTANT, FINAL, LOOPED, Links, Mapping, Step
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -261,6 +261,8 @@ class Space:
             yield Step(one, "chain", one, (("links", links),))
         for constant in self.alphabet.constants:
             yield Step(one, "scale", one, (("value", constant),))
+        for constant in self.alphabet.offsets:
+            yield Step(one, "offset", one, (("value", constant),))
         if self.alphabet.reduce_sum:
             for axis, extent in enumerate(value.tile.shape):
                 if extent != 1:
@@ -376,8 +378,8 @@ def _linked(
     operator: str, given: Attributes, tiles: Sequence[Tile], arguments: Sequence[Any], extents: Any
 ) -> tuple[tuple[Extent, ...], Any]:
     """Return shape and abstract expression of one operator of a step."""
-    if operator == "scale":
-        return tiles[0].shape, ("mul", ("const", given["value"]), arguments[0])
+    if operator in CONSTANT:
+        return tiles[0].shape, (CONSTANT[operator], ("const", given["value"]), arguments[0])
     if operator == "combine":
         return tiles[0].shape, ("sum", extents[operator], arguments[0])
     if operator == "concat_matmul":

@@ -23,6 +23,9 @@ what the blocks of a split reduction leave (by a second block graph)."""
 UNIT_AXIS = "1"
 """Stands for a dimension where an axis has one element."""
 
+CONSTANT = {"scale": "mul", "offset": "add"}
+"""Steps with a constant -> the operator."""
+
 Links = tuple[tuple[str, tuple[tuple[str, Literal], ...]], ...]
 """Operators of one operand, in order, with their attributes."""
 
@@ -98,7 +101,7 @@ class Step:
         Indices of the operands, largest first: what the order compares first, so that a step that
         does not use its predecessor's result could as well have come before it, and did.
     operator
-        A row of the operator table, ``scale`` (by a constant), ``concat_matmul``, ``chain`` (of operators
+        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain`` (of operators
         of one operand) or ``combine`` (sum over the blocks of a split reduction).
     operands
         Indices of the operands in order.
@@ -182,7 +185,7 @@ class Structure:
 
 def _rescaled(links: Links, constants: Any) -> Iterator[Any]:
     for name, attributes in links:
-        if name == "scale":
+        if name in CONSTANT:
             yield name, (("value", constants[dict(attributes)["value"]]),)
         else:
             yield name, attributes

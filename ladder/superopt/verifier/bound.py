@@ -39,7 +39,7 @@ class Bound:
     unknown_roots
         How many roots were taken as unknown functions of what stands under them.
     radicand_degree, radicand_bits
-        Of the difference of any two of those radicands, as a polynomial.
+        Of the difference of any two radicands, as a polynomial.
     """
 
     degree: int
@@ -108,12 +108,15 @@ class Bound:
 
     def with_unknown_roots(self, boundings: Sequence[Bounding]) -> Bound:
         """Return the bound for programs whose roots were taken as unknown."""
-        degree = max(bounding.radicand.degree for bounding in boundings)
-        bits = max(bounding.radicand.bits for bounding in boundings)
         roots = sum(bounding.roots for bounding in boundings)
-        return replace(
-            self, unknown_roots=roots, radicand_degree=2 * degree, radicand_bits=2 * bits + 1 if roots else 0.0
-        )
+        return replace(self.with_differences(boundings), unknown_roots=roots)
+
+    def with_differences(self, boundings: Sequence[Bounding]) -> Bound:
+        """Return the bound with the sizes of ``N_a D_b - N_b D_a`` of any two radicands N / D."""
+        parts = [bounding.radicand for bounding in boundings if bounding.roots]
+        degree = sum(max((part.degrees[side] for part in parts), default=0) for side in (0, 1))
+        bits = sum(max((part.bits[side] for part in parts), default=0.0) for side in (0, 1))
+        return replace(self, radicand_degree=degree, radicand_bits=bits + 1 if parts else 0.0)
 
 
 def bound_of(first: Sequence[Forms], second: Sequence[Forms], exponentials: bool) -> Bound:

@@ -119,11 +119,11 @@ def verify_equal(
         require_complete(second)
     except VerificationError as error:
         return Certificate("refused", str(error), seed=seed)
-    certificate = _certificate(first, second, seed, delta)
-    if certificate.verdict == "refused" and _has(("root",), first, second):
-        unknown = _certificate(first, second, seed, delta, unknown_roots=True)
-        return unknown if unknown.equal else certificate
-    return certificate
+    if _has(("root",), first, second):
+        certificate = _certificate(first, second, seed, delta, unknown_roots=True)
+        if certificate.equal:
+            return certificate
+    return _certificate(first, second, seed, delta)
 
 
 def _certificate(first: Graph, second: Graph, seed: int, delta: float, **options: bool) -> Certificate:

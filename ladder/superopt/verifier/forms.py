@@ -167,16 +167,21 @@ class Exponents:
 
 @dataclass
 class Radicand:
-    """Bounds over everything that stands under a root: degree and bits of numerator and denominator."""
+    """Bounds over everything that stands under roots: degrees and bits of numerators and denominators."""
 
-    degree: int = 0
-    bits: float = 0.0
+    degrees: tuple[int, int] = (0, 0)
+    bits: tuple[float, float] = (0.0, 0.0)
 
     def note(self, form: Forms) -> None:
         """Include the elements of a form."""
-        for side in (form.numerator, form.denominator):
-            self.degree = max(self.degree, int(np.max(side.degree, initial=0)))
-            self.bits = max(self.bits, float(np.max(side.bits + side.fraction, initial=0)))
+        self.join([form.numerator, form.denominator])
+
+    def join(self, sides: Sequence[Polynomial]) -> None:
+        """Include numerators and denominators."""
+        degrees = [int(np.max(side.degree, initial=0)) for side in sides]
+        bits = [float(np.max(side.bits + side.fraction, initial=0)) for side in sides]
+        self.degrees = max(self.degrees[0], degrees[0]), max(self.degrees[1], degrees[1])
+        self.bits = max(self.bits[0], bits[0]), max(self.bits[1], bits[1])
 
 
 class Bounding:

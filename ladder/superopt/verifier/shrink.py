@@ -26,8 +26,8 @@ values at indices in S are those of the program with extent |S| run on the rest.
 ``P = sum_j f_j exp(H_j)`` is not 0 for some output element. Permuting the indices of s, but for the output's
 own, changes neither P nor any exponent H_j or radicand, so also no f_j. Choose a monomial of f_1 (in the basis
 of products of roots), one of each ``u_j v_1 - u_1 v_j`` and one of each difference of two radicands
-``N_a D_b - N_b D_a``. They mention at most d, 2d and 4d indices (a root counts half of its radicand; an unknown
-root has the bound of its own); permuted, each of them lies within the same n - 1 indices, n = 1 + max(d, 2d, 4d).
+``N_a D_b - N_b D_a``. They mention at most d, 2d and D indices, D the degree of the last;
+permuted, each of them lies within the same n - 1 indices, n = 1 + max(d, 2d, D).
 Restricted to those and the output's own, f_1 is not 0, no exponent merges with H_1 and no two radicands merge:
 the programs differ at extent n. d, K and m must not grow with the extents: they are computed at extent 2 and at
 n and must agree. That suffices: denominators that multiply along a sum give degrees of at least its extent,
@@ -178,11 +178,10 @@ def _sizes(bound: Bound) -> tuple[int, int, int]:
 
 
 def needed_extent(bound: Bound) -> int:
-    """Return n of the argument of supports; ``bound.radicands`` counts all roots of both programs."""
+    """Return n of the argument of supports."""
     d = bound.degree
     exponents = 2 * d if bound.terms > 1 else 0
-    radicands = 4 * d if bound.radicands > 1 else 0
-    return 1 + max(d, exponents, radicands, bound.radicand_degree)
+    return 1 + max(d, exponents, bound.radicand_degree)
 
 
 def _all_extents(graph: Graph) -> list[Extent]:
@@ -206,7 +205,8 @@ def _bounds(first: Graph, second: Graph) -> list[Bound]:
             continue
         bound = bound_of(a, b, any(each.exponentials for each in boundings))
         roots = sum(each.roots for each in boundings)
-        found.append(bound.with_unknown_roots(boundings) if unknown else bound.with_radicands(roots))
+        known = bound.with_radicands(roots).with_differences(boundings)
+        found.append(bound.with_unknown_roots(boundings) if unknown else known)
         if not roots:
             break
     return found
