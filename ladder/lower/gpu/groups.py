@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, emit_step
+from ladder.lower.gpu.instructions import MatrixStep, emit_step
 from ladder.lower.gpu.scales import bytes4, float_of_exponent, pair16
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import scale_span, streams_exponents
@@ -389,7 +389,7 @@ class Accumulators:
         group = b.keep(T.truncdiv(tile, self.groups.token_tiles))
 
         def factor(token_block: int, index: int) -> Expr:
-            row = first + token_block * STEP_TOKENS + self.step.lanes.token(lane, index)
+            row = first + token_block * self.step.tokens + self.step.lanes.token(lane, index)
             return args.token_scale[T.min(row, args.m - 1), group]
 
         self.token_factor = factor
