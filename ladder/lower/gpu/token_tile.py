@@ -35,11 +35,15 @@ class TokenTile:
         if isinstance(self.chunks, int) and self.chunks != 4 and self.chunks % 8:
             raise ValueError(f"the swizzle permutes 4 chunks or multiples of 8, got rows of {self.chunks}")
 
-    def word(self, row: Index, chunk: Index) -> Index:
-        """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
+    def place(self, row: Index, chunk: Index) -> Index:
+        """Return where chunk ``chunk`` of row ``row`` lies, counted in chunks."""
         narrow = isinstance(self.chunks, int) and self.chunks == 4
         mix = row // 2 % 4 if narrow else row % 8
-        return (row * self.chunks + (chunk ^ mix)) * CHUNK_WORDS
+        return row * self.chunks + (chunk ^ mix)
+
+    def word(self, row: Index, chunk: Index) -> Index:
+        """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
+        return self.place(row, chunk) * CHUNK_WORDS
 
     def words(self, rows: int) -> Index:
         """Return the words of a tile of ``rows`` tokens."""
