@@ -148,6 +148,11 @@ def test_missing_compiler_is_one_line_and_code_1(ladder: Command, monkeypatch: p
     assert "LADDER_NVCC" in done.err
 
 
+def test_python_m_ladder_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "ladder", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (OK, shell("--version").stdout)
+
+
 def test_failure_in_a_process_is_no_traceback() -> None:
     done = shell("gemm", "--weight", "nope")
     assert done.returncode == USAGE
