@@ -171,6 +171,7 @@ ROUND_SECONDS = 1.5e-6
 WARPS_TO_ISSUE = 16
 """mma: warps per SM below which dependent decode instructions leave issue slots empty."""
 
+
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """Predict the time of one call.
 
@@ -268,7 +269,7 @@ def usable_units(device: TileDevice, cluster: int) -> int:
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     grid = _grid(gemm, device, schedule, m)
-    if schedule.pipeline == "mma":
+    if schedule.pipeline in ("mma", "mfma"):
         return _predict_mma(gemm, device, schedule, m, grid)
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
-from ladder.lower.rocm.steps import STEP_ROWS, WAVE, WaveStep
+from ladder.lower.rocm.steps import WaveStep
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
+from schedules.waves import STEP_ROWS, WAVE, splits, token_waves
 from targets import TileDevice
 
 
@@ -25,7 +26,7 @@ class Geometry:
         plan = self.schedule
         check(plan.tile_m % self.step.tokens == 0, f"mfma takes tokens by {self.step.tokens}")
         check(
-            bool(self._splits),
+            bool(splits(plan)),
             f"{plan.warps} waves do not divide a tile of {plan.tile_m} tokens x {plan.tile_n} rows",
         )
         check(
@@ -46,30 +47,9 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
-    def _splits(self) -> list[int]:
-        """Numbers of waves along tokens such that both tokens and rows divide evenly."""
-        plan = self.schedule
-        return [
-            d
-            for d in range(1, plan.warps + 1)
-            if plan.warps % d == 0
-            and plan.tile_m % (self.step.tokens * d) == 0
-            and plan.tile_n % (STEP_ROWS * (plan.warps // d)) == 0
-        ]
-
-    @property
     def token_waves(self) -> int:
-        """Waves along tokens: each decodes the same weights again, each row wave reads x again.
-
-        A wave's tile is as square as it can be, rather longer along tokens.
-        """
-        plan = self.schedule
-
-        def excess(split: int) -> tuple[int, int]:
-            tokens, rows = plan.tile_m // split, plan.tile_n // (plan.warps // split)
-            return tokens + rows, split
-
-        return min(self._splits, key=excess)
+        """Waves along tokens."""
+        return token_waves(self.schedule)
 
     @property
     def row_waves(self) -> int:

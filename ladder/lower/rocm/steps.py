@@ -18,19 +18,11 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
+from schedules.waves import MFMA_TOKENS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
 Index = Any
-
-WAVE = 64
-"""Lanes of a wave."""
-
-STEP_ROWS = 32
-"""Weight rows of a step."""
-
-MFMA_TOKENS = 16
-"""Tokens of an MFMA step."""
 
 
 class WaveMap(LaneMap):
