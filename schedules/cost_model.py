@@ -269,7 +269,7 @@ def usable_units(device: TileDevice, cluster: int) -> int:
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     grid = _grid(gemm, device, schedule, m)
-    if schedule.pipeline in ("mma", "mfma"):
+    if schedule.pipeline in ("mma", "mfma", "dot"):
         return _predict_mma(gemm, device, schedule, m, grid)
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS

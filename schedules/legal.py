@@ -12,7 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, lds_bytes, splits, wave_registers
+from schedules.waves import WAVE, lds_bytes, splits, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -55,7 +55,7 @@ TOKEN_SUMS = 1024
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-WAVES = ("mfma",)
+WAVES = ("mfma", "dot")
 """Pipelines of waves of 64 lanes, which may have 512 registers each."""
 
 SLICED = ("gemv", "digits")
@@ -149,8 +149,20 @@ RULES: Mapping[str, Rule] = {
         (64, 128),
         (2,),
         (4,),  # TVM marks AMD kernels as having at most 256 threads
-        (1,),
+        (1, 2, 4),
         (False,),
+        placement=("operand", "accumulator"),
+    ),
+    "dot": Rule(
+        "dot",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        warp_rows=(32, 64),
         placement=("operand", "accumulator"),
     ),
 }
@@ -168,6 +180,7 @@ SERVES: Mapping[str, frozenset[str]] = {
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
     "mfma": frozenset({"token_group"}),
+    "dot": frozenset({"token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -255,7 +268,7 @@ def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
     if schedule.pipeline in SLICED:
         return schedule.warp_rows * schedule.warps // schedule.split_k
-    return schedule.tile_n
+    return tile_rows(schedule)
 
 
 def streams_exponents(gemm: Gemm) -> bool:
@@ -307,7 +320,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
-    if schedule.pipeline == "mfma":
+    if schedule.pipeline in WAVES:
         return lds_bytes(gemm, schedule)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
@@ -383,7 +396,7 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return _gemv_registers(gemm, schedule)
     if schedule.pipeline == "digits":
         return _digits_registers(gemm, schedule)
-    if schedule.pipeline == "mfma":
+    if schedule.pipeline in WAVES:
         return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
@@ -569,9 +582,12 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile {schedule.tile_m} x {schedule.tile_n} leaves some of {schedule.warps} warps without work"
 
 
-def _mfma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if not splits(schedule):
-        yield f"{schedule.warps} waves do not divide a tile of {schedule.tile_m} x {schedule.tile_n}"
+        yield (
+            f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
+            f" {schedule.tile_m} x {tile_rows(schedule)}"
+        )
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -609,7 +625,8 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
-    "mfma": _mfma_violations,
+    "mfma": _wave_violations,
+    "dot": _wave_violations,
 }
 
 

@@ -7,12 +7,14 @@ Nothing here was measured; sustained fractions are those of the H200 (`targets.n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma", "dot")
+PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
+"""Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    return Core(name, m, m, k, a, a, accumulator, rate, PIPELINES, lane_bytes, lanes, CORE_SUSTAINED)
+    return Core(
+        name, m, m, k, a, a, accumulator, rate, PIPELINES.get(a, ("mfma",)), lane_bytes, lanes, CORE_SUSTAINED
+    )
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
