@@ -3,8 +3,9 @@
 Sums and maxima are joined as they are. ``rescale`` accumulates ``x exp(m - M)``, M being the maximum of all
 m so far (online softmax): parts are scaled to the greatest of their maxima before they are added.
 
-Where m is subtracted in exponents that end in such accumulators, the running maximum may stand for m itself:
-``x`` then has the factor ``exp(-M)`` already and is added, or accumulated by the matrix instructions, as it is.
+Where m is subtracted in exponents that end in such accumulators, the running maximum may stand for m
+itself: ``x`` then has the factor ``exp(-M)`` already and is added, or accumulated by the matrix
+instructions, as it is.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Accumulator(Value):
     def __init__(self, kernel: BlockKernel, node: Node, operands: list[Value], kind: str) -> None:
         super().__init__(kernel, node.name, operands[0].shape, "float32")
         if kind not in KINDS:
-            raise ScheduleError(f"%{node.name}: accumulators of kind {', '.join(KINDS)} are lowered, not {kind}")
+            raise ScheduleError(
+                f"%{node.name}: accumulators of kind {', '.join(KINDS)} are lowered, not {kind}"
+            )
         self.source, self.kind = operands[0], kind
         self.maximum = operands[1].name if len(operands) == 2 else None
         self.start, join = KINDS[kind]
@@ -131,9 +134,7 @@ class RunningMaximum(Value):
         """Take in the step's maximum; keep what accumulators are to be multiplied with."""
         self.factors: list[list[Expr]] = []
         for m in range(self.kernel.row_fragments(self.shape[0])):
-            news = [
-                hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(self.source.row(m))
-            ]
+            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(self.source.row(m))]
             self.factors.append(
                 [hold(exponential(self.registers[2 * m + i] - new)) for i, new in enumerate(news)]
             )
@@ -172,14 +173,20 @@ class Rescaler:
                     value.operands = [running if x.name == name else x for x in value.operands]
 
     def _require_softmax(self, name: str) -> None:
-        """Check that the maximum m occurs only as ``exp(... - m)``, on the way to accumulators that take m."""
+        """Check that the maximum m occurs only as ``exp(... - m)`` before accumulators that take m."""
         program = self.kernel.program
         for user in program.users[name]:
             if user.operator == "accumulate" and user.inputs[1] == name and user.inputs[0] != name:
                 continue
             exponents = program.users[user.name]
-            if user.operator != "sub" or user.inputs[1] != name or any(e.operator != "exp" for e in exponents):
-                raise ScheduleError(f"%{user.name} takes the maximum %{name} otherwise than in exp(x - maximum)")
+            if (
+                user.operator != "sub"
+                or user.inputs[1] != name
+                or any(e.operator != "exp" for e in exponents)
+            ):
+                raise ScheduleError(
+                    f"%{user.name} takes the maximum %{name} otherwise than in exp(x - maximum)"
+                )
             for exponent in exponents:
                 self._require_linear(exponent.name, name)
 
@@ -187,7 +194,9 @@ class Rescaler:
         for user in self.kernel.program.users[value]:
             linear = user.operator in LINEAR and user.inputs[0] == value and value not in user.inputs[1:]
             if not linear or (user.operator == "accumulate" and user.inputs[1:] != (maximum,)):
-                raise ScheduleError(f"%{user.name} takes an exponential of %{maximum} that it may not rescale")
+                raise ScheduleError(
+                    f"%{user.name} takes an exponential of %{maximum} that it may not rescale"
+                )
             if user.operator != "accumulate":
                 self._require_linear(user.name, maximum)
 
@@ -234,7 +243,9 @@ class Merger:
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
                     fragment = warp + geo.published[name] + m * columns + n
-                    place = kernel.base + T.Cast("uint32", self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16)
+                    place = kernel.base + T.Cast(
+                        "uint32", self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
+                    )
                     b.ptx("st.shared.v4.f32", place, *source.held(m, n))
         self._meet()
 

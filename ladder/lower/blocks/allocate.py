@@ -28,7 +28,8 @@ def lower_bound(buffers: Mapping[str, Lifetime]) -> int:
     """Return the most bytes that are alive at one moment."""
     moments = {buffer.first for buffer in buffers.values()}
     return max(
-        (sum(x.size for x in buffers.values() if x.first <= moment <= x.last) for moment in moments), default=0
+        (sum(x.size for x in buffers.values() if x.first <= moment <= x.last) for moment in moments),
+        default=0,
     )
 
 

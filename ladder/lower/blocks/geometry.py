@@ -58,7 +58,8 @@ class Geometry:
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
         require(
-            plan.row_warps == 1 or plan.groups <= NAMED_BARRIERS, "groups of several warps need named barriers"
+            plan.row_warps == 1 or plan.groups <= NAMED_BARRIERS,
+            "groups of several warps need named barriers",
         )
         require("cp.async" in self.device.features, f"{self.device.name} lacks cp.async")
         for node in self.program.loads:
@@ -184,7 +185,9 @@ class Geometry:
             found["stages"] = Lifetime(plan.groups * plan.stages * self.stage_bytes, 0, 1)
         for name, layout in self.spills.items():
             first = STAGES.index(self.program.stages[name])
-            found[f"spill {name}"] = Lifetime(plan.groups * layout.bytes, first, max(first, self._last_use_of(name)))
+            found[f"spill {name}"] = Lifetime(
+                plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
+            )
         if self.merges:
             found["sums"] = Lifetime(plan.warps * self.published_fragments * FRAGMENT_BYTES, 2, 2)
         return found

@@ -167,7 +167,8 @@ class BlockKernel:
         if geo.stage_offsets:
             own = geo.offsets["stages"] + self.group * (plan.stages * geo.stage_bytes)
             self.stages_at = b.keep(own)
-        self.loop_copies, self.block_copies = [], []
+        self.loop_copies: list[TileCopy] = []
+        self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
             (self.loop_copies if geo.is_looped(node) else self.block_copies).append(TileCopy(self, node))
         for node in self.program.block.nodes:
@@ -196,7 +197,9 @@ class BlockKernel:
 
         def make() -> v.SharedTile:
             base = b.Variable("uint32", self.base + T.Cast("uint32", offset)).value
-            return v.SharedTile(self, f"{value.name} in shared memory", value.shape, self.operand, layout, base)
+            return v.SharedTile(
+                self, f"{value.name} in shared memory", value.shape, self.operand, layout, base
+            )
 
         return self.once((value.name, "spilled"), make)  # type: ignore[no-any-return]
 
@@ -217,7 +220,7 @@ class BlockKernel:
                 for half in range(2):
                     row = self.first_row(rows) + m * v.FRAGMENT_ROWS + self.lane // 4 + 8 * half
                     place = tile.base + T.Cast("uint32", tile.layout.byte(row, n) + self.lane % 4 * 4)
-                    word = v.pack(*elements[2 * half :][:2], self.operand)
+                    word = v.pack(elements[2 * half], elements[2 * half + 1], self.operand)
                     with b.when(row < rows) if rows % v.FRAGMENT_ROWS else _always():
                         b.ptx("st.shared.u32", place, word)
 
@@ -248,7 +251,9 @@ class BlockKernel:
     def _copy_step(self, turn: Expr, slot: Expr) -> None:
         """Copy the tiles of a turn, if there is such a turn, and close the group of copies."""
         at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
-        guard = _always() if isinstance(turn, int) and isinstance(self.turns, int) and turn < self.turns else None
+        guard = (
+            _always() if isinstance(turn, int) and isinstance(self.turns, int) and turn < self.turns else None
+        )
         with guard or b.when(turn < self.turns), self.scope():
             step = b.keep(self.own_step(turn))
             for copy in self.loop_copies:

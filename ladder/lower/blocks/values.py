@@ -11,7 +11,7 @@ Two fragments side by side, rounded to 16 bits, are the A operand of the next pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
@@ -93,11 +93,11 @@ class Value:
         if self.shape[1] == 1:
             top, bottom = self.row(m)
             return [top, top, bottom, bottom]
-        return self._once(("fragment", m, n), lambda: self._fragment(m, n))
+        return list(self._once(("fragment", m, n), lambda: self._fragment(m, n)))
 
     def row(self, m: int) -> list[Expr]:
         """Return a thread's two float32 elements, rows g and g + 8, of a value of one column."""
-        return self._once(("row", m), lambda: self._row(m))
+        return list(self._once(("row", m), lambda: self._row(m)))
 
     def partial_row(self, m: int) -> list[Expr]:
         """Return what is summed over the four lanes of a row to give `row`, or `row` itself."""
@@ -110,7 +110,7 @@ class Value:
 
     def operand_a(self, m: int, k: int) -> list[Expr]:
         """Return the four uint32 registers of an A operand: rows of fragment m, 16 columns from 16 k on."""
-        return self._once(("a", m, k), lambda: self._operand_a(m, k))
+        return list(self._once(("a", m, k), lambda: self._operand_a(m, k)))
 
     def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
         """Return two uint32 registers for each of ``count`` fragments of columns, as a B operand.
@@ -191,7 +191,8 @@ class SharedTile(Value):
         lanes = lane % 16
         first = self.kernel.first_row(rows)
         place = self.kernel.kept(
-            ("a", self.layout, rows, m), lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16)
+            ("a", self.layout, rows, m),
+            lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16),
         )
         return self._matrices(place, 2 * k * 16, 4, "")
 
@@ -223,7 +224,13 @@ class Elementwise(Value):
     """A row of the operator table applied to fragments."""
 
     def __init__(
-        self, kernel: BlockKernel, name: str, shape: Shape, dtype: str, row: Operator, operands: Sequence[Value]
+        self,
+        kernel: BlockKernel,
+        name: str,
+        shape: Shape,
+        dtype: str,
+        row: Operator,
+        operands: Sequence[Value],
     ) -> None:
         super().__init__(kernel, name, shape, dtype)
         lower = FAST.get(row.name, row.lower)
@@ -287,7 +294,9 @@ class Concat(Value):
 
     def _require(self, axis: int, use: str) -> None:
         if self.axis != axis:
-            raise ScheduleError(f"%{self.name} joins axis {self.axis}, which {use} does not take; join {axis}")
+            raise ScheduleError(
+                f"%{self.name} joins axis {self.axis}, which {use} does not take; join {axis}"
+            )
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         self._require(1, "an element-wise operator")
@@ -360,7 +369,17 @@ def zeros(count: int, value: float = 0.0) -> Any:
     return registers
 
 
-COMBINE = {"reduce_sum": lambda x, y: x + y, "reduce_max": lambda x, y: T.max(x, y)}
+def add(x: Expr, y: Expr) -> Expr:
+    """Return the sum."""
+    return x + y
+
+
+def greater(x: Expr, y: Expr) -> Expr:
+    """Return the maximum."""
+    return T.max(x, y)
+
+
+COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduce_max": greater}
 """What reductions do with two elements."""
 
 
@@ -378,7 +397,7 @@ class Reduce(Value):
         return self.operator == "reduce_sum"
 
     def partial_row(self, m: int) -> list[Expr]:
-        return self._once(("partial", m), lambda: self._partial(m))
+        return list(self._once(("partial", m), lambda: self._partial(m)))
 
     def _partial(self, m: int) -> list[Expr]:
         totals: list[Expr] = []
