@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma",)
+PIPELINES = ("mfma", "dot")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Chip:
     lds: int
     features: frozenset[str]
     toolkit: str
+    dies: int = 1
 
 
 def _layers(chip: Chip) -> tuple[Layer, ...]:
@@ -85,12 +86,13 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         shared_per_block=chip.lds,
         shared_per_unit=chip.lds,
         toolkit=chip.toolkit,
+        dies=chip.dies,
         source=f"{chip.title} datasheet and architecture whitepaper",
     )
 
 
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot"})
-CDNA3 = CDNA2 | {"fp8fnuz", "xcd"}
+CDNA3 = CDNA2 | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
 CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"fp8", "fp6", "fp4", "load.lds.b128"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
 
@@ -116,6 +118,7 @@ GFX90A = _device(
     ),
 )
 
+# Its fp8 operands are fnuz codes: `ladder.lower.rocm.decode` translates those of the OCP types.
 GFX942 = _device(
     Chip(
         "gfx942",
@@ -128,14 +131,15 @@ GFX942 = _device(
         64 * KIB,
         CDNA3,
         "rocm>=6.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_32x32x8_f16", 32, 8, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
         _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3fnuz", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2fnuz", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 
@@ -151,6 +155,7 @@ GFX950 = _device(
         160 * KIB,
         CDNA4,
         "rocm>=7.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
