@@ -12,7 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, lds_bytes, splits, tile_rows, wave_registers
+from schedules.waves import WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -478,7 +478,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
-    by_shared = device.shared_per_unit // (shared + 1024)
+    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    by_shared = device.shared_per_unit // (shared + reserved)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
@@ -583,7 +584,7 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if not splits(schedule):
+    if not divisions(schedule):
         yield (
             f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
             f" {schedule.tile_m} x {tile_rows(schedule)}"

@@ -5,6 +5,8 @@ Used by the emitters (`ladder.lower.rocm`), by legality and by cost models.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ladder.ir.gemm import Gemm
 from schedules.layouts import TILE, lane_of
 from schedules.schedule import GpuSchedule
@@ -16,7 +18,7 @@ WAVE = 64
 STEP_ROWS = 32
 """Weight rows of a wave's step: those of which two NVIDIA warps hold packed words."""
 
-MFMA_TOKENS = 16
+STEP_TOKENS = 16
 """Tokens of an MFMA step."""
 
 SPARE_REGISTERS = 60
@@ -35,41 +37,63 @@ def tile_rows(schedule: GpuSchedule) -> int:
 
 def step_tokens(schedule: GpuSchedule) -> int:
     """Return the tokens of a step."""
-    return 1 if schedule.pipeline == "dot" else MFMA_TOKENS
+    return 1 if schedule.pipeline == "dot" else STEP_TOKENS
 
 
-def splits(schedule: GpuSchedule) -> list[int]:
-    """Return the numbers of waves along tokens with which tokens and rows of a slice of K divide evenly."""
+@dataclass(frozen=True)
+class Division:
+    """The division of a block's tile among the waves of one slice of K.
+
+    Parameters
+    ----------
+    row_waves, token_waves
+        Waves along weight rows and along tokens: each of the latter decodes the same weights again,
+        each of the former reads x again.
+    """
+
+    row_waves: int
+    token_waves: int
+
+
+def divisions(schedule: GpuSchedule) -> list[Division]:
+    """Return every even division of a tile; none if waves do not fit."""
     waves, rest = divmod(schedule.warps, schedule.split_k)
+    most = 1 if schedule.pipeline == "dot" else waves
     return [
-        d
-        for d in range(1, waves + 1)
+        Division(waves // split, split)
+        for split in range(1, most + 1)
         if rest == 0
-        and waves % d == 0
-        and schedule.tile_m % (step_tokens(schedule) * d) == 0
-        and tile_rows(schedule) % (STEP_ROWS * (waves // d)) == 0
-        and (schedule.pipeline != "dot" or d == 1)
+        and waves % split == 0
+        and schedule.tile_m % (step_tokens(schedule) * split) == 0
+        and tile_rows(schedule) % (STEP_ROWS * (waves // split)) == 0
     ]
 
 
-def token_waves(schedule: GpuSchedule) -> int:
-    """Return the waves along tokens.
+def division(schedule: GpuSchedule) -> Division:
+    """Return the division in which a wave's tile is as square as it can be, rather longer along tokens.
 
-    Each of them decodes the same weights, each row wave reads the same x: a wave's tile is as square as
-    it can be, rather longer along tokens.
+    Raises
+    ------
+    ValueError
+        If the waves divide the tile in no way.
     """
-    waves = schedule.warps // schedule.split_k
-    return min(splits(schedule), key=lambda d: (schedule.tile_m // d + tile_rows(schedule) * d // waves, d))
+    found = divisions(schedule)
+    if not found:
+        tile = f"{schedule.tile_m} tokens x {tile_rows(schedule)} rows"
+        raise ValueError(
+            f"{schedule.warps} waves do not divide a tile of {tile} in {schedule.split_k} slices of K"
+        )
 
+    def excess(each: Division) -> tuple[int, int]:
+        wave = schedule.tile_m // each.token_waves + tile_rows(schedule) // each.row_waves
+        return wave, each.token_waves
 
-def row_waves(schedule: GpuSchedule) -> int:
-    """Return the waves along rows."""
-    return schedule.warps // schedule.split_k // token_waves(schedule)
+    return min(found, key=excess)
 
 
 def row_blocks(schedule: GpuSchedule) -> int:
     """Return the 32-row blocks of a wave."""
-    return tile_rows(schedule) // STEP_ROWS // row_waves(schedule)
+    return tile_rows(schedule) // STEP_ROWS // division(schedule).row_waves
 
 
 def joins_waves(schedule: GpuSchedule) -> bool:
@@ -106,7 +130,7 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     """
     lanes = schedule.warps * WAVE
     blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
-    tokens = schedule.tile_m // token_waves(schedule)
+    tokens = schedule.tile_m // division(schedule).token_waves
     held = 2 * tokens if schedule.pipeline == "dot" else STEP_ROWS * tokens // WAVE
     sums = blocks * held * (1 + promoted)
     words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles

@@ -27,7 +27,7 @@ class Geometry:
         plan = self.schedule
         check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
         check(
-            bool(waves.splits(plan)),
+            bool(waves.divisions(plan)),
             f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m} tokens"
             f" x {waves.tile_rows(plan)} rows",
         )
@@ -51,7 +51,7 @@ class Geometry:
     @property
     def row_waves(self) -> int:
         """Waves along rows."""
-        return waves.row_waves(self.schedule)
+        return waves.division(self.schedule).row_waves
 
     @property
     def row_blocks(self) -> int:
@@ -61,7 +61,7 @@ class Geometry:
     @property
     def warp_tokens(self) -> int:
         """Tokens of a wave."""
-        return self.schedule.tile_m // waves.token_waves(self.schedule)
+        return self.schedule.tile_m // waves.division(self.schedule).token_waves
 
     @property
     def token_blocks(self) -> int:
