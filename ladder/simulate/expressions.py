@@ -314,7 +314,7 @@ class Expressions:
 
     def _call_reinterpret(self, e: Any, call: CallView) -> Any:
         value = self.expression(call.operands[0])
-        if call.dtype not in NUMPY:  # of a pointer
+        if element_of(call.dtype)[0] not in NUMPY:  # of a pointer
             return value
         source, dtype = str(call.operands[0].ty), call.dtype
         if callable(value):

@@ -98,9 +98,9 @@ def binary(kind: str, a: Any, b: Any, dtype: str) -> Any:
     if not callable(a) and not callable(b):
         value = function(a, b)
         return value & mask if mask else value
-    if (kind, b) in NEUTRAL and b.__class__ is int:
+    if b.__class__ is int and (kind, b) in NEUTRAL:
         return a
-    if (kind, a) in NEUTRAL and a.__class__ is int:
+    if a.__class__ is int and (kind, a) in NEUTRAL:
         return b
     result = _closure(function, a, b)
     return _masked(result, mask) if mask else result
