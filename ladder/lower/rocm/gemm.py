@@ -127,7 +127,8 @@ class Kernel:
         rows = (self.all_blocks + own - 1) // own
         columns = (args.m + plan.tile_m - 1) // plan.tile_m
         dealt, self.thread = d.launch(rows * columns, geo.threads)
-        block = together(dealt, rows * columns, self.device.dies)
+        dies = self.device.dies
+        block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
         band = b.keep(columns * plan.raster)
         first = b.keep(T.truncdiv(block, band) * plan.raster)
         place = b.keep(T.truncmod(block, band))
@@ -373,8 +374,5 @@ def together(block: Expr, blocks: Expr, dies: int) -> Expr:
     Dies with an L2 of their own get blocks in turn (MI300X: eight). Neighbouring tiles share rows of x or
     weights, so a die should work on a run of them.
     """
-    if dies == 1:
-        return block
-    each, rest = b.bind(T.truncdiv(blocks, dies)), b.bind(T.truncmod(blocks, dies))
-    die = b.bind(T.truncmod(block, dies))
-    return b.keep(die * each + T.min(die, rest) + T.truncdiv(block, dies))
+    each, rest, die = T.truncdiv(blocks, dies), T.truncmod(blocks, dies), T.truncmod(block, dies)
+    return die * each + T.min(die, rest) + T.truncdiv(block, dies)
