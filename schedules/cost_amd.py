@@ -30,7 +30,7 @@ from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.layouts import packed_group, padded
 from schedules.legal import operand_bytes, promotes, weight_bits
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, division
+from schedules.waves import WAVE, row_waves, token_waves
 from targets import TileDevice
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
@@ -140,10 +140,11 @@ def stages_of(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage:
     """Return what one stage of one block takes from the parts of its compute unit."""
-    waves = division(schedule, 1 if schedule.pipeline == "dot" else 16)
+    dots = schedule.pipeline == "dot"
+    decoders, readers = (1, schedule.warps) if dots else (token_waves(schedule), row_waves(schedule))
     tokens, rows, span = schedule.tile_m, schedule.tile_n, schedule.tile_k
     bytes_of_x = tokens * span * operand_bytes(gemm)
-    weights = rows * span * waves.token_waves
+    weights = rows * span * decoders
     operations = weights * decode_ops(gemm, schedule.placement) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
     if promotes(gemm, schedule):
@@ -152,10 +153,10 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     core = device.core_for(gemm.activation, schedule.pipeline)
     products = 2.0 * tokens * rows * span
     matrix = products / core.ops_per_cycle
-    if schedule.pipeline == "dot":
+    if dots:
         lanes = DOT_LANES * 2 / operand_bytes(gemm)
         operations, matrix = operations + products / 2 / lanes / WAVE, 0.0
-    lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
+    lds = (readers + 1) * bytes_of_x / LDS_BYTES
     l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES
     # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
     idle = max(1.0, SIMDS / schedule.warps)

@@ -272,7 +272,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = _grid(gemm, device, schedule, m)
-    if schedule.pipeline == "mma":
+    if schedule.pipeline in ("mma", "mfma"):
         return _predict_mma(gemm, device, schedule, m, grid)
     if schedule.pipeline == "gemv":
         work, launch = _gemv_work(gemm, device, schedule, m), GEMV_START_SECONDS

@@ -86,6 +86,7 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "digits": (2, 4, 8),
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
+    "mfma": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
@@ -143,12 +144,14 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
     Raises
     ------
     ScheduleError
-        If no pipeline emits code for this vendor.
+        If no pipeline emits code for the device.
     """
     if device.vendor == "cpu":
         return ("cpu",)
-    if device.vendor != "nvidia":
-        raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
+    if device.vendor == "amd":
+        if "mfma" not in device.features:
+            raise ScheduleError(f"no pipeline emits code for {device.name}, which has no MFMA")
+        return ("mfma",)
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)

@@ -1,62 +1,83 @@
-"""How the waves of an AMD block divide its tile of weight rows and tokens."""
+"""How AMD blocks share their tile among waves of 64 lanes, and what that takes.
+
+Used by the emitters (`ladder.lower.rocm`), by legality and by cost models.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ladder.ir.gemm import Gemm
+from schedules.layouts import TILE, lane_of
 from schedules.schedule import GpuSchedule
+from tile_types import get_type
 
 WAVE = 64
 """Lanes of a wave."""
 
 STEP_ROWS = 32
-"""Weight rows of one step of a wave: two MFMA 16x16, which share the packed words of 32 rows."""
+"""Weight rows of a wave's step: those of which two NVIDIA warps hold packed words."""
 
-STEP_TOKENS = 16
-"""Tokens of one step."""
+MFMA_TOKENS = 16
+"""Tokens of an MFMA step."""
 
+SPARE_REGISTERS = 60
+"""Registers for addresses and values on their way, beside those that `wave_registers` counts (measured)."""
 
-@dataclass(frozen=True)
-class Division:
-    """The division of one block's tile.
-
-    Parameters
-    ----------
-    row_waves, token_waves
-        Waves along weight rows and along tokens: each of the latter decodes the same weights again,
-        each of the former reads x again.
-    """
-
-    row_waves: int
-    token_waves: int
+BFLOAT_REGISTERS = 32
+"""The same for bfloat16 operands, which are made of float32 values (measured)."""
 
 
-def divisions(schedule: GpuSchedule, tokens: int = STEP_TOKENS) -> list[Division]:
-    """Return every even division of a tile, ``tokens`` of them in a step; none if waves do not fit."""
+def splits(schedule: GpuSchedule) -> list[int]:
+    """Return the numbers of waves along tokens with which tokens and rows divide evenly."""
     return [
-        Division(schedule.warps // split, split)
-        for split in range(1, schedule.warps + 1)
-        if schedule.warps % split == 0
-        and schedule.tile_m % (tokens * split) == 0
-        and schedule.tile_n % (STEP_ROWS * (schedule.warps // split)) == 0
+        d
+        for d in range(1, schedule.warps + 1)
+        if schedule.warps % d == 0
+        and schedule.tile_m % (MFMA_TOKENS * d) == 0
+        and schedule.tile_n % (STEP_ROWS * (schedule.warps // d)) == 0
     ]
 
 
-def division(schedule: GpuSchedule, tokens: int = STEP_TOKENS) -> Division:
-    """Return the division in which a wave's tile is as square as it can be, rather longer along tokens.
+def token_waves(schedule: GpuSchedule) -> int:
+    """Return the waves along tokens of an ``"mfma"`` block.
 
-    Raises
-    ------
-    ValueError
-        If the waves divide the tile in no way.
+    Each of them decodes the same weights, each row wave reads the same x: a wave's tile is as square as
+    it can be, rather longer along tokens.
     """
-    found = divisions(schedule, tokens)
-    if not found:
-        tile = f"{schedule.tile_m} tokens x {schedule.tile_n} rows"
-        raise ValueError(f"{schedule.warps} waves do not divide a tile of {tile}")
+    return min(
+        splits(schedule), key=lambda d: (schedule.tile_m // d + schedule.tile_n * d // schedule.warps, d)
+    )
 
-    def excess(each: Division) -> tuple[int, int]:
-        wave = schedule.tile_m // each.token_waves + schedule.tile_n // each.row_waves
-        return wave, each.token_waves
 
-    return min(found, key=excess)
+def row_waves(schedule: GpuSchedule) -> int:
+    """Return the waves along rows of an ``"mfma"`` block."""
+    return schedule.warps // token_waves(schedule)
+
+
+def row_blocks(schedule: GpuSchedule) -> int:
+    """Return the 32-row blocks of a wave of an ``"mfma"`` block."""
+    return schedule.tile_n // STEP_ROWS // row_waves(schedule)
+
+
+def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of LDS of a stage of x; weights go to registers."""
+    return schedule.tile_m * schedule.tile_k * lane_of(gemm.activation) // 8
+
+
+def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the LDS of an ``"mfma"`` block."""
+    return schedule.stages * stage_bytes(gemm, schedule)
+
+
+def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
+    """Estimate the registers of a lane: sums, operands, words of two stages, pieces of x on their way.
+
+    ``promoted``: whether partial sums move to a second set.
+    """
+    lanes = schedule.warps * WAVE
+    sums = schedule.tile_m * schedule.tile_n // lanes * (1 + promoted)
+    blocks, tiles = row_blocks(schedule), schedule.tile_k // TILE
+    words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles
+    pieces = stage_bytes(gemm, schedule) // 4 // lanes
+    groups = 2 * blocks * tiles * (8 if promoted else 2) if gemm.scale else 0
+    rest = SPARE_REGISTERS + (BFLOAT_REGISTERS if gemm.activation == "bfloat16" else 0)
+    return sums + 8 * blocks + words + pieces + groups + rest

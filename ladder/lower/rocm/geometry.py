@@ -9,7 +9,7 @@ from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from ladder.lower.rocm.steps import WaveStep
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
-from schedules.waves import STEP_ROWS, WAVE, Division, division, divisions
+from schedules.waves import STEP_ROWS, WAVE, splits, token_waves
 from targets import TileDevice
 
 
@@ -26,7 +26,7 @@ class Geometry:
         plan = self.schedule
         check(plan.tile_m % self.step.tokens == 0, f"mfma takes tokens by {self.step.tokens}")
         check(
-            bool(divisions(plan, self.step.tokens)),
+            bool(splits(plan)),
             f"{plan.warps} waves do not divide a tile of {plan.tile_m} tokens x {plan.tile_n} rows",
         )
         check(
@@ -47,18 +47,14 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
-    def _division(self) -> Division:
-        return division(self.schedule, self.step.tokens)
-
-    @property
     def token_waves(self) -> int:
-        """Waves along tokens: each decodes the same weights again."""
-        return self._division.token_waves
+        """Waves along tokens."""
+        return token_waves(self.schedule)
 
     @property
     def row_waves(self) -> int:
-        """Waves along rows: each reads x again."""
-        return self._division.row_waves
+        """Waves along rows."""
+        return self.schedule.warps // self.token_waves
 
     @property
     def row_blocks(self) -> int:
