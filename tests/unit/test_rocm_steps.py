@@ -95,5 +95,5 @@ def test_a_die_gets_neighbouring_tiles(blocks: int) -> None:
     values: list[list[int]] = [[] for _ in range(8)]
     for block in range(blocks):
         values[block % 8].append(int(together(T.int32(block), T.int32(blocks), 8)))
-    assert sorted(sum(values, [])) == list(range(blocks))
+    assert sorted(place for run in values for place in run) == list(range(blocks))
     assert all(run == list(range(run[0], run[0] + len(run))) for run in values if run)
