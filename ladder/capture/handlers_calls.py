@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.capture.bytecode import VERSION, Instruction
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.handlers import YIELD, handles, popn
-from ladder.capture.segment import CaptureError
+from ladder.capture.segment import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize, Growing
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ def _build_tuple(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("BUILD_LIST")
 def _build_list(m: Machine, f: Frame, i: Instruction) -> None:
-    f.stack.append(m.new([m.settled(item) for item in popn(f, i.arg)]))
+    items = popn(f, i.arg)
+    if any(type(item) is Dynamic for item in items) and _becomes_tuple(f, 0):
+        f.stack.append(Growing(items))
+        return
+    f.stack.append(m.new([m.settled(item) for item in items]))
 
 
 @handles("BUILD_SET")
@@ -99,10 +103,14 @@ def _map_add(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
 def _extend(m: Machine, f: Frame, i: Instruction) -> None:
     value, target = f.stack.pop(), f.stack[-i.arg]
-    if type(target) is list and type(value) in (tuple, DynamicSize) and _becomes_tuple(f, i):
+    if type(target) is list and type(value) in (tuple, DynamicSize) and _becomes_tuple(f, i.arg - 1):
         target = f.stack[-i.arg] = Growing(target)
     if type(target) is Growing:
-        target.items.extend(m.unpacked(value))
+        items = m.unpacked(value)
+        if items is None:
+            f.index -= 1
+        else:
+            target.items.extend(items)
         return
     value = m.plain(value)
     if i.op == "DICT_MERGE" and not isinstance(value, dict):
@@ -137,9 +145,8 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value.items if type(value) is Growing else value)
 
 
-def _becomes_tuple(f: Frame, i: Instruction) -> bool:
-    """Say whether the list that was just extended is on its way into a tuple, and seen by nothing else."""
-    above = i.arg - 1  # items of the stack above the list
+def _becomes_tuple(f: Frame, above: int) -> bool:
+    """Say whether a list, `above` items below the top, goes into a tuple and is seen by nothing else."""
     for following in f.program.instructions[f.index :]:
         if above == 0 and following.op in ("LIST_TO_TUPLE", "CALL_INTRINSIC_1"):
             return following.op == "LIST_TO_TUPLE" or following.arg == 6

@@ -44,7 +44,11 @@ def builds_from_extents(x, *_):
 
 def slices_by_extent(x, *_):
     t = x.shape[1]
-    return x[:, : t // 2], x[:, t - 1], x[:, 1:t].contiguous(), x.narrow(1, t - 2, 2)
+    return x[:, : t // 2], x[:, -1], x[:, 1:t].contiguous(), x.narrow(1, t - 2, 2)
+
+
+def indexes_by_extent(x, *_):
+    return x[:, x.shape[1] - 1]
 
 
 def writes_slices(x, *_):
@@ -57,11 +61,12 @@ def writes_slices(x, *_):
 def expands(x, *_):
     b, t, c = x.size()
     bias = torch.arange(t, dtype=x.dtype)[None, :, None].expand(b, -1, c)
-    return (x + bias).flatten(0, 1), x.repeat(1, 2, 1).unflatten(1, (2, t)), x.reshape(-1, c)
+    return (x + bias).flatten(0, 1), x.repeat(1, 2, 1).view(b, 2, t, c), x.reshape(-1, c)
 
 
 def joins_shapes(x, *_):
-    return x.new_zeros(x.shape[:1] + (3,) + x.shape[2:]), torch.ones((4,) + x.shape[1:])
+    middle, first = (3,), (4,)
+    return x.new_zeros(x.shape[:1] + middle + x.shape[2:]), torch.ones(first + x.shape[1:])
 
 
 def iterates(x, *_):
@@ -108,14 +113,12 @@ def raises_for_some(x, *_):
     return x.softmax(1)
 
 
-PROGRAMS = (
-    attention_with_cache, branch_on_extent, returns_shape, builds_from_extents, slices_by_extent, writes_slices,
-    expands, joins_shapes, iterates, unbinds, formats_extent, keeps_extents, convolves, normalises, strides,
-    compares_extents, raises_for_some,
+OPEN = (
+    attention_with_cache, branch_on_extent, returns_shape, builds_from_extents, slices_by_extent,
+    writes_slices, expands, joins_shapes, normalises, compares_extents, raises_for_some,
 )  # fmt: skip
-
-FIXED = (iterates, formats_extent, keeps_extents, strides)
-"""Programs that use extents in a way that fixes them: right, but recorded anew."""
+FIXED = (iterates, unbinds, formats_extent, keeps_extents, strides, indexes_by_extent, convolves)
+"""Programs whose extents are fixed by what reads them, or by torch: right, but recorded anew."""
 
 
 def inputs(b, t, past=2):
@@ -127,13 +130,15 @@ def inputs(b, t, past=2):
 def outcome(function, args):
     try:
         return function(*args)
-    except ValueError as error:
+    except (ValueError, RuntimeError, IndexError) as error:
         return repr(error)
 
 
 def same(expected, found):
     if isinstance(expected, torch.Tensor):
-        return torch.equal(expected, found) and expected.stride() == found.stride()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        steps = zip(expected.shape, expected.stride(), found.stride(), strict=True)
+        return all(mine == other for extent, mine, other in steps if extent > 1)
     if isinstance(expected, dict):
         return expected.keys() == found.keys() and all(same(expected[key], found[key]) for key in expected)
     if isinstance(expected, list | tuple):
@@ -142,13 +147,13 @@ def same(expected, found):
     return type(expected) is type(found) and expected == found
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", OPEN + FIXED, ids=lambda program: program.__name__)
 def test_same_as_without_capture(program):
     captured = capture(program)
-    for b, t in (*SEQUENCE, (1, 4), (3, 1), (0, 4), *SEQUENCE):
+    for b, t in (*SEQUENCE, (1, 4), (3, 1), (0, 4), (4, 7)):
         args = inputs(b, t, past=t % 4 + 2)
         assert same(outcome(program, args), outcome(captured, args)), (b, t)
-    if program not in FIXED:
+    if program in OPEN:
         before = captured.calls["recorded"]
         for b, t in product((12, 7), (13, 15)):
             args = inputs(b, t, past=b)
