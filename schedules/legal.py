@@ -12,7 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, lds_bytes, splits, wave_registers
+from schedules.waves import WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -55,7 +55,7 @@ TOKEN_SUMS = 1024
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-WAVES = ("mfma",)
+WAVES = ("mfma", "dot")
 """Pipelines of waves of 64 lanes, which may have 512 registers each."""
 
 SLICED = ("gemv", "digits")
@@ -149,8 +149,20 @@ RULES: Mapping[str, Rule] = {
         (64, 128),
         (2,),
         (4,),  # TVM marks AMD kernels as having at most 256 threads
-        (1,),
+        (1, 2, 4),
         (False,),
+        placement=("operand", "accumulator"),
+    ),
+    "dot": Rule(
+        "dot",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        warp_rows=(32, 64),
         placement=("operand", "accumulator"),
     ),
 }
@@ -168,6 +180,7 @@ SERVES: Mapping[str, frozenset[str]] = {
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
     "mfma": frozenset({"token_group"}),
+    "dot": frozenset({"token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -255,7 +268,7 @@ def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
     if schedule.pipeline in SLICED:
         return schedule.warp_rows * schedule.warps // schedule.split_k
-    return schedule.tile_n
+    return tile_rows(schedule)
 
 
 def streams_exponents(gemm: Gemm) -> bool:
@@ -307,7 +320,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
-    if schedule.pipeline == "mfma":
+    if schedule.pipeline in WAVES:
         return lds_bytes(gemm, schedule)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
@@ -383,7 +396,7 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return _gemv_registers(gemm, schedule)
     if schedule.pipeline == "digits":
         return _digits_registers(gemm, schedule)
-    if schedule.pipeline == "mfma":
+    if schedule.pipeline in WAVES:
         return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
@@ -465,7 +478,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
-    by_shared = device.shared_per_unit // (shared + 1024)
+    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    by_shared = device.shared_per_unit // (shared + reserved)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
@@ -569,9 +583,12 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile {schedule.tile_m} x {schedule.tile_n} leaves some of {schedule.warps} warps without work"
 
 
-def _mfma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    if not splits(schedule):
-        yield f"{schedule.warps} waves do not divide a tile of {schedule.tile_m} x {schedule.tile_n}"
+def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if not divisions(schedule):
+        yield (
+            f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
+            f" {schedule.tile_m} x {tile_rows(schedule)}"
+        )
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -609,7 +626,8 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
-    "mfma": _mfma_violations,
+    "mfma": _wave_violations,
+    "dot": _wave_violations,
 }
 
 

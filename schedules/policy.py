@@ -87,6 +87,7 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
     "mfma": (2,),
+    "dot": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
@@ -96,6 +97,9 @@ MOST_GEMV_TOKENS = 32
 
 MOST_DIGIT_TOKENS = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
+
+MOST_DOT_TOKENS = 4
+"""M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -151,7 +155,7 @@ def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[st
     if device.vendor == "amd":
         if "mfma" not in device.features:
             raise ScheduleError(f"no pipeline emits code for {device.name}, which has no MFMA")
-        return ("mfma",)
+        return ("dot", "mfma") if m <= MOST_DOT_TOKENS else ("mfma",)
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)

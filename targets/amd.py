@@ -1,18 +1,21 @@
 """AMD GPUs, one row per architecture.
 
 Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
-clock, bandwidth, dense matrix rates); LLVM AMDGPU usage guide (LDS, wavefront, targets).
+clock, bandwidth, dense matrix rates; L2: 32 channels of 128 bytes per clock on CDNA2, 16 on each
+die since); LLVM AMDGPU usage guide (LDS, wavefront, targets).
 Nothing here was measured; sustained fractions are those of the H200 (`targets.nvidia`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma", "dot")
+PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
+"""Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    return Core(name, m, m, k, a, a, accumulator, rate, PIPELINES, lane_bytes, lanes, CORE_SUSTAINED)
+    return Core(
+        name, m, m, k, a, a, accumulator, rate, PIPELINES.get(a, ("mfma",)), lane_bytes, lanes, CORE_SUSTAINED
+    )
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
@@ -78,7 +83,7 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         cores=cores,
         target=tuple(sorted(target.items())),
         features=chip.features,
-        vector_ops_per_cycle=128.0,
+        vector_ops_per_cycle=64.0,
         registers_per_unit=131072,
         max_threads_per_unit=2048,
         max_blocks_per_unit=32,
@@ -106,7 +111,7 @@ GFX90A = _device(
         1.7e9,
         64,
         (64 * GIB, 1638e9),
-        (8 * MIB, 3.5e12),
+        (8 * MIB, 4096 * 1.7e9),
         64 * KIB,
         CDNA2,
         "rocm>=5.0",
@@ -128,7 +133,7 @@ GFX942 = _device(
         2.1e9,
         64,
         (192 * GIB, 5.3e12),
-        (32 * MIB, 1.0e13),
+        (32 * MIB, 16384 * 2.1e9),
         64 * KIB,
         CDNA3,
         "rocm>=6.0",
@@ -152,7 +157,7 @@ GFX950 = _device(
         2.4e9,
         64,
         (288 * GIB, 8.0e12),
-        (32 * MIB, 1.2e13),
+        (32 * MIB, 16384 * 2.4e9),
         160 * KIB,
         CDNA4,
         "rocm>=7.0",
