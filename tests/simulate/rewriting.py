@@ -56,7 +56,36 @@ def rewrite_expression(e: Any, change: Change) -> Any:
         return e.source.vload([rewrite_expression(index, change) for index in e.indices])
     if kind == "Cast":
         return tirx.Cast(e.ty, rewrite_expression(e.value, change))
+    if kind == "Ramp":
+        return tirx.Ramp(rewrite_expression(e.base, change), e.stride, e.lanes)
+    if kind == "Broadcast":
+        return tirx.Broadcast(rewrite_expression(e.value, change), e.lanes)
+    if kind == "Select":
+        parts = (e.condition, e.true_value, e.false_value)
+        return tirx.Select(*(rewrite_expression(part, change) for part in parts))
     return e
+
+
+def stored(
+    scope: str, dtype: str, value: Change | None = None, index: Change | None = None, which: tuple[int, ...] = (),
+    having: str = "",
+) -> Once:
+    """Return a change of stores to buffers of a scope and type: of parts of the value, or of the last index.
+
+    ``having`` is text that the value must contain.
+    """
+
+    def matches(s: Any) -> bool:
+        if type(s).__name__ != "BufferStore" or s.buffer.scope() != scope or str(s.buffer.dtype) != dtype:
+            return False
+        return having in str(s.value)
+
+    def change(s: Any) -> Any:
+        held = s.value if value is None else rewrite_expression(s.value, value)
+        *outer, last = s.indices
+        return tirx.BufferStore(s.buffer, held, [*outer, last if index is None else rewrite_expression(last, index)])
+
+    return Once(matches, change, *which)
 
 
 def called(s: Any) -> str:
