@@ -111,10 +111,15 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return schedule.tile_m * schedule.tile_k * schedule.split_k * lane_of(gemm.activation) // 8
 
 
+def sum_pitch(schedule: GpuSchedule) -> int:
+    """Return the words between the partial sums of two tokens: four more than rows spread them over banks."""
+    return tile_rows(schedule) + 4
+
+
 def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the LDS of a block; partial sums reuse that of x."""
-    sums = 4 * parts(schedule) * schedule.tile_m * tile_rows(schedule) if joins_waves(schedule) else 0
-    return max(schedule.stages * stage_bytes(gemm, schedule), sums)
+    sums = 4 * parts(schedule) * schedule.tile_m * sum_pitch(schedule)
+    return max(schedule.stages * stage_bytes(gemm, schedule), sums if joins_waves(schedule) else 0)
 
 
 def weight_bytes_ahead(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -127,6 +127,7 @@ class _Entry:
 
     def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> torch.Tensor:
         """Check, pad and quantize as a call of the operator does, then simulate."""
+        from ladder.runtime.compile import family_of
         from ladder.runtime.kernel import CompiledGemm
         from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
 
@@ -141,7 +142,7 @@ class _Entry:
         extras = (("token_scale", token_scale), ("bias", bias))
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
-        compiled = CompiledGemm(gemm, self.device.kind, [self.m], [self], ["simulated"])
+        compiled = CompiledGemm(gemm, family_of(self.device), [self.m], [self], ["simulated"])
         return compiled(x, packed, bias, token_scale)
 
     def __call__(self, *tensors: Any) -> None:

@@ -127,7 +127,8 @@ class Kernel:
         rows = (self.all_blocks + own - 1) // own
         columns = (args.m + plan.tile_m - 1) // plan.tile_m
         dealt, self.thread = d.launch(rows * columns, geo.threads)
-        block = together(dealt, rows * columns, self.device.dies)
+        dies = self.device.dies
+        block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
         band = b.keep(columns * plan.raster)
         first = b.keep(T.truncdiv(block, band) * plan.raster)
         place = b.keep(T.truncmod(block, band))
@@ -332,31 +333,32 @@ class Kernel:
         Partial sums lie in LDS as ``[part][token][row]``.
         """
         geo, lanes = self.geo, self.step.lanes
-        rows, tokens = geo.rows, self.schedule.tile_m
+        pitch, tokens = geo.pitch, self.schedule.tile_m
         inside = b.bind((self.row_block - self.first_block) * STEP_ROWS)
         part = self.slice
         if lanes.partial_lanes:
             part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
-        start = b.bind(part * (tokens * rows) + self.wave_token * rows + inside)
+        start = b.bind(part * (tokens * pitch) + self.wave_token * pitch + inside)
         d.block_sync()
         for fragment, index in product(range(geo.row_blocks * geo.token_blocks), range(lanes.accumulators)):
             block, token_block = divmod(fragment, geo.token_blocks)
             row, token = lanes.position(self.lane, index)
-            at = start + (token + token_block * self.step.tokens) * rows + block * STEP_ROWS + row
+            at = start + (token + token_block * self.step.tokens) * pitch + block * STEP_ROWS + row
             b.store(self.shared, d.as_type(self.sums.result(fragment, index), "uint32"), at)
         d.block_sync()
+        runs = geo.rows // RUN
 
         def store(piece: Expr) -> None:
-            token, run = b.bind(piece // (rows // RUN)), b.bind(piece % (rows // RUN) * RUN)
+            token, run = b.bind(piece // runs), b.bind(piece % runs * RUN)
             m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + run)
             with b.when(m < self.args.m):
-                self._store_run(self._joined(token * rows + run), m, n)
+                self._store_run(self._joined(token * pitch + run), m, n)
 
-        each_piece(tokens * rows // RUN, geo.threads, self.thread, store)
+        each_piece(tokens * runs, geo.threads, self.thread, store)
 
     def _joined(self, at: Expr) -> list[Expr]:
         """Return the sums of a run of rows over all parts, in the order of K."""
-        kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.rows
+        kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
         loaded = b.local(self.geo.parts * RUN, "uint32")
         for part in range(self.geo.parts):
             d.load(loaded, part * RUN, self.shared, part * size + at, width=RUN)
@@ -372,8 +374,5 @@ def together(block: Expr, blocks: Expr, dies: int) -> Expr:
     Dies with an L2 of their own get blocks in turn (MI300X: eight). Neighbouring tiles share rows of x or
     weights, so a die should work on a run of them.
     """
-    if dies == 1:
-        return block
-    each, rest = b.bind(T.truncdiv(blocks, dies)), b.bind(T.truncmod(blocks, dies))
-    die = b.bind(T.truncmod(block, dies))
-    return b.keep(die * each + T.min(die, rest) + T.truncdiv(block, dies))
+    each, rest, die = T.truncdiv(blocks, dies), T.truncmod(blocks, dies), T.truncmod(block, dies)
+    return die * each + T.min(die, rest) + T.truncdiv(block, dies)

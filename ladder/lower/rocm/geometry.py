@@ -111,6 +111,11 @@ class Geometry:
         return waves.parts(self.schedule)
 
     @property
+    def pitch(self) -> int:
+        """Words between the partial sums of two tokens."""
+        return waves.sum_pitch(self.schedule)
+
+    @property
     def shared_bytes(self) -> int:
         """LDS of a block; partial sums reuse that of x."""
         return waves.lds_bytes(self.groups.gemm, self.schedule)

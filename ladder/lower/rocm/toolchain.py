@@ -91,6 +91,19 @@ def _release(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def compiler_identity() -> str:
+    """Return what tells two linkers apart in cache keys."""
+    return f"code object {CODE_OBJECT}, lld {linker_release()}"
+
+
+@functools.cache
+def linker_release() -> str:
+    """Return the version of the linker, as it prints it."""
+    done = subprocess.run([*linker(), "--version"], capture_output=True, text=True, check=False)
+    match = re.search(r"LLD ([\d.]+)", done.stdout)
+    return match[1] if match else "of unknown release"
+
+
 class Worker:
     """A compiling process, and the file that its standard error goes to."""
 
