@@ -66,26 +66,21 @@ def rewrite_expression(e: Any, change: Change) -> Any:
     return e
 
 
-def stored(
-    scope: str, dtype: str, value: Change | None = None, index: Change | None = None, which: tuple[int, ...] = (),
-    having: str = "",
-) -> Once:
-    """Return a change of stores to buffers of a scope and type: of parts of the value, or of the last index.
-
-    ``having`` is text that the value must contain.
-    """
-
-    def matches(s: Any) -> bool:
-        if type(s).__name__ != "BufferStore" or s.buffer.scope() != scope or str(s.buffer.dtype) != dtype:
-            return False
-        return having in str(s.value)
+def stored(scope: str, dtype: str, value: Change | None = None, index: Change | None = None) -> Once:
+    """Return a change of stores to buffers of a scope and type: of the value, or of the last index."""
 
     def change(s: Any) -> Any:
         held = s.value if value is None else rewrite_expression(s.value, value)
         *outer, last = s.indices
-        return tirx.BufferStore(s.buffer, held, [*outer, last if index is None else rewrite_expression(last, index)])
+        place = last if index is None else rewrite_expression(last, index)
+        return tirx.BufferStore(s.buffer, held, [*outer, place])
 
-    return Once(matches, change, *which)
+    return Once(lambda s: is_store(s, scope, dtype), change)
+
+
+def is_store(s: Any, scope: str, dtype: str) -> bool:
+    """Whether a statement stores to a buffer of a scope and type."""
+    return type(s).__name__ == "BufferStore" and (s.buffer.scope(), str(s.buffer.dtype)) == (scope, dtype)
 
 
 def called(s: Any) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from problems import bound_of, gemm, run
-from rewriting import NOTHING, Once, remove, rewrite, rewrite_expression, stored
+from rewriting import NOTHING, Once, is_store, remove, rewrite, rewrite_expression, stored
 from test_mutants import Mutant
-from tvm import tirx
+from tvm import ir, tirx
 
 from ladder.lower.build import emit
 from schedules.schedule import GpuSchedule
@@ -28,8 +28,16 @@ def mfma(**fields: Any) -> GpuSchedule:
 
 def dot(**fields: Any) -> GpuSchedule:
     """Return a small dot schedule: four waves share K."""
-    return GpuSchedule(**{"pipeline": "dot", "tile_m": 1, "stages": 2, "warps": 4, "tile_n": 64, "tile_k": 256,
-                          "split_k": 4, "warp_rows": 32, "placement": "accumulator", **fields})  # fmt: skip
+    extents = {
+        "tile_m": 1,
+        "tile_n": 64,
+        "tile_k": 256,
+        "stages": 2,
+        "warps": 4,
+        "split_k": 4,
+        "warp_rows": 32,
+    }
+    return GpuSchedule(**{"pipeline": "dot", "placement": "accumulator", **extents, **fields})
 
 
 KERNELS = {
@@ -81,10 +89,8 @@ def _calls(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[Any
     """Return a change of the operands of an intrinsic, found by its name in the printed call."""
 
     def apply(e: Any) -> Any:
-        if type(e).__name__ != "Call" or not str(e.op.name).startswith("tirx.call_llvm") or name not in str(e):
+        if type(e).__name__ != "Call" or "call_llvm" not in str(e.op.name) or name not in str(e):
             return None
-        from tvm import ir
-
         return ir.Call(e.op, change(list(e.args)), e.attrs, e.ty_args, e.span, e.ty)
 
     return apply
@@ -112,13 +118,9 @@ def _guards(which: int) -> Once:
 
 def _cleared_sums(dtype: str) -> Once:
     def matches(s: Any) -> bool:
-        if type(s).__name__ != "BufferStore" or s.buffer.scope() != "local" or str(s.buffer.dtype) != dtype:
-            return False
-        return type(s.value).__name__ in ("FloatImm", "IntImm")
+        return is_store(s, "local", dtype) and type(s.value).__name__ in ("FloatImm", "IntImm")
 
     return Once(matches, lambda s: NOTHING)
-
-
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -136,13 +138,11 @@ MUTANTS: dict[str, Mutant] = {
         "mfma split", lambda: remove(SYNC, 2), "race", "reads bytes written by"
     ),
     # ---- stages -----------------------------------------------------------------------------------
-    "mfma: the next stage goes where the last one is read": Mutant(
-        "mfma", lambda: _stage_kept(), "race"
-    ),
+    "mfma: the next stage goes where the last one is read": Mutant("mfma", lambda: _stage_kept(), "race"),
     "dot: the next stage goes where the last one is read": Mutant("dot", lambda: _stage_kept(), "race"),
     # ---- addresses --------------------------------------------------------------------------------
     "mfma: swizzle missing where x is written": Mutant(
-        "mfma", lambda: stored("shared", "uint32", index=_without_xor), "race"
+        "mfma", lambda: stored("shared", "uint32", index=_without_xor), "wrong values"
     ),
     "mfma: x read by one word": Mutant(
         "mfma", lambda: stored("local", "uint32", value=_loads("shared uint32", _plus(1))), "misaligned"
@@ -160,7 +160,9 @@ MUTANTS: dict[str, Mutant] = {
         "dot", lambda: stored("local", "uint32", value=_loads("global uint32", _plus(2))), "misaligned"
     ),
     "mfma: a row of x too far": Mutant(
-        "mfma", lambda: stored("local", "uint32", value=_loads("global float16", _plus(1), 0)), "out of bounds"
+        "mfma",
+        lambda: stored("local", "uint32", value=_loads("global float16", _plus(1), 0)),
+        "out of bounds",
     ),
     "mfma: stores one row too far": Mutant(
         "mfma", lambda: stored("global", "float32", index=_plus(1)), "out of bounds"
@@ -179,7 +181,10 @@ MUTANTS: dict[str, Mutant] = {
         "mfma", lambda: stored("local", "float32", value=_calls(MFMA, _without_sums)), "wrong values"
     ),
     "mfma int8: products overwrite": Mutant(
-        "mfma int8", lambda: stored("local", "int32", value=_calls(MFMA, _without_sums)), "wrong values"
+        "mfma int8", lambda: stored("local", "uint32", value=_calls(MFMA, _without_sums)), "wrong values"
+    ),
+    "mfma nf4: bytes of the other word": Mutant(
+        "mfma nf4", lambda: _everywhere(_calls("amdgcn.perm", _swapped)), "wrong values"
     ),
     # ---- guards -----------------------------------------------------------------------------------
     "mfma: tokens beyond M stored": Mutant("mfma", lambda: _guards(0), "out of bounds"),
@@ -187,14 +192,24 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def _stage_kept() -> Once:
-    """Return a change that forgets to go on to the other stage: the only register of int32 set to another."""
+    """Return a change that stays at the first stage: the other one is what is left of both."""
 
     def matches(s: Any) -> bool:
-        if type(s).__name__ != "BufferStore" or s.buffer.scope() != "local" or str(s.buffer.dtype) != "int32":
-            return False
-        return type(s.value).__name__ == "Sub"
+        stored = is_store(s, "local", "int32") and type(s.value).__name__ == "Sub"
+        return stored and type(s.value.a).__name__ == "IntImm"
 
     return Once(matches, lambda s: tirx.BufferStore(s.buffer, tirx.IntImm("int32", 0), s.indices))
+
+
+def _everywhere(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a change of every expression that is bound to a name or kept in a register."""
+
+    def apply(s: Any) -> Any:
+        if is_store(s, "local", "uint32"):
+            return tirx.BufferStore(s.buffer, rewrite_expression(s.value, change), s.indices)
+        return tirx.Bind(s.var, rewrite_expression(s.value, change)) if type(s).__name__ == "Bind" else None
+
+    return apply
 
 
 @pytest.mark.parametrize("name", KERNELS)
