@@ -141,6 +141,27 @@ def _from_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
     return translate
 
 
+def _to_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
+    """Return a row of V_CVT_PK_FP8_F32 and _BF8: two float32 to a half of a word; too large ones become NaN."""
+
+    def translate(t: Translator, call: CallView) -> Read:
+        low, high, old = (t.read(operand) for operand in call.operands[:3])
+        upper = bool(t.number(call.operands[3]))
+
+        def read(c: Cohort) -> Value:
+            codes = [
+                np.asarray(part(c), np.float32).astype(NUMPY[dtype]).view(np.uint8).astype(np.uint32)
+                for part in (low, high)
+            ]
+            pair = codes[0] | codes[1] << np.uint32(8)
+            kept = as_word(old(c)) & np.uint32(0x0000FFFF if upper else 0xFFFF0000)
+            return (kept | pair << np.uint32(16 * upper)).view(np.int32)
+
+        return read
+
+    return translate
+
+
 def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
@@ -186,4 +207,5 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
 
 def conversions(floats: Mapping[str, str]) -> dict[str, Callable[[Translator, CallView], Any]]:
     """Return the rows that depend on what an architecture's 8-bit floats mean."""
-    return {f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()}
+    rows = {f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()}
+    return {**rows, **{f"llvm.amdgcn.cvt.pk.{name}.f32": _to_bytes(dtype) for name, dtype in floats.items()}}
