@@ -170,3 +170,69 @@ def _numpy(name: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
+
+
+def norm_transition(rows: int, d: int, rate: float = 0.25) -> Case:
+    """rms(X + A (rms(H) - X)): no products, a row per block."""
+    g = GraphBuilder("ntrans")
+    shapes = {"x": (rows, d), "h": (rows, d), "a": (1, d)}
+    inputs = [g.input(name.upper(), "float16", shape) for name, shape in shapes.items()]
+    b = GraphBuilder("block", "block", grid={"Bg": rows})
+    x, h, a = (
+        b.add(
+            "convert",
+            b.add("load", b.input(name, "float16", shape), grid=(0 if name != "a" else -1,), shape=(1, d)),
+            type="float32",
+        )
+        for name, shape in shapes.items()
+    )
+
+    def norm(value: str) -> str:
+        total = b.add("reduce_sum", b.add("square", value), axis=1)
+        return b.add("div", value, b.add("sqrt", b.add("mul", total, mean)))
+
+    mean = b.add("constant", value=1 / d, type="float32")
+    y = norm(b.add("add", x, b.add("mul", a, b.add("sub", norm(h), x))))
+    body = b.finish(b.add("store", b.add("convert", y, type="float16"), grid=(0,), shape=(rows, d)))
+
+    def rms(x: Array) -> Array:
+        return x / np.sqrt((x * x).mean(1, keepdims=True))
+
+    return Case(g.finish(*g.nest(body, *inputs)), lambda x, h, a: rms(x + a * (rms(h) - x)))
+
+
+def normalised_attention(heads: int, q: int, d: int, kv: int, qt: int, kt: int) -> Case:
+    """softmax(rms(Q) rms(K)) V: rows of Q and columns of K are normalised."""
+    g = GraphBuilder("qknorm_attention")
+    shapes = {"q": (heads, q, d), "k": (heads, d, kv), "v": (heads, kv, d)}
+    inputs = [g.input(name.upper(), "float16", shape) for name, shape in shapes.items()]
+    b = GraphBuilder("block", "block", grid={"Hg": heads, "Qg": q // qt}, loops={"Sl": kv // kt})
+    tiles = {"q": (1, qt, d), "k": (1, d, kt), "v": (1, kt, d)}
+    grids = {"q": (0, 1), "k": (0, -1), "v": (0, -1)}
+    loops = {"q": (-1,), "k": (2,), "v": (1,)}
+    qx, kx, vx = (
+        b.add("load", b.input(n, "float16", shapes[n]), grid=grids[n], loop=loops[n], shape=tiles[n])
+        for n in shapes
+    )
+
+    def norm(value: str, axis: int) -> str:
+        total = b.add("reduce_sum", b.add("square", b.add("convert", value, type="float32")), axis=axis)
+        return b.add("sqrt", b.add("mul", total, b.add("constant", value=1 / d, type="float32")))
+
+    s = b.add("matmul", qx, kx, type="float32")
+    s = b.add("div", b.add("div", s, norm(qx, 2)), norm(kx, 1))
+    m = b.add("reduce_max", s, axis=2)
+    p = b.add("exp", b.add("sub", s, m))
+    total = b.add("accumulate", b.add("reduce_sum", p, axis=2), m, kind="rescale")
+    rounded = b.add("convert", p, type="float16")
+    o = b.add("accumulate", b.add("matmul", rounded, vx, type="float32"), m, kind="rescale")
+    y = b.add("convert", b.add("div", o, total), type="float16")
+    body = b.finish(b.add("store", y, grid=(0, 1), shape=(heads, q, d)))
+
+    def expected(q: Array, k: Array, v: Array) -> Array:
+        q = q / np.sqrt((q * q).mean(2, keepdims=True))
+        k = k / np.sqrt((k * k).mean(1, keepdims=True))
+        weights = np.exp(q @ k - (q @ k).max(-1, keepdims=True))
+        return weights @ v / weights.sum(-1, keepdims=True)
+
+    return Case(g.finish(*g.nest(body, *inputs)), expected)

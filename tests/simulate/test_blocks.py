@@ -83,6 +83,21 @@ def test_attention_in_any_order(order: str) -> None:
     check(graphs.attention(1, 32, 64, 128, 32, 32, 0.125), BlockSchedule(2, 2, 2, 2), order=order)
 
 
+@pytest.mark.parametrize("schedule", ATTENTION, ids=str)
+def test_normalised_attention(schedule: BlockSchedule) -> None:
+    check(graphs.normalised_attention(1, 64, 32, 128, 64, 32), schedule)
+
+
+@pytest.mark.parametrize("row_warps", [1, 2, 4])
+def test_rows_without_products(row_warps: int) -> None:
+    check(graphs.norm_transition(3, 1024), BlockSchedule(1, row_warps))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_in_any_order(order: str) -> None:
+    check(graphs.norm_transition(2, 768), BlockSchedule(1, 3), order=order)
+
+
 def test_refusals_say_what_is_wrong() -> None:
     device = get_device("cuda/sm_90a")
     case = graphs.rmsnorm_matmul(4, 64, 64, 32, 32)

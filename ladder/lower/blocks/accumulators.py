@@ -18,7 +18,7 @@ from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import LOOP
 from ladder.lower.blocks.geometry import FRAGMENT_BYTES
-from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, over_lanes, zeros
+from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, zeros
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
 
@@ -60,14 +60,15 @@ class Accumulator(Value):
         self.maximum = operands[1].name if len(operands) == 2 else None
         self.start, join = KINDS[kind]
         self.join = COMBINE[join]
-        self.columns = -(-self.shape[1] // 8)
+        self.columns = -(-self.shape[1] // kernel.lanes.columns)
         self.is_row = self.shape[1] == 1
 
     # ---- in the loop --------------------------------------------------------------------------------
     def begin(self) -> None:
         """Allocate and clear the registers."""
-        rows = self.kernel.row_fragments(self.shape[0])
-        self.registers = zeros(rows * (2 if self.is_row else 4 * self.columns), self.start)
+        lanes, rows = self.kernel.lanes, self.kernel.row_fragments(self.shape[0])
+        self.each = lanes.row_elements if self.is_row else lanes.elements * self.columns
+        self.registers = zeros(rows * self.each, self.start)
 
     def update(self) -> None:
         """Take in a step."""
@@ -78,9 +79,10 @@ class Accumulator(Value):
             return
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
-                self._join(2 * m, self.source.partial_row(m))
+                self._join(self.each * m, self.source.partial_row(m))
             for n in range(0 if self.is_row else self.columns):
-                self._join(4 * (m * self.columns + n), self.source.fragment(m, n))
+                part = self.source.fragment(m, n)
+                self._join(self.each * m + len(part) * n, part)
 
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
@@ -93,8 +95,8 @@ class Accumulator(Value):
     def _rescale(self) -> None:
         for m in range(self.kernel.row_fragments(self.shape[0])):
             factors = self.kernel.rescaler.factors(self.maximum, m)
-            for i in range(2 if self.is_row else 4 * self.columns):
-                at = i + m * (2 if self.is_row else 4 * self.columns)
+            for i in range(self.each):
+                at = self.each * m + i
                 factor = factors[i if self.is_row else i // 2 % 2]
                 b.store(self.registers, self.registers[at] * factor, at)
 
@@ -103,11 +105,12 @@ class Accumulator(Value):
         """Return four registers of a fragment, or a row's two and zeros, as this group has them."""
         if self.is_row:
             return [*self._own_row(m), T.float32(0), T.float32(0)]
-        return [self.registers[4 * (m * self.columns + n) + i] for i in range(4)]
+        size = self.kernel.lanes.elements
+        return [self.registers[self.each * m + size * n + i] for i in range(size)]
 
     def _own_row(self, m: int) -> list[Expr]:
-        own = [self.registers[2 * m + i] for i in range(2)]
-        return [over_lanes(part, self.join) for part in own] if self.source.is_partial else own
+        own = [self.registers[self.each * m + i] for i in range(self.each)]
+        return self.kernel.lanes.join_row(self.name, own, self.join) if self.source.is_partial else own
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger

@@ -52,8 +52,11 @@ class Geometry:
 
     def __post_init__(self) -> None:
         plan, steps = self.schedule, self.program.steps
-        looped = any(stage == LOOP for stage in self.program.stages.values())
-        require(looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
+        require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
+        require(
+            not self.flat or plan.sharers == 1,
+            "a block graph without matrix products is not shared by groups",
+        )
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -73,6 +76,16 @@ class Geometry:
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
         )
 
+    @property
+    def looped(self) -> bool:
+        """Whether the block graph has a loop."""
+        return any(stage == LOOP for stage in self.program.stages.values())
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether threads have runs of rows, for want of matrix products (`lanes.FlatLanes`)."""
+        return all(node.operator != "matmul" for node in self.program.block.nodes)
+
     def row_fragments(self, rows: int) -> int:
         """Return the fragments along rows of a warp.
 
@@ -81,6 +94,8 @@ class Geometry:
         ScheduleError
             If the group's warps cannot share them evenly.
         """
+        if self.flat or rows == 1:
+            return rows
         count, warps = -(-rows // 16), self.schedule.row_warps
         require(count % warps == 0, f"{warps} warps do not share {rows} rows by 16 evenly")
         return count // warps
@@ -93,7 +108,7 @@ class Geometry:
     def layouts(self) -> Mapping[str, TileLayout]:
         """The layout of every loaded tile, chosen together."""
         candidates = []
-        for node in self.program.loads:
+        for node in () if self.flat else self.program.loads:
             rows, columns = self.program.shape(node.name)
             require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
@@ -136,7 +151,7 @@ class Geometry:
     def stage_offsets(self) -> Mapping[str, int]:
         """Offset of each loop tile within a stage."""
         offsets, at = {}, 0
-        for node in self.program.loads:
+        for node in () if self.flat else self.program.loads:
             if self.is_looped(node):
                 offsets[node.name] = at
                 at += self.layouts[node.name].bytes
@@ -177,6 +192,12 @@ class Geometry:
     def regions(self) -> Mapping[str, Lifetime]:
         """What lies in shared memory, and in which stages of the kernel it is alive."""
         plan, found = self.schedule, {}
+        if self.flat:
+            sums = [
+                node for node in self.program.block.nodes if node.operator in ("reduce_sum", "reduce_max")
+            ]
+            sums += self.program.accumulators
+            return {f"row sums {node.name}": Lifetime(4 * plan.warps, 0, 2) for node in sums}
         for node in self.program.loads:
             if not self.is_looped(node):
                 last = max((self._last_use(user) for user in self.program.users[node.name]), default=0)

@@ -23,6 +23,7 @@ from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, Runn
 from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, known
 from ladder.lower.blocks.copies import GridPlace, TileCopy
 from ladder.lower.blocks.geometry import Geometry
+from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.cuda.launch import Overlap
@@ -74,19 +75,22 @@ class BlockKernel:
     def __init__(self, program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> None:
         self.program, self.schedule = program, schedule
         self.geo = Geometry(program, device, schedule)
+        self.lanes: Lanes = FlatLanes(self) if self.geo.flat else FragmentLanes(self)
         self.operand = _operand_type(program)
         self.step = select_step(device, self.operand)
+        self.loop_step: Expr = None
+        self.whole = False
         self.overlap = Overlap(device)
         self.frames: list[dict[Any, Any]] = [{}]
         self.alive: list[Any] = []
         self.values: dict[str, v.Value] = {}
         self.shape = self.geo.program.shape
-        self.row_fragments, self.fragments = self.geo.row_fragments, self.geo.fragments
+        self.fragments = self.geo.fragments
 
     # ---- values that are computed once ------------------------------------------------------------------
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
         """Return what ``make`` emits, emitted once where it is still valid."""
-        hashed = tuple(self._name(part) for part in key)
+        hashed = (self.whole, *(self._name(part) for part in key))
         for frame in reversed(self.frames):
             if hashed in frame:
                 return frame[hashed]
@@ -127,7 +131,7 @@ class BlockKernel:
             copy.prefetch(self.own_step, self.turns)
         self.overlap.wait()
         self._start_copies()
-        if self.loop_copies:
+        if self.geo.looped:
             self._loop()
         self._finish()
 
@@ -153,9 +157,21 @@ class BlockKernel:
         """Return the step of the loop that this group takes in a turn."""
         return self.worker + turn * self.schedule.sharers
 
+    def row_fragments(self, rows: int) -> int:
+        """Return the fragments along the rows of a value that the warp has."""
+        return -(-rows // self.lanes.rows) if self.whole else self.geo.row_fragments(rows)
+
     def first_row(self, rows: int) -> Expr:
         """Return the warp's first row of a value."""
-        return self.row_warp * (self.row_fragments(rows) * v.FRAGMENT_ROWS)
+        split = not (self.whole or self.geo.flat)
+        return self.row_warp * (self.row_fragments(rows) * self.lanes.rows) if split else 0
+
+    @contextmanager
+    def whole_rows(self) -> Iterator[None]:
+        """Let the warp ask for any row of values, not only for its own."""
+        self.whole, saved = True, self.whole
+        yield
+        self.whole = saved
 
     def _allocate(self) -> None:
         geo, plan = self.geo, self.schedule
@@ -170,7 +186,8 @@ class BlockKernel:
         self.loop_copies: list[TileCopy] = []
         self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
-            (self.loop_copies if geo.is_looped(node) else self.block_copies).append(TileCopy(self, node))
+            if not geo.flat:
+                (self.loop_copies if geo.is_looped(node) else self.block_copies).append(TileCopy(self, node))
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
                 self.values[node.name] = self._value(node)
@@ -241,10 +258,10 @@ class BlockKernel:
             copy.emit(0, T.uint32(0))
         if self.block_copies:
             b.ptx("cp.async.commit_group")
-        for turn in range(self.schedule.stages - 1 if self.loop_copies else 0):
+        for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
             self._copy_step(turn, turn)
         if self.block_copies:
-            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if self.loop_copies else 0)
+            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if self.geo.stage_offsets else 0)
             b.block_sync()
         self._spill_stage(BEFORE)
 
@@ -269,10 +286,13 @@ class BlockKernel:
         self._hoist()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         with b.loop(self.turns, rolled=True) as turn, self.scope():
-            b.ptx("cp.async.wait_group", stages - 2)
-            self.group_sync()
-            self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
-            self.stage.set(self.base + T.Cast("uint32", self.stages_at + slot.value * self.geo.stage_bytes))
+            if self.loop_copies:
+                b.ptx("cp.async.wait_group", stages - 2)
+                self.group_sync()
+                self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
+                place = self.stages_at + slot.value * self.geo.stage_bytes
+                self.stage.set(self.base + T.Cast("uint32", place))
+            self.loop_step = b.keep(self.own_step(turn))
             self._spill_stage(LOOP)
             self.rescaler.step()
             for accumulator in accumulators:
@@ -280,6 +300,7 @@ class BlockKernel:
             self.rescaler.end_step()
             for position in (slot, ahead):
                 position.set(T.Select(position.value == stages - 1, 0, position.value + 1))
+        self.loop_step = None
 
     def _hoist(self) -> None:
         """Load operands that are the same in all steps before the loop, as far as registers allow."""
@@ -315,7 +336,11 @@ class BlockKernel:
     def _store(self, node: Node) -> None:
         """Store a result: each of the groups that share the loop takes some of its columns."""
         value = self.values[node.inputs[0]]
-        columns = -(-value.shape[1] // v.FRAGMENT_COLUMNS)
+        columns, rest = divmod(value.shape[1], self.lanes.columns)
+        if rest:
+            raise ScheduleError(
+                f"%{node.name}: columns are stored by {self.lanes.columns}, got {value.shape[1]}"
+            )
         sharers = self.schedule.sharers
         span = 2 if columns % 2 == 0 and columns >= 2 * sharers else 1
         if sharers == 1:
@@ -327,21 +352,26 @@ class BlockKernel:
                 self._store_columns(node, value, [b.keep(first + i) for i in range(span)])
 
     def _store_columns(self, node: Node, value: v.Value, columns: Sequence[Expr]) -> None:
-        rows = value.shape[0]
-        out = self.tensors[node.name]
+        rows, out = value.shape[0], self.tensors[node.name]
         begin, pitch = self.place.begin(node, None)
         for m in range(self.row_fragments(rows)):
             for n in columns:
                 elements = value.fragment(m, n)
-                for half in range(2):
-                    row = b.bind(self.first_row(rows) + m * v.FRAGMENT_ROWS + self.lane // 4 + 8 * half)
-                    at = b.bind(begin + row * pitch + n * v.FRAGMENT_COLUMNS + self.lane % 4 * 2)
-                    with b.when(row < rows) if rows % v.FRAGMENT_ROWS else _always():
-                        pair = b.local(2, str(out.dtype))
-                        for i in range(2):
-                            b.store(pair, T.Cast(str(out.dtype), elements[2 * half + i]), i)
-                        with b.vector(2) as lane:
-                            b.store(out, pair[lane], at + lane)
+                size = len(elements) // self.lanes.runs
+                for run in range(self.lanes.runs):
+                    place, column = self.lanes.position(m, n, run)
+                    row = b.bind(self.first_row(rows) + place)
+                    with b.when(row < rows) if rows % self.lanes.rows else _always():
+                        self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
+
+    def _store_run(self, out: Any, elements: Sequence[Expr], at: Expr) -> None:
+        """Store neighbouring elements at once."""
+        dtype, at = str(out.dtype), b.bind(at)
+        results = b.local(len(elements), dtype)
+        for i, element in enumerate(elements):
+            b.store(results, T.Cast(dtype, element), i)
+        with b.vector(len(elements)) as lane:
+            b.store(out, results[lane], at + lane)
 
 
 @contextmanager
@@ -366,6 +396,8 @@ def _operand_type(program: BlockProgram) -> str:
 
 def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
     geo, name = kernel.geo, node.name
+    if geo.flat:
+        return v.GlobalRow(kernel, node, kernel.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)
     tile = v.SharedTile(kernel, name, kernel.shape(name), node.tile.ttype.name, geo.layouts[name], None)
     offset = geo.stage_offsets[name] if looped else geo.offsets[name]
@@ -396,9 +428,13 @@ def _concat(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> 
 
 def _reduce(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
     rank = len(node.tile.known_shape)
-    if not attributes["keep"] or attributes["axis"] % rank != rank - 1:
-        raise ScheduleError(f"%{node.name}: reductions along the last axis that keep it are lowered")
-    return v.Reduce(kernel, node.name, kernel.shape(node.name), node.operator, operands[0])
+    axis = attributes["axis"] % rank - rank
+    if not attributes["keep"] or axis < -2:
+        raise ScheduleError(
+            f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
+        )
+    kind = v.Reduce if axis == -1 else v.ColumnReduce
+    return kind(kernel, node.name, kernel.shape(node.name), node.operator, operands[0])
 
 
 def _accumulate(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.graph import Node
 from ladder.ir.operator import Operator
 from ladder.lower import builder as b
+from ladder.lower.blocks.lanes import over_lanes
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
@@ -89,18 +91,17 @@ class Value:
 
     # ---- parts, as users ask for them ---------------------------------------------------------------
     def fragment(self, m: int, n: Expr) -> list[Expr]:
-        """Return the four float32 elements of a thread in a fragment: (g, 2c), (g, 2c+1), (g+8, ...)."""
+        """Return the float32 elements of a thread in a fragment, see `ladder.lower.blocks.lanes`."""
         if self.shape[1] == 1:
-            top, bottom = self.row(m)
-            return [top, top, bottom, bottom]
+            return self.kernel.lanes.spread(self.row(m))
         return list(self._once(("fragment", m, n), lambda: self._fragment(m, n)))
 
     def row(self, m: int) -> list[Expr]:
-        """Return a thread's two float32 elements, rows g and g + 8, of a value of one column."""
+        """Return a thread's float32 elements of a value of one column."""
         return list(self._once(("row", m), lambda: self._row(m)))
 
     def partial_row(self, m: int) -> list[Expr]:
-        """Return what is summed over the four lanes of a row to give `row`, or `row` itself."""
+        """Return what is summed over the threads of a row to give `row`, or `row` itself."""
         return self.row(m)
 
     @property
@@ -143,7 +144,7 @@ class Constant(Value):
         self.number = number
 
     def _row(self, m: int) -> list[Expr]:
-        return [T.float32(self.number)] * 2
+        return [T.float32(self.number)] * self.kernel.lanes.row_elements
 
 
 class SharedTile(Value):
@@ -384,13 +385,15 @@ COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduc
 
 
 class Reduce(Value):
-    """A reduction over the columns: in a thread, then (`row`) over the four lanes of a row."""
+    """A reduction over the columns: in a thread, then (`row`) over the threads of a row."""
 
     def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(kernel, name, shape, "float32")
         self.combine, self.source, self.operator = COMBINE[operator], source, operator
-        if source.shape[1] % FRAGMENT_COLUMNS:
-            raise ScheduleError(f"%{name}: columns are reduced by {FRAGMENT_COLUMNS}, got {source.shape[1]}")
+        if source.shape[1] % kernel.lanes.columns:
+            raise ScheduleError(
+                f"%{name}: columns are reduced by {kernel.lanes.columns}, got {source.shape[1]}"
+            )
 
     @property
     def is_partial(self) -> bool:
@@ -400,21 +403,57 @@ class Reduce(Value):
         return list(self._once(("partial", m), lambda: self._partial(m)))
 
     def _partial(self, m: int) -> list[Expr]:
-        totals: list[Expr] = []
-        for n in range(self.source.shape[1] // FRAGMENT_COLUMNS):
-            part = self.source.fragment(m, n)
-            pairs = [self.combine(part[0], part[1]), self.combine(part[2], part[3])]
-            totals = [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if n else pairs
+        lanes, totals = self.kernel.lanes, []
+        for n in range(self.source.shape[1] // lanes.columns):
+            parts = lanes.fold(self.source.fragment(m, n), self.combine)
+            totals = [hold(self.combine(x, y)) for x, y in zip(totals, parts, strict=True)] if n else parts
         return [hold(total) for total in totals]
 
     def _row(self, m: int) -> list[Expr]:
-        return [over_lanes(part, self.combine) for part in self.partial_row(m)]
+        return self.kernel.lanes.join_row(self.name, self.partial_row(m), self.combine)
 
 
-def over_lanes(value: Expr, combine: Any) -> Expr:
-    """Combine a value over the four lanes of a row; all of them get the result."""
-    total = b.Variable("float32", value)
-    for distance in (1, 2):
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), total.value, distance, 32, 32)
-        total.set(combine(total.value, other))
-    return total.value
+class ColumnReduce(Value):
+    """A reduction over the rows; each warp of a group computes all of it."""
+
+    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
+        super().__init__(kernel, name, shape, "float32")
+        self.combine, self.source = COMBINE[operator], source
+        if source.shape[0] % FRAGMENT_ROWS or kernel.lanes.elements != 4:
+            raise ScheduleError(
+                f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
+                f" got {source.shape[0]}"
+            )
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        pair = self._once(("columns", n), lambda: self._pair(n))
+        return [*pair, *pair]
+
+    def _pair(self, n: Expr) -> list[Expr]:
+        totals: list[Expr] = []
+        with self.kernel.whole_rows():
+            for m in range(self.source.shape[0] // FRAGMENT_ROWS):
+                part = self.source.fragment(m, n)
+                pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
+                totals = (
+                    [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if m else pairs
+                )
+        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals]
+
+
+class GlobalRow(Value):
+    """A 16-bit tile of a graph without products: threads load what they take, straight into registers."""
+
+    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
+        super().__init__(kernel, node.name, shape, dtype)
+        self.node, self.source = node, kernel.tensors[node.inputs[0]]
+        if shape[1] % kernel.lanes.columns:
+            raise ScheduleError(f"%{node.name}: threads share rows by {kernel.lanes.columns}, got {shape[1]}")
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        row, column = self.kernel.lanes.position(m if self.shape[0] > 1 else 0, n, 0)
+        words = b.local(4, "uint32")
+        place = self.source.ptr_to([first + row * pitch + column])
+        b.ptx("ld.global.v4.u32", *(words[i] for i in range(4)), place)
+        return [hold(half) for i in range(4) for half in unpack(words[i], self.dtype)]
