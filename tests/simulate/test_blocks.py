@@ -108,7 +108,52 @@ def test_refusals_say_what_is_wrong() -> None:
     with pytest.raises(ScheduleError, match="bytes of shared memory"):
         emit(case.block, device, BlockSchedule(stages=200), "k")
     b = GraphBuilder("block", "block")
-    tile = b.add("load", b.input("x", "float16", (32, 32)), shape=(32, 32))
+    tile = b.add("load", b.input("x", "float16", (32, 256)), shape=(32, 256))
     moved = b.add("transpose", tile, permutation=(1, 0))
     with pytest.raises(ScheduleError, match="transpose is not lowered"):
-        emit(b.finish(b.add("store", moved, shape=(32, 32))), device, BlockSchedule(), "k")
+        emit(b.finish(b.add("store", moved, shape=(256, 32))), device, BlockSchedule(), "k")
+
+
+COLUMNS = [
+    BlockSchedule(1, 1, 2, 1, 2),
+    BlockSchedule(2, 2, 3, 1, 2),
+    BlockSchedule(1, 1, 2, 2, 4),
+]
+
+
+@pytest.mark.parametrize("schedule", COLUMNS, ids=str)
+def test_columns_split_over_warps(schedule: BlockSchedule) -> None:
+    check(graphs.gated_mlp(32, 128, 64, 32, 64), schedule)
+    check(graphs.rmsnorm_matmul(32, 128, 64, 32, 64), schedule)
+
+
+def test_columns_of_attention_are_not_split() -> None:
+    case = graphs.attention(1, 64, 32, 128, 64, 32)
+    with pytest.raises(ScheduleError, match="column_warps=1"):
+        emit(case.block, get_device("cuda/sm_90a"), BlockSchedule(column_warps=2), "k")
+
+
+TENSOR = [
+    BlockSchedule(1, 1, 2, copies="tensor"),
+    BlockSchedule(2, 2, 3, 2, copies="tensor"),
+    BlockSchedule(3, 1, 2, 1, 2, copies="tensor"),
+]
+
+
+@pytest.mark.parametrize("schedule", TENSOR, ids=str)
+@pytest.mark.parametrize("order", ORDERS)
+def test_tensor_copies(order: str, schedule: BlockSchedule) -> None:
+    check(graphs.gated_mlp(32, 512, 128, 64, 64), schedule, order=order)
+
+
+def test_tensor_copies_of_other_tiles() -> None:
+    check(graphs.rmsnorm_matmul(2, 256, 256, 32, 128), BlockSchedule(4, 1, 2, copies="tensor"))
+    check(graphs.rmsnorm_matmul(2, 256, 64, 64, 32), BlockSchedule(2, 1, 2, copies="tensor"))
+    check(graphs.attention(2, 64, 64, 256, 64, 64), BlockSchedule(1, 4, 2, 2, copies="tensor"))
+    check(graphs.attention(2, 32, 64, 256, 32, 32), BlockSchedule(2, 2, 3, 2, copies="tensor"))
+
+
+def test_ampere_has_no_tensor_copies() -> None:
+    case = graphs.gated_mlp(32, 128, 64, 64, 64)
+    with pytest.raises(ScheduleError, match="no tensor copies"):
+        emit(case.block, get_device("cuda/sm_80"), BlockSchedule(copies="tensor"), "k")

@@ -60,7 +60,7 @@ class Accumulator(Value):
         self.maximum = operands[1].name if len(operands) == 2 else None
         self.start, join = KINDS[kind]
         self.join = COMBINE[join]
-        self.columns = -(-self.shape[1] // kernel.lanes.columns)
+        self.columns = kernel.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
 
     # ---- in the loop --------------------------------------------------------------------------------
@@ -77,6 +77,8 @@ class Accumulator(Value):
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
+        if not self.is_row:
+            self.kernel.require_whole_columns(self.name)
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
                 self._join(self.each * m, self.source.partial_row(m))
@@ -242,7 +244,7 @@ class Merger:
         warp = b.bind(kernel.warp * geo.published_fragments)
         for name in geo.published_values:
             source = self._source(name)
-            columns = -(-source.shape[1] // 8)
+            columns = geo.column_fragments(source.shape[1])
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
                     fragment = warp + geo.published[name] + m * columns + n
@@ -293,7 +295,9 @@ class Merger:
         """Return the four elements of a fragment of one group: ``source`` counts groups of all blocks."""
         kernel, geo = self.kernel, self.kernel.geo
         rank, group = divmod(source, self.plan.groups)
-        warp = group * self.plan.row_warps + kernel.row_warp
+        warp = group * self.plan.group_warps + kernel.row_warp
+        if self.plan.column_warps > 1:
+            warp, n = warp + n // columns * self.plan.row_warps, n % columns
         fragment = warp * geo.published_fragments + geo.published[name] + m * columns + n
         byte = self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
         if self.plan.cluster == 1:

@@ -11,8 +11,8 @@ from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram
 from ladder.lower.blocks.layouts import Candidate, choose
-from ladder.lower.blocks.schedule import BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
+from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -54,17 +54,21 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
-            not self.flat or plan.sharers == 1,
+            not self.flat or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
         require(
-            plan.row_warps == 1 or plan.groups <= NAMED_BARRIERS,
+            plan.group_warps == 1 or plan.groups <= NAMED_BARRIERS,
             "groups of several warps need named barriers",
         )
         require("cp.async" in self.device.features, f"{self.device.name} lacks cp.async")
+        require(
+            plan.copies == "lanes" or "tma" in self.device.features,
+            f"{self.device.name} has no tensor copies; use copies='lanes'",
+        )
         for node in self.program.loads:
             require(
                 node.tile.ttype.name in ("float16", "bfloat16"),
@@ -102,20 +106,39 @@ class Geometry:
 
     def fragments(self, shape: tuple[int, int]) -> int:
         """Return the accumulator fragments that a warp has of a value."""
-        return self.row_fragments(shape[0]) * -(-shape[1] // 8)
+        return self.row_fragments(shape[0]) * self.column_fragments(shape[1])
+
+    def column_fragments(self, columns: int) -> int:
+        """Return the fragments along columns of what a warp accumulates.
+
+        Raises
+        ------
+        ScheduleError
+            If the group's warps cannot share them evenly, in pairs.
+        """
+        warps = self.schedule.column_warps
+        if self.flat:
+            return -(-columns // (8 * WARP * self.schedule.row_warps))
+        if columns == 1 or warps == 1:
+            return -(-columns // 8)
+        require(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
+        return columns // 8 // warps
 
     @cached_property
     def layouts(self) -> Mapping[str, TileLayout]:
         """The layout of every loaded tile, chosen together."""
-        candidates = []
+        candidates, found = [], {}
         for node in () if self.flat else self.program.loads:
             rows, columns = self.program.shape(node.name)
             require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
             reads = self.program.steps if self.is_looped(node) else 1
+            if self.is_looped(node) and self.schedule.copies == "tensor":
+                found[node.name] = require_panels(node.name, rows, columns // ELEMENTS)
+                continue
             candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
         budget = self.device.shared_per_block - self.spill_bytes
-        return choose(candidates, budget)
+        return {**found, **choose(candidates, budget)}
 
     def is_looped(self, node: Node) -> bool:
         """Whether a tile changes from step to step."""
@@ -154,18 +177,30 @@ class Geometry:
         for node in () if self.flat else self.program.loads:
             if self.is_looped(node):
                 offsets[node.name] = at
-                at += self.layouts[node.name].bytes
+                at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
         return offsets
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at multiples of which tiles begin: where swizzles do."""
+        return 1024 if self.schedule.copies == "tensor" else 128
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage of one group."""
-        return sum(self.layouts[name].bytes for name in self.stage_offsets)
+        sizes = (self.layouts[name].bytes for name in self.stage_offsets)
+        return sum(-(-size // self.alignment) * self.alignment for size in sizes)
+
+    @property
+    def barriers(self) -> int:
+        """Barriers in shared memory: one per stage, for tensor copies."""
+        tensor = self.schedule.copies == "tensor" and bool(self.stage_offsets)
+        return self.schedule.groups * self.schedule.stages if tensor else 0
 
     @property
     def merges(self) -> bool:
         """Whether accumulators are joined after the loop."""
-        return self.schedule.sharers > 1
+        return self.schedule.sharers * self.schedule.column_warps > 1
 
     @cached_property
     def published(self) -> Mapping[str, int]:
@@ -228,13 +263,13 @@ class Geometry:
     @cached_property
     def offsets(self) -> Mapping[str, int]:
         """First byte of each region, by exact allocation."""
-        return allocate(self.regions, alignment=128)
+        return allocate(self.regions, alignment=self.alignment)
 
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
-        return max(ends, default=CHUNK_BYTES)
+        return max(ends, default=CHUNK_BYTES) + 8 * self.barriers
 
     def splits(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the axes that grid and loop dimensions split of a load or store."""

@@ -21,7 +21,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, RunningMaximum
 from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, known
-from ladder.lower.blocks.copies import GridPlace, TileCopy
+from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.order import levels
@@ -122,18 +122,32 @@ class BlockKernel:
         self.tensors = {
             node.name: b.tensor(node.name, (_elements(node),), node.tile.ttype.name) for node in nodes
         }
+        self.place = GridPlace(block, 0)
+        self.tensor_copies: dict[str, TensorCopy] = {}
+        if self.geo.barriers:
+            for node in filter(self.geo.is_looped, self.program.loads):
+                self.tensor_copies[node.name] = TensorCopy(self, node)
+                self.tensor_copies[node.name].encode()
         cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
-        self.overlap.declare("blockIdx.x", *cluster, "threadIdx.x")
+        if self.schedule.release != "never":
+            self.overlap.declare("blockIdx.x", *cluster, "threadIdx.x")
         self._locate()
-        self.overlap.release()
+        self._release("begin")
         self._allocate()
+        self._prepare_arrivals()
         for copy in self.loop_copies:
             copy.prefetch(self.own_step, self.turns)
         self.overlap.wait()
         self._start_copies()
         if self.geo.looped:
             self._loop()
+        self._release("end")
         self._finish()
+
+    def _release(self, when: str) -> None:
+        """Let the next kernel start, if now is when."""
+        if self.schedule.release == when:
+            self.overlap.release()
 
     def _locate(self) -> None:
         plan, program = self.schedule, self.program
@@ -144,8 +158,11 @@ class BlockKernel:
         self.thread = b.thread_index(plan.threads)
         self.lane = b.bind(self.thread % WARP)
         warp = b.bind(self.thread // WARP)
-        self.group: Expr = b.keep(warp // plan.row_warps) if plan.groups > 1 else 0
+        self.group: Expr = b.keep(warp // plan.group_warps) if plan.groups > 1 else 0
         self.row_warp: Expr = b.keep(warp % plan.row_warps) if plan.row_warps > 1 else 0
+        within = warp % plan.group_warps // plan.row_warps
+        self.column_warp: Expr = b.keep(within) if plan.column_warps > 1 else 0
+        self.group_thread = b.bind(self.thread % (plan.group_warps * WARP))
         self.warp = warp
         self.worker = b.keep(self.rank * plan.groups + self.group)
         self.place = GridPlace(program.block, block)
@@ -166,6 +183,25 @@ class BlockKernel:
         split = not (self.whole or self.geo.flat)
         return self.row_warp * (self.row_fragments(rows) * self.lanes.rows) if split else 0
 
+    def column_fragments(self, columns: int) -> int:
+        """Return the fragments along columns of what a warp accumulates."""
+        return self.geo.column_fragments(columns)
+
+    def first_column(self, fragments: int) -> Expr:
+        """Return the warp's first fragment of columns, of as many each."""
+        return self.column_warp * fragments
+
+    def require_whole_columns(self, name: str) -> None:
+        """Raise unless a warp has all columns of what it computes.
+
+        Raises
+        ------
+        ScheduleError
+            Otherwise: only sums of products are split along columns.
+        """
+        if self.schedule.column_warps > 1 and self.loop_step is not None:
+            raise ScheduleError(f"%{name} is taken within the loop as a whole; use column_warps=1")
+
     @contextmanager
     def whole_rows(self) -> Iterator[None]:
         """Let the warp ask for any row of values, not only for its own."""
@@ -176,7 +212,9 @@ class BlockKernel:
     def _allocate(self) -> None:
         geo, plan = self.geo, self.schedule
         pool = b.shared_pool()
-        self.shared = pool.alloc((-(-geo.shared_bytes // 4),), "uint32", align=128)
+        size = geo.shared_bytes - 8 * geo.barriers
+        self.shared = pool.alloc((-(-size // 4),), "uint32", align=geo.alignment)
+        self.arrivals: Any = pool.alloc((geo.barriers,), "uint64", align=8) if geo.barriers else None
         pool.commit()
         self.base = b.Variable("uint32", T.cuda.cvta_generic_to_shared(self.shared.ptr_to([0]))).value
         self.stage = b.Variable("uint32", T.uint32(0))
@@ -186,8 +224,10 @@ class BlockKernel:
         self.loop_copies: list[TileCopy] = []
         self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
-            if not geo.flat:
-                (self.loop_copies if geo.is_looped(node) else self.block_copies).append(TileCopy(self, node))
+            if geo.is_looped(node) and not geo.flat:
+                self.loop_copies.append(self.tensor_copies.get(node.name) or TileCopy(self, node))
+            elif not geo.flat:
+                self.block_copies.append(TileCopy(self, node))
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
                 self.values[node.name] = self._value(node)
@@ -244,12 +284,12 @@ class BlockKernel:
     def group_sync(self) -> None:
         """Let the warps of a group wait for each other."""
         plan = self.schedule
-        if plan.row_warps == 1:
+        if plan.group_warps == 1:
             b.emit(T.cuda.warp_sync())
         elif plan.groups == 1:
             b.block_sync()
         else:
-            b.ptx("bar.sync", T.Cast("uint32", self.group + 1), T.uint32(plan.row_warps * WARP))
+            b.ptx("bar.sync", T.Cast("uint32", self.group + 1), T.uint32(plan.group_warps * WARP))
 
     # ---- the loop -----------------------------------------------------------------------------------------
     def _start_copies(self) -> None:
@@ -261,7 +301,8 @@ class BlockKernel:
         for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
             self._copy_step(turn, turn)
         if self.block_copies:
-            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if self.geo.stage_offsets else 0)
+            later = self.loop_copies and not self.tensor_copies
+            b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
             b.block_sync()
         self._spill_stage(BEFORE)
 
@@ -273,9 +314,33 @@ class BlockKernel:
         )
         with guard or b.when(turn < self.turns), self.scope():
             step = b.keep(self.own_step(turn))
-            for copy in self.loop_copies:
-                copy.emit(step, at)
-        b.ptx("cp.async.commit_group")
+            if self.tensor_copies:
+                with b.when(self.group_thread == 0):
+                    self._start_tensor_copies(step, at, self._arrival(slot))
+            else:
+                for copy in self.loop_copies:
+                    copy.emit(step, at)
+        if not self.tensor_copies:
+            b.ptx("cp.async.commit_group")
+
+    def _arrival(self, slot: Expr) -> Expr:
+        return self.arrivals.ptr_to([self.group * self.schedule.stages + slot])
+
+    def _start_tensor_copies(self, step: Expr, at: Expr, barrier: Expr) -> None:
+        count = sum(copy.bytes for copy in self.tensor_copies.values())
+        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(count)))
+        for copy in self.tensor_copies.values():
+            copy.start(step, at, barrier)
+
+    def _prepare_arrivals(self) -> None:
+        """Initialise the barriers of tensor copies before anybody copies or waits."""
+        if self.arrivals is None:
+            return
+        with b.when(self.thread == 0):
+            for index in range(self.geo.barriers):
+                b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(1)))
+            b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+        b.block_sync()
 
     def _loop(self) -> None:
         stages = self.schedule.stages
@@ -285,9 +350,10 @@ class BlockKernel:
         self.rescaler.begin()
         self._hoist()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
+        phase = b.Variable("int32", 0)
         with b.loop(self.turns, rolled=True) as turn, self.scope():
             if self.loop_copies:
-                b.ptx("cp.async.wait_group", stages - 2)
+                self._await_step(slot, phase)
                 self.group_sync()
                 self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
                 place = self.stages_at + slot.value * self.geo.stage_bytes
@@ -298,9 +364,18 @@ class BlockKernel:
             for accumulator in accumulators:
                 accumulator.update()
             self.rescaler.end_step()
+            if self.tensor_copies:
+                phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))
             for position in (slot, ahead):
                 position.set(T.Select(position.value == stages - 1, 0, position.value + 1))
         self.loop_step = None
+
+    def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
+        """Wait until this turn's tiles have arrived: what this thread copied, or all of them."""
+        if self.tensor_copies:
+            b.emit(T.cuda.mbarrier_wait(self._arrival(slot.value), phase.value))
+        else:
+            b.ptx("cp.async.wait_group", self.schedule.stages - 2)
 
     def _hoist(self) -> None:
         """Load operands that are the same in all steps before the loop, as far as registers allow."""
@@ -341,13 +416,14 @@ class BlockKernel:
             raise ScheduleError(
                 f"%{node.name}: columns are stored by {self.lanes.columns}, got {value.shape[1]}"
             )
-        sharers = self.schedule.sharers
+        sharers = self.schedule.sharers * self.schedule.column_warps
+        worker = self.worker * self.schedule.column_warps + self.column_warp
         span = 2 if columns % 2 == 0 and columns >= 2 * sharers else 1
         if sharers == 1:
             self._store_columns(node, value, list(range(columns)))
             return
         for turn in range(-(-columns // (span * sharers))):
-            first = b.keep((turn * sharers + self.worker) * span)
+            first = b.keep((turn * sharers + worker) * span)
             with b.when(first < columns), self.scope():
                 self._store_columns(node, value, [b.keep(first + i) for i in range(span)])
 

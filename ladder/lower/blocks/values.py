@@ -195,29 +195,33 @@ class SharedTile(Value):
             ("a", self.layout, rows, m),
             lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16),
         )
-        return self._matrices(place, 2 * k * 16, 4, "")
+        return self._matrices(place, (0, 2 * k), 4, "")
 
     def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
         lane = self.kernel.lane
         if transposed:
             row, chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
             place = self.kernel.kept(("bt", self.layout), lambda: self._byte(row, chunk))
-            offset = self.layout.byte(n * 8, 2 * k)
+            # Rows further: a number, or one that the layout cannot fold.
+            offset = (n * 8, 2 * k)
         else:
             place = self.kernel.kept(("b", self.layout), lambda: self._byte(lane % 16, lane // 16))
-            offset = self.layout.byte(k * DEPTH, n)
+            offset = (k * DEPTH, n)
         # The lanes of the second fragment give addresses that one fragment alone ignores.
         return self._matrices(place, offset, 2 * count, "" if transposed else ".trans")
 
     def _byte(self, row: Expr, chunk: Expr) -> Expr:
         return T.Cast("uint32", self.layout.byte(row, chunk))
 
-    def _matrices(self, place: Expr, offset: Expr, count: int, mode: str) -> list[Expr]:
+    def _matrices(self, place: Expr, offset: tuple[Expr, Expr], count: int, mode: str) -> list[Expr]:
         words = b.local(count, "uint32")
         registers = [words[i] for i in range(count)]
-        offset = T.uint32(offset) if isinstance(offset, int) else T.Cast("uint32", offset)
         start = self._once(("start", place), lambda: b.Variable("uint32", self.base + place))
-        b.ptx(f"ldmatrix.sync.aligned.m8n8.x{count}{mode}.shared.b16", *registers, start.value + offset)
+        b.ptx(
+            f"ldmatrix.sync.aligned.m8n8.x{count}{mode}.shared.b16",
+            *registers,
+            self.layout.moved(start.value, *offset),
+        )
         return registers
 
 
@@ -335,12 +339,13 @@ class Matmul(Value):
 
     def add_into(self, sums: Any) -> None:
         """Emit ``sums += a · b`` for all fragments of the warp."""
-        rows, columns = self.kernel.row_fragments(self.shape[0]), self.shape[1] // FRAGMENT_COLUMNS
+        rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
+        begin = self.kernel.first_column(columns)
         for k in range(self.depth):
             first = [self.a.operand_a(m, k) for m in range(rows)]
             for n in range(0, columns, 2):
                 count = min(2, columns - n)
-                second = self.b.operand_b(k, n, count, self.transposed)
+                second = self.b.operand_b(k, begin + n, count, self.transposed)
                 for m in range(rows):
                     for i in range(count):
                         place = 4 * (m * columns + n + i)
@@ -357,6 +362,7 @@ class Matmul(Value):
         return [sums[i] for i in range(4)]
 
     def _all(self) -> Any:
+        self.kernel.require_whole_columns(self.name)
         sums = zeros(4 * self.kernel.fragments(self.shape))
         self.add_into(sums)
         return sums
@@ -403,7 +409,8 @@ class Reduce(Value):
         return list(self._once(("partial", m), lambda: self._partial(m)))
 
     def _partial(self, m: int) -> list[Expr]:
-        lanes, totals = self.kernel.lanes, []
+        lanes = self.kernel.lanes
+        totals: list[Expr] = []
         for n in range(self.source.shape[1] // lanes.columns):
             parts = lanes.fold(self.source.fragment(m, n), self.combine)
             totals = [hold(self.combine(x, y)) for x, y in zip(totals, parts, strict=True)] if n else parts
