@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ladder.api.matmul import Matmul as Matmul
     from ladder.api.quantization import quantize as quantize
     from ladder.api.quantization import quantize_tokens as quantize_tokens
+    from ladder.api.superoptimize import superoptimize as superoptimize
     from ladder.capture import compile as compile
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor

@@ -47,7 +47,9 @@ class Lowering:
         others = [node for node in self.graph.nodes if node.operator not in ("input", "block")]
         if others:
             names = ", ".join(f"%{node.name} ({node.operator})" for node in others)
-            raise ScheduleError(f"kernels are lowered from block graphs, {self.graph.name!r} also has {names}")
+            raise ScheduleError(
+                f"kernels are lowered from block graphs, {self.graph.name!r} also has {names}"
+            )
         if len(self.schedules) != len(self.blocks):
             raise ScheduleError(f"{len(self.schedules)} schedules for {len(self.blocks)} block graphs")
 
@@ -153,4 +155,6 @@ class Fused:
                 f"{node.name} is not contiguous from a multiple of {ALIGNMENT} bytes on; call .contiguous()"
             )
         if target_of(tensor.device) != self.device.name:
-            raise DeviceError(f"{node.name} is on {tensor.device}, the program was built for {self.device.name}")
+            raise DeviceError(
+                f"{node.name} is on {tensor.device}, the program was built for {self.device.name}"
+            )

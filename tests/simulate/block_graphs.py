@@ -236,3 +236,47 @@ def normalised_attention(heads: int, q: int, d: int, kv: int, qt: int, kt: int) 
         return weights @ v / weights.sum(-1, keepdims=True)
 
     return Case(g.finish(*g.nest(body, *inputs)), expected)
+
+
+def quantized_rmsnorm_matmul(tokens: int, k: int, n: int, kt: int, nt: int, weight: str) -> Case:
+    """X / rms(X) · W^T with a quantized weight, decoded in the block."""
+    g = GraphBuilder("rmsnorm_matmul")
+    x, w = g.input("X", "float16", (tokens, k)), g.input("W", weight, (n, k))
+    b = GraphBuilder("block", "block", grid={"Ng": n // nt}, loops={"Kl": k // kt})
+    xt = b.add("load", b.input("x", "float16", (tokens, k)), grid=(-1,), loop=(1,), shape=(tokens, kt))
+    wt = b.add("load", b.input("w", weight, (n, k)), grid=(0,), loop=(1,), shape=(nt, kt))
+    decoded = b.add("convert", wt, type="float16")
+    product = b.add("accumulate", b.add("matmul", xt, decoded, transpose_b=True, type="float32"))
+    square = b.add("square", b.add("convert", xt, type="float32"))
+    total = b.add("accumulate", b.add("reduce_sum", square, axis=1))
+    mean = b.add("mul", total, b.add("constant", value=1 / k, type="float32"))
+    y = b.add("convert", b.add("div", product, b.add("sqrt", mean)), type="float16")
+    body = b.finish(b.add("store", y, grid=(1,), shape=(tokens, n)))
+    graph = g.finish(*g.nest(body, x, w))
+    return Case(graph, lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True)) @ w.T)
+
+
+def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
+    """Simulate a kernel whose last input is a quantized weight; as `run`."""
+    import torch
+
+    from ladder.lower.blocks.packed import gemm_of
+    from ladder.runtime.packed import pack
+    from tile_types import quantize
+
+    device = get_device("cuda/sm_90a")
+    function = emit(case.block, device, schedule, "simulated")
+    first, weight = case.graph.inputs
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(first.tile.known_shape, generator=generator) * 0.5).half()
+    ttype = weight.tile.ttype
+    values = torch.randn(weight.tile.known_shape, generator=generator) * 0.05
+    stored = quantize(values, ttype.element_type.name, group_size=ttype.shape[-1], scale_type="float16")
+    arrays = pack(gemm_of(ttype, weight.tile.known_shape, "float16"), device, stored).tensors
+    y = np.full(case.graph.tile(case.graph.outputs[0]).known_shape, np.nan, np.float16)
+    flat = [array.contiguous().view(-1).numpy() for array in (x, *arrays)]
+    flat[1] = flat[1].view(np.uint32)
+    result = simulate_launch(function, [*flat, y.reshape(-1)], **options)
+    wanted = case.expected(x.double().numpy(), stored.dequantize().double().numpy())
+    error = np.linalg.norm(y.astype(np.float64) - wanted) / np.linalg.norm(wanted)
+    return result, float(error)

@@ -11,6 +11,7 @@ from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.kernel import emit
 from ladder.simulate.machine import ORDERS
 from targets import get_device
+from tile_types import group_scaled
 from tile_types.errors import ScheduleError
 
 BOUND = {"float16": 5e-4, "bfloat16": 4e-3}
@@ -151,6 +152,22 @@ def test_tensor_copies_of_other_tiles() -> None:
     check(graphs.rmsnorm_matmul(2, 256, 64, 64, 32), BlockSchedule(2, 1, 2, copies="tensor"))
     check(graphs.attention(2, 64, 64, 256, 64, 64), BlockSchedule(1, 4, 2, 2, copies="tensor"))
     check(graphs.attention(2, 32, 64, 256, 32, 32), BlockSchedule(2, 2, 3, 2, copies="tensor"))
+
+
+QUANTIZED = [
+    BlockSchedule(2, 1, 2),
+    BlockSchedule(1, 1, 2, 2, 2, copies="tensor"),
+]
+
+
+@pytest.mark.parametrize("schedule", QUANTIZED, ids=str)
+@pytest.mark.parametrize(("weight", "group"), [("int4", 128), ("nf4", 64), ("int3", 32), ("int8", 256)])
+def test_quantized_weights(weight: str, group: int, schedule: BlockSchedule) -> None:
+    name = group_scaled(weight, group).name
+    case = graphs.quantized_rmsnorm_matmul(4, 512, 128, 128, 64, name)
+    result, error = graphs.run_quantized(case, schedule)
+    assert not result.findings, result.report()
+    assert error <= BOUND["float16"]
 
 
 def test_ampere_has_no_tensor_copies() -> None:

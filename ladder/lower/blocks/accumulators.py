@@ -116,7 +116,10 @@ class Accumulator(Value):
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger
-        return self.held(m, n) if merger is None else merger.joined(self, m, n)
+        sums = self.held(m, n) if merger is None else merger.joined(self, m, n)
+        if isinstance(self.source, Matmul) and self._exclusive():
+            return self.source.scaled(sums, n)
+        return sums
 
     def _row(self, m: int) -> list[Expr]:
         merger = self.kernel.merger

@@ -113,15 +113,18 @@ class TileCopy:
     """
 
     def __init__(self, kernel: BlockKernel, node: Node) -> None:
+        self._prepare(kernel, node)
+        self.source = kernel.tensors[node.inputs[0]]
+        if kernel.place.begin(node, None if not self.looped else 0)[1] % ELEMENTS:
+            raise ScheduleError(f"%{node.name}: rows of its tensor do not begin at multiples of 16 bytes")
+
+    def _prepare(self, kernel: BlockKernel, node: Node) -> None:
         self.kernel, self.node = kernel, node
-        self.layout = kernel.geo.layouts[node.name]
+        self.layout: Any = kernel.geo.layouts[node.name]
         self.looped = kernel.geo.is_looped(node)
         plan = kernel.schedule
         self.threads = plan.group_warps * WARP if self.looped else plan.threads
         self.offset = (kernel.geo.stage_offsets if self.looped else kernel.geo.offsets)[node.name]
-        self.source = kernel.tensors[node.inputs[0]]
-        if kernel.place.begin(node, None if not self.looped else 0)[1] % ELEMENTS:
-            raise ScheduleError(f"%{node.name}: rows of its tensor do not begin at multiples of 16 bytes")
 
     @property
     def _thread(self) -> Expr:
@@ -186,7 +189,7 @@ class TensorCopy(TileCopy):
     @property
     def bytes(self) -> int:
         """Bytes that arrive."""
-        return self.layout.rows * self.layout.chunks * CHUNK_BYTES
+        return int(self.layout.rows * self.layout.chunks * CHUNK_BYTES)
 
     def encode(self) -> None:
         """Make the tensor map, on the host."""

@@ -43,7 +43,9 @@ def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -
         If the schedule shares a block among warps, or names what is not lowered.
     """
     if schedule != BlockSchedule():
-        raise ScheduleError(f"blocks run on one CPU thread each: BlockSchedule() is their schedule, not {schedule}")
+        raise ScheduleError(
+            f"blocks run on one CPU thread each: BlockSchedule() is their schedule, not {schedule}"
+        )
     with b.function(name) as result:
         CpuBlock(BlockProgram.of(block)).emit()
     return result.func
@@ -203,7 +205,9 @@ class CpuBlock:
         rank = len(node.tile.known_shape)
         axis = attributes["axis"] % rank - rank
         if not attributes["keep"] or axis < -2:
-            raise ScheduleError(f"%{node.name}: reductions along one of the last two axes that keep it are lowered")
+            raise ScheduleError(
+                f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
+            )
         rows, columns = self.program.shape(node.inputs[0])
         source, buffer = self.values[node.inputs[0]], self.buffers[node.name]
         self._fill(node.name, lambda r, c: T.float32(START[node.operator]))
@@ -216,7 +220,9 @@ class CpuBlock:
     def _begin(self, node: Node) -> None:
         kind = str(node_attributes(node)["kind"])
         if kind not in ("sum", "max", "rescale"):
-            raise ScheduleError(f"%{node.name}: accumulators of kind sum, max, rescale are lowered, not {kind}")
+            raise ScheduleError(
+                f"%{node.name}: accumulators of kind sum, max, rescale are lowered, not {kind}"
+            )
         self._fill(node.name, lambda r, c: T.float32(START[kind]))
         self.values[node.name] = self._at(node.name)
         for maximum in node.inputs[1:]:

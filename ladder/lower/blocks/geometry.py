@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
@@ -15,6 +16,9 @@ from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
 from targets import TileDevice
 from tile_types.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from ladder.lower.blocks.packed import PackedLayout
 
 FRAGMENT_BYTES = 512
 """An accumulator fragment of a warp: four float32 per lane."""
@@ -71,8 +75,8 @@ class Geometry:
         )
         for node in self.program.loads:
             require(
-                node.tile.ttype.name in ("float16", "bfloat16"),
-                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit types are loaded",
+                node.tile.ttype.name in ("float16", "bfloat16") or node.tile.ttype.is_block,
+                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit and quantized types are loaded",
             )
         require(
             self.shared_bytes <= self.device.shared_per_block,
@@ -124,12 +128,33 @@ class Geometry:
         require(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
         return columns // 8 // warps
 
+    @property
+    def least_registers(self) -> int:
+        """Registers of a thread that accumulators take, and products that are not accumulated in place.
+
+        Raises
+        ------
+        ScheduleError
+            If the warps cannot share a value.
+        """
+        total = 0
+        for node in self.program.block.nodes:
+            if node.operator in ("accumulate", "matmul"):
+                alone = len(self.program.users[node.name]) == 1
+                in_place = alone and self.program.users[node.name][0].operator == "accumulate"
+                total += 0 if in_place else 4 * self.fragments(self.program.shape(node.name))
+        return total
+
     @cached_property
-    def layouts(self) -> Mapping[str, TileLayout]:
+    def layouts(self) -> Mapping[str, TileLayout | PackedLayout]:
         """The layout of every loaded tile, chosen together."""
-        candidates, found = [], {}
+        candidates: list[Candidate] = []
+        found: dict[str, TileLayout | PackedLayout] = {}
         for node in () if self.flat else self.program.loads:
             rows, columns = self.program.shape(node.name)
+            if node.tile.ttype.is_block:
+                found[node.name] = self._packed(node, rows, columns)
+                continue
             require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
             reads = self.program.steps if self.is_looped(node) else 1
@@ -139,6 +164,12 @@ class Geometry:
             candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
         budget = self.device.shared_per_block - self.spill_bytes
         return {**found, **choose(candidates, budget)}
+
+    def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
+        from ladder.lower.blocks.packed import PackedLayout, gemm_of
+
+        shape = self.program.block.tile(node.inputs[0]).known_shape
+        return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
 
     def is_looped(self, node: Node) -> bool:
         """Whether a tile changes from step to step."""
@@ -162,6 +193,8 @@ class Geometry:
         node = self.program.block.producer(value)
         if node.operator == "concat":
             return [name for part in node.inputs for name in self._computed_parts(part)]
+        if node.operator == "convert" and self.program.block.tile(node.inputs[0]).ttype.is_block:
+            return []
         return [] if node.operator == "load" else [value]
 
     @property

@@ -26,6 +26,7 @@ from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.instructions import select_step
 from targets import TileDevice
@@ -76,7 +77,7 @@ class BlockKernel:
         self.program, self.schedule = program, schedule
         self.geo = Geometry(program, device, schedule)
         self.lanes: Lanes = FlatLanes(self) if self.geo.flat else FragmentLanes(self)
-        self.operand = _operand_type(program)
+        self.operand, self.device = program.operand, device
         self.step = select_step(device, self.operand)
         self.loop_step: Expr = None
         self.whole = False
@@ -118,15 +119,14 @@ class BlockKernel:
     def emit(self) -> None:
         """Emit the whole body."""
         block = self.program.block
-        nodes = [*block.inputs, *(block.producer(output) for output in block.outputs)]
-        self.tensors = {
-            node.name: b.tensor(node.name, (_elements(node),), node.tile.ttype.name) for node in nodes
-        }
+        self.tensors: dict[str, Any] = {}
+        for node in (*block.inputs, *(block.producer(output) for output in block.outputs)):
+            self._declare(node)
         self.place = GridPlace(block, 0)
-        self.tensor_copies: dict[str, TensorCopy] = {}
+        self.tensor_copies: dict[str, Any] = {}
         if self.geo.barriers:
             for node in filter(self.geo.is_looped, self.program.loads):
-                self.tensor_copies[node.name] = TensorCopy(self, node)
+                self.tensor_copies[node.name] = self._copy_of(node, TensorCopy)
                 self.tensor_copies[node.name].encode()
         cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
         if self.schedule.release != "never":
@@ -143,6 +143,20 @@ class BlockKernel:
             self._loop()
         self._release("end")
         self._finish()
+
+    def _declare(self, node: Node) -> None:
+        """Declare a tensor argument; of a quantized weight, its packed arrays."""
+        if not node.tile.ttype.is_block:
+            self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
+            return
+        from ladder.lower.blocks.packed import gemm_of
+
+        gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
+        for part, dtype in parts.items():
+            name = f"{node.name}_{part}"
+            wanted = part != "scales" or gemm.scale
+            self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if wanted else None
 
     def _release(self, when: str) -> None:
         """Let the next kernel start, if now is when."""
@@ -225,14 +239,22 @@ class BlockKernel:
         self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
             if geo.is_looped(node) and not geo.flat:
-                self.loop_copies.append(self.tensor_copies.get(node.name) or TileCopy(self, node))
+                self.loop_copies.append(self.tensor_copies.get(node.name) or self._copy_of(node, TileCopy))
             elif not geo.flat:
-                self.block_copies.append(TileCopy(self, node))
+                self.block_copies.append(self._copy_of(node, TileCopy))
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
                 self.values[node.name] = self._value(node)
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
+
+    def _copy_of(self, node: Node, plain: type[TileCopy]) -> TileCopy:
+        """Return what copies a load's tile."""
+        if not node.tile.ttype.is_block:
+            return plain(self, node)
+        from ladder.lower.blocks.packed import PackedCopy
+
+        return PackedCopy(self, node)
 
     # ---- from nodes to values -----------------------------------------------------------------------------
     def _value(self, node: Node) -> v.Value:
@@ -462,23 +484,19 @@ def _elements(node: Node) -> int:
     return count
 
 
-def _operand_type(program: BlockProgram) -> str:
-    """Return the 16-bit type that all loaded tiles have."""
-    types = sorted({node.tile.ttype.name for node in program.loads})
-    if len(types) != 1:
-        raise ScheduleError(f"tiles of one type are lowered, got {', '.join(types)}")
-    return types[0]
-
-
 def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
     geo, name = kernel.geo, node.name
     if geo.flat:
         return v.GlobalRow(kernel, node, kernel.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)
-    tile = v.SharedTile(kernel, name, kernel.shape(name), node.tile.ttype.name, geo.layouts[name], None)
     offset = geo.stage_offsets[name] if looped else geo.offsets[name]
-    tile.base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)
-    return tile
+    base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)
+    shape, layout = kernel.shape(name), geo.layouts[name]
+    if isinstance(layout, TileLayout):
+        return v.SharedTile(kernel, name, shape, node.tile.ttype.name, layout, base)
+    from ladder.lower.blocks.packed import PackedTile
+
+    return PackedTile(kernel, node, shape, layout, base, kernel.device)
 
 
 def _constant(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:

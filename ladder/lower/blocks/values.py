@@ -120,6 +120,13 @@ class Value:
         """
         return self.kernel.spilled(self).operand_b(k, n, count, transposed)
 
+    def column_factors(self, n: Expr) -> list[Expr] | None:
+        """Return what sums over this second operand are multiplied with, by column, or None."""
+        return None
+
+    depth_run = 1
+    """Steps along K that a second operand prepares together."""
+
     # ---- how they are computed ----------------------------------------------------------------------
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         raise NotImplementedError
@@ -277,6 +284,23 @@ class Convert(Value):
     def _operand_a(self, m: int, k: int) -> list[Expr]:
         return self.source.operand_a(m, k)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether this is a decoded weight."""
+        return self.source.depth_run > 1
+
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+        if self.is_packed:
+            return self.source.operand_b(k, n, count, transposed)
+        return super().operand_b(k, n, count, transposed)
+
+    def column_factors(self, n: Expr) -> list[Expr] | None:
+        return self.source.column_factors(n) if self.is_packed else None
+
+    @property
+    def depth_run(self) -> int:  # type: ignore[override]
+        return self.source.depth_run
+
 
 class Concat(Value):
     """Values side by side (axis 1) or above one another (axis 0), for products: nothing is copied."""
@@ -341,25 +365,32 @@ class Matmul(Value):
         """Emit ``sums += a · b`` for all fragments of the warp."""
         rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
         begin = self.kernel.first_column(columns)
-        for k in range(self.depth):
-            first = [self.a.operand_a(m, k) for m in range(rows)]
+        run = self.b.depth_run
+        for start in range(0, self.depth, run):
+            first = {(m, k): self.a.operand_a(m, k) for k in range(start, start + run) for m in range(rows)}
             for n in range(0, columns, 2):
-                count = min(2, columns - n)
-                second = self.b.operand_b(k, begin + n, count, self.transposed)
-                for m in range(rows):
-                    for i in range(count):
-                        place = 4 * (m * columns + n + i)
-                        emit_step(self.kernel.step, "", sums, place, first[m], second[2 * i : 2 * i + 2])
+                count, column = min(2, columns - n), b.bind(begin + n)
+                for k in range(start, start + run):
+                    second = self.b.operand_b(k, column, count, self.transposed)
+                    for m in range(rows):
+                        for i in range(count):
+                            place = 4 * (m * columns + n + i)
+                            emit_step(self.kernel.step, "", sums, place, first[m, k], second[2 * i :][:2])
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         if isinstance(n, int):
             sums, columns = self._once(("sums",), self._all), self.shape[1] // FRAGMENT_COLUMNS
-            return [sums[4 * (m * columns + n) + i] for i in range(4)]
+            return self.scaled([sums[4 * (m * columns + n) + i] for i in range(4)], n)
         sums = zeros(4)
         for k in range(self.depth):
             second = self.b.operand_b(k, n, 1, self.transposed)
             emit_step(self.kernel.step, "", sums, 0, self.a.operand_a(m, k), second)
         return [sums[i] for i in range(4)]
+
+    def scaled(self, sums: list[Expr], n: Expr) -> list[Expr]:
+        """Return finished sums of a fragment times the factors of their columns, if they have any."""
+        factors = self.b.column_factors(n)
+        return sums if factors is None else [hold(x * factors[i % 2]) for i, x in enumerate(sums)]
 
     def _all(self) -> Any:
         self.kernel.require_whole_columns(self.name)
