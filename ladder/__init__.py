@@ -62,6 +62,7 @@ _HOMES = {
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
+    "ladder.api.superoptimize": ("superoptimize",),
     "ladder.capture": ("compile",),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
