@@ -136,7 +136,7 @@ class Emitter:
         self, operator: str, attributes: dict[str, Any], names: list[str], shifts: list[Shift | None]
     ) -> Shift | None:
         """Return which maximum the result is relative to; raises ScheduleError if there is no such."""
-        first, second = (shifts + [None])[:2]
+        first, second = [*shifts, None][:2]
         if operator in ("add", "sub") and first == second:
             return first
         if operator == "div" and (first == second or second is None):

@@ -134,13 +134,17 @@ PROGRAMS: Mapping[str, Program] = {
         Program("gated_mlp", _gated_mlp, {"B": 8, "K": 4096, "N": 4096}, "silu(X · G) * (X · U)"),
         Program("lora", _lora, {"B": 16, "K": 256, "N": 4096, "R": 16}, "X · W + (X · A) · B"),
         Program(
-            "gqa", _gqa, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64}, "softmax(Q · K) · V for each of H heads",
+            "gqa", _gqa, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64},
+            "softmax(Q · K) · V for each of H heads",
         ),
         Program(
             "qknorm_attention", _qknorm_attention, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64},
             "softmax(rms(Q) · rms(K)) · V for each of H heads",
         ),
-        Program("ntrans", _ntrans, {"B": 16, "D": 4096}, "rms(X + A * (rms(H) - X)), rms(x) = x / sqrt(mean(x * x))"),
+        Program(
+            "ntrans", _ntrans, {"B": 16, "D": 4096},
+            "rms(X + A * (rms(H) - X)), rms(x) = x / sqrt(mean(x * x))",
+        ),
     )
 }  # fmt: skip
 """Programs by name, with the sizes of the H200 baselines."""

@@ -158,7 +158,7 @@ class Space:
         """Return the elements of a tile with the smallest tiles of split dimensions."""
         total = 1
         for extent in shape:
-            total *= _evaluated(str(extent), self.least)
+            total *= evaluated(str(extent), self.least)
         return total
 
     def moves(
@@ -365,7 +365,7 @@ def _result(
 
 
 def chained(links: Links, tile: Tile, argument: Any) -> tuple[tuple[Extent, ...], Any]:
-    """Return the shape of a chain's result, and its expression: one function, named with what it sums over."""
+    """Return the shape of a chain's result, and its expression: one function, named by what it sums over."""
     head = ""
     for operator, given in links:
         extent = tile.shape[dict(given)["axis"]] if operator == "reduce_sum" else ""  # type: ignore[index]
@@ -412,7 +412,7 @@ def _completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Attribu
 
 
 def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[str, int], ...]:
-    """Return the factors with the smallest tiles; a grid and a loop that split one dimension share the rest."""
+    """Return the factors with the smallest tiles; a grid and a loop that split a dimension have both all."""
     numbers: dict[str, int] = {}
     for dimension, size in sizes.items():
         tiles = mapping.left(dimension)
@@ -424,7 +424,7 @@ def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[s
 
 
 @lru_cache(maxsize=100_000)
-def _evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
+def evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
     """Return a polynomial extent as a number."""
     known = dict(numbers)
     total = 0
@@ -437,7 +437,7 @@ def _evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
 
 
 def targets_of(graph: Graph, alphabet: Alphabet) -> tuple[AbstractExpression, ...]:
-    """Return the abstract expressions of a program's outputs, each of the alphabet's chains as one function."""
+    """Return the abstract expressions of a program's outputs; each chain of the alphabet is one function."""
     chains = chains_of(without_maxima(graph)) if alphabet.chains else ()
     return abstract_expressions(graph, contracted={c[-1].name: _contraction(graph, c) for c in chains})
 
@@ -454,7 +454,9 @@ def replayed(
 ) -> list[tuple[tuple[Extent, ...], Any]]:
     """Return shape and expression of inputs and steps as whole tensors, in the factors of a mapping."""
     values = [
-        Value(tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0)
+        Value(
+            tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0
+        )
         for axes, expression in inputs
     ]
     for step in steps:

@@ -101,8 +101,8 @@ class Step:
         Indices of the operands, largest first: what the order compares first, so that a step that
         does not use its predecessor's result could as well have come before it, and did.
     operator
-        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain`` (of operators
-        of one operand) or ``combine`` (sum over the blocks of a split reduction).
+        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain``
+        (of operators of one operand) or ``combine`` (sum over the blocks of a split reduction).
     operands
         Indices of the operands in order.
     attributes
