@@ -33,7 +33,7 @@ class Reports(dict[str, Report]):
 
     LIMITS: ClassVar = {
         "rmsnorm_matmul": Limits(split=False), "gated_mlp": Limits(6), "lora": Limits(6),
-        "gqa": Limits(proofs=3), "ntrans": Limits(7), "qknorm_attention": Limits(11, proofs=2),
+        "gqa": Limits(proofs=3), "ntrans": Limits(7), "qknorm_attention": Limits(11, proofs=1),
     }  # fmt: skip
     DECODE: ClassVar = {"M": 16, "E": 16}
 
@@ -287,11 +287,11 @@ def test_a_search_goes_on_from_its_checkpoint(tmp_path):
     whole = search(program, limits, checkpoint=path_, seed=1)
     stored = json.loads(path_.read_text())
     assert len(stored["done"]) == len(list(tasks_of(program, limits)))
-    kept = dict(list(stored["done"].items())[:20])
+    kept = dict(list(stored["done"].items())[:10])
     path_.write_text(json.dumps({**stored, "done": kept}))
     progress = []
     again = search(program, limits, checkpoint=path_, seed=1, step=lambda text, done: progress.append(text))
-    assert sum("parts" in text for text in progress) == len(stored["done"]) - 20
+    assert sum("parts" in text for text in progress) == len(stored["done"]) - 10
     assert again.counts == whole.counts
     assert [f.structure for f in again.found] == [f.structure for f in whole.found]
     path_.write_text("{broken")
