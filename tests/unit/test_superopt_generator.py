@@ -103,7 +103,7 @@ def kinds(body: Graph) -> list[str]:
 
 
 def is_online_softmax(body: Graph) -> bool:
-    """Whether sums over the steps are rescaled by one running maximum, of the scores that are exponentiated."""
+    """Whether sums over the steps are rescaled by one running maximum: of scores under the exponential."""
     rescaled = [n for n in body.nodes if n.operator == "accumulate" and len(n.inputs) == 2]
     (top,) = {node.inputs[1] for node in rescaled}
     scores = body.producer(top)

@@ -48,7 +48,7 @@ def choose_factors(
     ShapeError
         If no tile divides the sizes and fits.
     """
-    cost_of = _Costs(instantiate(structure, program), units, capacity)
+    cost_of = _Costs(instantiate(structure, program, packed=True), units, capacity)
     best: tuple[float, int] | None = None
     chosen: dict[str, int] = {}
     for factors in tilings(structure.mapping, program):
@@ -95,7 +95,7 @@ def _product(extents: Sequence[Extent], numbers: _Numbered) -> int:
 
 
 def _bytes(tiles: Sequence[Tile], numbers: _Numbered) -> int:
-    return sum(-(-_product(tile.shape, numbers) * tile.ttype.elem_bits // 8) for tile in tiles)
+    return sum(-(-_product(tile.shape, numbers) * tile.ttype.bits_per_element // 8) for tile in tiles)
 
 
 def _loaded(body: Graph, numbers: _Numbered) -> int:
@@ -110,9 +110,16 @@ def _loaded(body: Graph, numbers: _Numbered) -> int:
 def tilings(
     mapping: Mapping, program: Program, tiles: tuple[int, ...] | None = None
 ) -> Iterator[dict[str, int]]:
-    """Yield factors of a program's sizes: tiles that divide them, by default `TILES` or `ROWS`."""
+    """Yield factors of a program's sizes: tiles that divide them, by default `TILES` or `ROWS`.
+
+    Tiles hold whole groups of what shares a scale.
+    """
     tiles = tiles or (TILES if program.multiplies else ROWS)
-    choices = [_of_dimension(mapping, name, size, tiles) for name, size in program.sizes.items()]
+    groups = program.groups
+    choices = [
+        _of_dimension(mapping, name, size, tuple(t for t in tiles if t % groups.get(name, 1) == 0))
+        for name, size in program.sizes.items()
+    ]
     for parts in itertools.product(*choices):
         yield {name: number for part in parts for name, number in part.items()}
 

@@ -321,7 +321,8 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
     named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
     alphabet = Alphabet.of(program.symbolic)
     pruner = Pruner(targets_of(target, alphabet), limits.pruning)
-    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner)
+    packed = [number for number, node in enumerate(target.inputs) if node.name in program.packed]
+    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner, packed=packed)
     stack = [space.start()]
     while stack:
         partial = stack.pop()
@@ -390,9 +391,11 @@ class Explorer:
         values = replayed(task.prefix.steps, named, mapping, self.pruner)
         operands = zip(operand_axes(task.prefix, program), task.prefix.operands, strict=True)
         named = [(axes, values[number][1]) for axes, number in operands]
+        packed = packed_operands(program, task.prefix)
         self.space = Space(
-            mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner, least_tile(program)
-        )
+            mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner,
+            least_tile(program), packed,
+        )  # fmt: skip
         self.steps = limits.operators + (COMBINING if mapping.split else 0)
         self.shifted = has_maxima(program)
         self.reach: dict[Value, int] | None = None
@@ -459,6 +462,13 @@ class Explorer:
         counts.reject(reason)
 
 
+def packed_operands(program: Program, prefix: Prefix) -> list[int]:
+    """Return which operands of a block graph are quantized."""
+    inputs = [node.name for node in program.symbolic.inputs]
+    names = [inputs[i] if i < len(inputs) else "" for i in prefix.operands]
+    return [number for number, name in enumerate(names) if name in program.packed]
+
+
 def has_maxima(program: Program) -> bool:
     """Whether a program subtracts maxima, so that what is found must."""
     return any(node.operator == "reduce_max" for node in program.symbolic.nodes)
@@ -510,7 +520,7 @@ def _finish(
     )
     if not certificate.equal:
         return certificate.reason
-    plain = instantiate(structure, program, factors)
+    plain = instantiate(structure, program, factors, packed=True)
     stability = _stability(structure, program)
     return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
@@ -531,7 +541,8 @@ def _stability(structure: Structure, program: Program) -> Stability:
 
 def _identity(program: Program, limits: Limits) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
-    return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
+    sizes, packed = dict(program.sizes), dict(program.packed)
+    return {"program": program.name, "sizes": sizes, "packed": packed, "limits": kept}
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:
