@@ -16,8 +16,6 @@ from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.blocks.analysis import LOOP
-from ladder.lower.blocks.geometry import FRAGMENT_BYTES
 from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, zeros
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
@@ -244,18 +242,23 @@ class Merger:
         """Write this group's accumulators where others read them, and wait for theirs."""
         kernel, geo = self.kernel, self.kernel.geo
         b.block_sync()  # the tiles of the loop lie in the same place
-        warp = b.bind(kernel.warp * geo.published_fragments)
+        warp = b.bind(self.offset + kernel.warp * geo.published_bytes)
         for name in geo.published_values:
             source = self._source(name)
             columns = geo.column_fragments(source.shape[1])
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
-                    fragment = warp + geo.published[name] + m * columns + n
-                    place = kernel.base + T.Cast(
-                        "uint32", self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
-                    )
-                    b.ptx("st.shared.v4.f32", place, *source.held(m, n))
+                    byte = warp + geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
+                    place = kernel.base + T.Cast("uint32", byte + self._lane_byte(name))
+                    held = source.held(m, n)
+                    with b.when(kernel.lane % 4 == 0 if source.shape[1] == 1 else True):
+                        b.ptx("st.shared.v4.f32", place, *held)
         self._meet()
+
+    def _lane_byte(self, name: str) -> Expr:
+        """Return where a lane's elements lie in a fragment: the lanes of a row have the same."""
+        lane = self.kernel.lane
+        return lane // 4 * 16 if self.kernel.shape(name)[1] == 1 else lane * 16
 
     def _source(self, name: str) -> Any:
         return self.kernel.rescaler.maxima.get(name) or self.kernel.values[name]
@@ -301,8 +304,8 @@ class Merger:
         warp = group * self.plan.group_warps + kernel.row_warp
         if self.plan.column_warps > 1:
             warp, n = warp + n // columns * self.plan.row_warps, n % columns
-        fragment = warp * geo.published_fragments + geo.published[name] + m * columns + n
-        byte = self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
+        fragment = geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
+        byte = self.offset + warp * geo.published_bytes + fragment + self._lane_byte(name)
         if self.plan.cluster == 1:
             words = b.local(4, "float32")
             place = kernel.base + T.Cast("uint32", byte)
@@ -321,4 +324,4 @@ def _greatest(values: list[Expr]) -> Expr:
     return total
 
 
-__all__ = ["LOOP", "Accumulator", "Merger", "Rescaler", "RunningMaximum"]
+__all__ = ["Accumulator", "Merger", "Rescaler", "RunningMaximum"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram
+from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
@@ -20,8 +20,8 @@ from tile_types.errors import ScheduleError
 if TYPE_CHECKING:
     from ladder.lower.blocks.packed import PackedLayout
 
-FRAGMENT_BYTES = 512
-"""An accumulator fragment of a warp: four float32 per lane."""
+FRAGMENT_BYTES, ROW_BYTES = 512, 128
+"""A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
 
 ELEMENTS = 8
 """16-bit elements of a chunk."""
@@ -166,7 +166,7 @@ class Geometry:
         return {**found, **choose(candidates, budget)}
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
-        from ladder.lower.blocks.packed import PackedLayout, gemm_of
+        from ladder.lower.blocks.packed import PackedLayout
 
         shape = self.program.block.tile(node.inputs[0]).known_shape
         return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
@@ -237,12 +237,16 @@ class Geometry:
 
     @cached_property
     def published(self) -> Mapping[str, int]:
-        """First fragment of each accumulator among those that a warp publishes."""
+        """First byte of each accumulator in what a warp publishes."""
         offsets, at = {}, 0
         for name in self.published_values:
             offsets[name] = at
-            at += self.fragments(self.program.shape(name))
+            at += self.fragments(self.program.shape(name)) * self.fragment_bytes(name)
         return offsets
+
+    def fragment_bytes(self, name: str) -> int:
+        """Return the bytes of a fragment that a warp publishes."""
+        return ROW_BYTES if self.program.shape(name)[1] == 1 else FRAGMENT_BYTES
 
     @property
     def published_values(self) -> tuple[str, ...]:
@@ -252,9 +256,10 @@ class Geometry:
         return (*(node.name for node in nodes), *maxima)
 
     @property
-    def published_fragments(self) -> int:
-        """Fragments that a warp publishes."""
-        return sum(self.fragments(self.program.shape(name)) for name in self.published_values)
+    def published_bytes(self) -> int:
+        """Bytes that a warp publishes."""
+        names = self.published_values
+        return sum(self.fragments(self.program.shape(name)) * self.fragment_bytes(name) for name in names)
 
     @cached_property
     def regions(self) -> Mapping[str, Lifetime]:
@@ -278,7 +283,7 @@ class Geometry:
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
         if self.merges:
-            found["sums"] = Lifetime(plan.warps * self.published_fragments * FRAGMENT_BYTES, 2, 2)
+            found["sums"] = Lifetime(plan.warps * self.published_bytes, 2, 2)
         return found
 
     def _last_use_of(self, name: str) -> int:

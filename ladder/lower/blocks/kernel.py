@@ -20,7 +20,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, RunningMaximum
-from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, known
+from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of, known
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
@@ -149,8 +149,6 @@ class BlockKernel:
         if not node.tile.ttype.is_block:
             self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
             return
-        from ladder.lower.blocks.packed import gemm_of
-
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
         parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
         for part, dtype in parts.items():
