@@ -182,7 +182,10 @@ class Rescaler:
         """Check that the maximum m occurs only as ``exp(... - m)`` before accumulators that take m."""
         program = self.kernel.program
         for user in program.users[name]:
-            if user.operator == "accumulate" and user.inputs[1] == name and user.inputs[0] != name:
+            if user.operator == "accumulate":
+                # As the maximum that others are scaled to, or accumulated itself.
+                if user.inputs[1:] == (name,) and user.inputs[0] == name:
+                    raise ScheduleError(f"%{user.name} rescales the maximum %{name} by itself")
                 continue
             exponents = program.users[user.name]
             if (

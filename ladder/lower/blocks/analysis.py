@@ -23,6 +23,9 @@ BEFORE, LOOP, AFTER = "before", "loop", "after"
 
 STAGES = (BEFORE, LOOP, AFTER)
 
+HALVES = ("float16", "bfloat16")
+"""Types that matrix instructions take."""
+
 
 def inlined(block: Graph) -> Graph:
     """Return a block graph whose thread graphs are replaced by their nodes."""
@@ -106,17 +109,17 @@ class BlockProgram:
 
     @property
     def operand(self) -> str:
-        """The 16-bit type that loaded tiles have and products are computed in.
+        """The 16-bit type that products are computed in: that of the tiles they take.
 
         Raises
         ------
         ScheduleError
-            If there are several, or none.
+            If there are several.
         """
-        types = sorted({node.tile.ttype.name for node in self.loads if not node.tile.ttype.is_block})
-        if len(types) != 1:
-            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {', '.join(types) or 'none'}")
-        return types[0]
+        types = sorted({node.tile.ttype.name for node in self.loads if node.tile.ttype.name in HALVES})
+        if len(types) > 1:
+            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {' and '.join(types)}")
+        return types[0] if types else HALVES[0]
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Node, ...]]:

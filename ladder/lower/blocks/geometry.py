@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram, gemm_of
+from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
@@ -58,7 +58,7 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
-            not self.flat or plan.sharers * plan.column_warps == 1,
+            not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
@@ -74,9 +74,11 @@ class Geometry:
             f"{self.device.name} has no tensor copies; use copies='lanes'",
         )
         for node in self.program.loads:
+            kind = node.tile.ttype
             require(
-                node.tile.ttype.name in ("float16", "bfloat16") or node.tile.ttype.is_block,
-                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit and quantized types are loaded",
+                kind.name in HALVES or (kind.name == "float32" if self.direct else kind.is_block),
+                f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
+                " operators those of 16 and 32 bits",
             )
         require(
             self.shared_bytes <= self.device.shared_per_block,
@@ -90,9 +92,18 @@ class Geometry:
         return any(stage == LOOP for stage in self.program.stages.values())
 
     @cached_property
-    def flat(self) -> bool:
-        """Whether threads have runs of rows, for want of matrix products (`lanes.FlatLanes`)."""
+    def direct(self) -> bool:
+        """Whether there are no matrix products: tiles are then loaded into registers."""
         return all(node.operator != "matmul" for node in self.program.block.nodes)
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether threads have runs of rows (`lanes.FlatLanes`): without products, where columns allow it."""
+        run = 8 * WARP * self.schedule.row_warps
+        return self.direct and all(
+            self.program.shape(node.name)[1] % run == 0 and node.tile.ttype.name in HALVES
+            for node in self.program.loads
+        )
 
     def row_fragments(self, rows: int) -> int:
         """Return the fragments along rows of a warp.
@@ -150,7 +161,7 @@ class Geometry:
         """The layout of every loaded tile, chosen together."""
         candidates: list[Candidate] = []
         found: dict[str, TileLayout | PackedLayout] = {}
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             rows, columns = self.program.shape(node.name)
             if node.tile.ttype.is_block:
                 found[node.name] = self._packed(node, rows, columns)
@@ -207,7 +218,7 @@ class Geometry:
     def stage_offsets(self) -> Mapping[str, int]:
         """Offset of each loop tile within a stage."""
         offsets, at = {}, 0
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             if self.is_looped(node):
                 offsets[node.name] = at
                 at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
@@ -265,7 +276,7 @@ class Geometry:
     def regions(self) -> Mapping[str, Lifetime]:
         """What lies in shared memory, and in which stages of the kernel it is alive."""
         plan, found = self.schedule, {}
-        if self.flat:
+        if self.direct:
             sums = [
                 node for node in self.program.block.nodes if node.operator in ("reduce_sum", "reduce_max")
             ]
