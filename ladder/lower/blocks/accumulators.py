@@ -5,7 +5,7 @@ m so far (online softmax): parts are scaled to the greatest of their maxima befo
 
 Where m is subtracted in exponents that end in such accumulators, the running maximum may stand for m
 itself: ``x`` then has the factor ``exp(-M)`` already and is added, or accumulated by the matrix
-instructions, as it is.
+instructions, as it is. Where x does not depend on m (partial sums of another kernel), it is multiplied.
 """
 
 from __future__ import annotations
@@ -75,18 +75,34 @@ class Accumulator(Value):
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
+        own = self._own_factors()
         if not self.is_row:
             self.kernel.require_whole_columns(self.name)
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
-                self._join(self.each * m, self.source.partial_row(m))
+                self._join(self.each * m, self._times(own, m, self.source.partial_row(m)))
             for n in range(0 if self.is_row else self.columns):
                 part = self.source.fragment(m, n)
-                self._join(self.each * m + len(part) * n, part)
+                self._join(self.each * m + len(part) * n, self._times(own, m, part))
 
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
-        return len(self.kernel.program.users[self.source.name]) == 1 and self.kind != "max"
+        alone = len(self.kernel.program.users[self.source.name]) == 1
+        return alone and self.kind != "max" and not self._is_apart()
+
+    def _is_apart(self) -> bool:
+        """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
+        return self.maximum is not None and not self.kernel.rescaler.reaches(self.maximum, self.source.name)
+
+    def _own_factors(self) -> list[list[Expr]] | None:
+        """Return what the step's elements are multiplied with, by fragment and row, or None."""
+        return self.kernel.rescaler.maxima[self.maximum].own if self._is_apart() and self.maximum else None
+
+    def _times(self, factors: list[list[Expr]] | None, m: int, elements: list[Expr]) -> list[Expr]:
+        if factors is None:
+            return elements
+        spread = factors[m] if self.is_row else self.kernel.lanes.spread(factors[m])
+        return [x * factor for x, factor in zip(elements, spread, strict=True)]
 
     def _join(self, first: int, elements: list[Expr]) -> None:
         for i, element in enumerate(elements):
@@ -139,8 +155,11 @@ class RunningMaximum(Value):
     def step(self) -> None:
         """Take in the step's maximum; keep what accumulators are to be multiplied with."""
         self.factors: list[list[Expr]] = []
+        self.own: list[list[Expr]] = []
         for m in range(self.kernel.row_fragments(self.shape[0])):
-            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(self.source.row(m))]
+            local = self.source.row(m)
+            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(local)]
+            self.own.append([hold(exponential(x - new)) for x, new in zip(local, news, strict=True)])
             self.factors.append(
                 [hold(exponential(self.registers[2 * m + i] - new)) for i, new in enumerate(news)]
             )
@@ -209,6 +228,14 @@ class Rescaler:
             if user.operator != "accumulate":
                 self._require_linear(user.name, maximum)
 
+    def reaches(self, maximum: str, value: str) -> bool:
+        """Return whether a value of the loop depends on a maximum."""
+        if value == maximum:
+            return True
+        node = self.kernel.program.block.producer(value)
+        inner = node.operator not in ("accumulate", "load")
+        return inner and any(self.reaches(maximum, name) for name in node.inputs)
+
     def begin(self) -> None:
         """Allocate registers."""
         for running in self.maxima.values():
@@ -222,7 +249,7 @@ class Rescaler:
     def end_step(self) -> None:
         """Forget the factors of a step."""
         for running in self.maxima.values():
-            running.factors = []
+            running.factors, running.own = [], []
 
     def factors(self, name: str | None, m: int) -> list[Expr]:
         """Return the factors of rows g and g + 8."""
