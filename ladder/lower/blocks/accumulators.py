@@ -80,7 +80,8 @@ class Accumulator(Value):
             self.kernel.require_whole_columns(self.name)
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
-                self._join(self.each * m, self._times(own, m, self.source.partial_row(m)))
+                part = self.source.partial_row(m) if self._defers() else self.source.row(m)
+                self._join(self.each * m, self._times(own, m, part))
             for n in range(0 if self.is_row else self.columns):
                 part = self.source.fragment(m, n)
                 self._join(self.each * m + len(part) * n, self._times(own, m, part))
@@ -126,7 +127,11 @@ class Accumulator(Value):
 
     def _own_row(self, m: int) -> list[Expr]:
         own = [self.registers[self.each * m + i] for i in range(self.each)]
-        return self.kernel.lanes.join_row(self.name, own, self.join) if self.source.is_partial else own
+        return self.kernel.lanes.join_row(self.name, own, self.join) if self._defers() else own
+
+    def _defers(self) -> bool:
+        """Whether the threads of a row sum their parts of it after the loop."""
+        return self.source.is_partial and self.kind != "max"
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger
