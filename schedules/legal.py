@@ -24,13 +24,7 @@ STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
 TABLE_BYTES = 32 * 1024
-"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp.
-
-In twice as much a pair takes one instruction less to find.
-"""
-
-WGMMA_SHARED = 227 * 1024
-"""Shared memory of a block on the devices that have wgmma."""
+"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -291,7 +285,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
-    return _wgmma_bytes(gemm, schedule) + wgmma_table_bytes(gemm, schedule)
+    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
 
 
 def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -337,14 +331,6 @@ def table_bytes(gemm: Gemm) -> int:
     """Return the bytes of a decode table, in which 16-bit cores look up four-bit codebooks."""
     looked_up = weight_bits(gemm) == 4 and not get_type(gemm.weight).element_type.exact
     return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
-
-
-def wgmma_table_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the bytes of wgmma's decode table: the larger one where no block has to make room for it."""
-    least = table_bytes(gemm)
-    room = WGMMA_SHARED - _wgmma_bytes(gemm, schedule)
-    alone = 2 * (_wgmma_bytes(gemm, schedule) + least) > WGMMA_SHARED
-    return 2 * least if alone and room >= 2 * least else least
 
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -40,6 +40,7 @@ from ladder.lower.gpu.instructions import STEP_TOKENS, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE
 from schedules.legal import (
+    TABLE_BYTES,
     TOKEN_BUFFERS,
     TOKEN_SUMS,
 )
@@ -61,7 +62,7 @@ SUM_CLOCKS = 24
 SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
 
-TABLE_ROOMS = (1 << 16, 1 << 15, 0)
+TABLE_ROOMS = (TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
 
 
@@ -245,7 +246,7 @@ class Gemv:
         self.table: SharedTable | None = None
         if self.decoder.table_words:
             table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
-            self.table = SharedTable(table, b.keep(4 * self.lane))
+            self.table = SharedTable.of(table, self.lane)
         self.token_sums = TokenSums(self, pool) if self.shares_sums else None
         self.sums = Accumulators(
             self.groups,

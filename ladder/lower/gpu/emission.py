@@ -27,6 +27,7 @@ NARROW = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f16x2", "fp8_e5m2": "cvt.rn.satfi
 
 SPELLINGS = {
     "permute": "prmt.b32 %0, %1, %2, %3;",
+    "dot": "dp4a.u32.u32 %0, %1, %2, %3;",
     "float_sub": "sub.rn.{type} %0, %1, %2;",
     "float_mul": "mul.rn.{type} %0, %1, %2;",
     "float_fma": "fma.rn.{type} %0, %1, %2, %3;",
@@ -52,8 +53,8 @@ def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
 
 
 LOOK_UP = """
-static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int* table, unsigned int at) {
-  return *reinterpret_cast<const unsigned int*>(reinterpret_cast<const char*>(table) + at);
+static __device__ __forceinline__ unsigned int ladder_look_up(unsigned int address) {
+  return *reinterpret_cast<const unsigned int*>(__cvta_shared_to_generic(address));
 }
 """
 
@@ -66,22 +67,22 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 #pragma unroll 1
   for (int at = thread; at < 2048; at += threads) {{
     unsigned int pair = {name}_value(at / 8 % 16) | {name}_value(at / 128) << 16;
-    reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
+    reinterpret_cast<uint4*>(table)[at] = make_uint4(pair, pair, pair, pair);
   }}
 }}
 """
 
 
-def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
+def fill_pairs(buffer: Any, values: Sequence[int], thread: Expr, threads: int) -> None:
     """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Entries begin ``row`` bytes apart. Values are immediate operands: constant memory would have to
+    Values are immediate operands: constant memory would have to
     be read first, by every launch.
     """
     fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
     text = [f"{four:#x}ull" for four in fours]
-    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}_{row}"
-    source = FILL_PAIRS.format(*text, name=name, row=row // 16)
+    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}"
+    source = FILL_PAIRS.format(*text, name=name)
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
 
 
@@ -93,12 +94,17 @@ class SharedTable:
     ----------
     buffer
         uint32 words, as many as the decoder says.
-    lane_offset
-        ``4 * lane``.
+    address
+        uint32: where this lane's column begins in shared memory.
     """
 
     buffer: Any
-    lane_offset: Expr
+    address: Expr
+
+    @classmethod
+    def of(cls, buffer: Any, lane: Expr) -> SharedTable:
+        """Emit the address of a lane's column, kept in a register."""
+        return cls(buffer, b.keep(T.cuda.cvta_generic_to_shared(buffer.ptr_to([lane]))))
 
 
 class TirMachine(Machine):
@@ -135,6 +141,9 @@ class TirMachine(Machine):
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)
 
+    def _do_dot(self, x: Expr, addend: Expr, weights: int) -> Expr:
+        return self._call("ladder_dot", SPELLINGS["dot"], x, T.uint32(weights), addend)
+
     def _do_subtract(self, x: Expr, y: Expr) -> Expr:
         return x - y
 
@@ -164,10 +173,10 @@ class TirMachine(Machine):
         return self._call("ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", high, low, kind="f")
 
     def _do_table_lane(self) -> Expr:
-        return self._shared.lane_offset
+        return self._shared.address
 
-    def _do_look_up(self, offset: Expr, entries: tuple[int, ...], row: int) -> Expr:
-        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), offset)
+    def _do_look_up(self, address: Expr, entries: tuple[int, ...]) -> Expr:
+        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", address)
 
     @property
     def _shared(self) -> SharedTable:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.gpu.machine import Machine, Word
+from ladder.lower.gpu.machine import TABLE_ROW, Machine, Word
 from ladder.lower.gpu.recipes import PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
@@ -139,12 +139,16 @@ class NumpyMachine(Machine):
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
         return self._join([round_to("float16", single) for single in singles])
 
-    def _do_table_lane(self) -> Words:
-        return np.array([4 * 5], np.uint32)  # as lane 5 sees it
+    def _do_dot(self, a: Words, addend: Words, weights: int) -> Words:
+        pairs = [(a >> np.uint32(8 * i) & 0xFF, np.uint32(weights >> 8 * i & 0xFF)) for i in range(4)]
+        return sum((byte * weight for byte, weight in pairs), addend).astype(np.uint32)
 
-    def _do_look_up(self, offset: Words, entries: tuple[int, ...], row: int) -> Words:
-        entry, column = np.divmod(offset, np.uint32(row))
-        if np.any(column != self._do_table_lane()):
+    def _do_table_lane(self) -> Words:
+        return np.array([1152 + 4 * 5], np.uint32)  # of a table somewhere, as lane 5 sees it
+
+    def _do_look_up(self, address: Words, entries: tuple[int, ...]) -> Words:
+        entry, column = np.divmod(address - self._do_table_lane(), np.uint32(TABLE_ROW))
+        if np.any(column):
             raise VerificationError("a table is read outside the lane's own column")
         return np.array(entries, np.uint32)[entry]
 
