@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from schedules.cost_model import Cost
+from schedules.cost import Cost
 from tile_types.errors import MissingToolError
 
 if TYPE_CHECKING:

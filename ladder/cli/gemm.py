@@ -17,7 +17,7 @@ from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
-from schedules.cost_model import minimum_bytes
+from schedules.cost import minimum_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from ladder.api.evidence import VENDORS, gather, resident_blocks
-from schedules.cost_model import Cost
+from schedules.cost import Cost
 from targets import get_device
 from tile_types.errors import MissingToolError
 

@@ -25,7 +25,7 @@ from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.emission import SharedTable
@@ -38,6 +38,7 @@ from ladder.lower.gpu.groups import (
 )
 from ladder.lower.gpu.instructions import STEP_TOKENS, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from schedules.layouts import TILE
 from schedules.legal import (
     TABLE_BYTES,
