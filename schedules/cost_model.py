@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost_amd import predict_amd
 from schedules.layouts import packed_group, padded
 from schedules.legal import (
     FP8_INTERVAL,
@@ -171,6 +172,7 @@ ROUND_SECONDS = 1.5e-6
 WARPS_TO_ISSUE = 16
 """mma: warps per SM below which dependent decode instructions leave issue slots empty."""
 
+
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """Predict the time of one call.
 
@@ -267,6 +269,8 @@ def usable_units(device: TileDevice, cluster: int) -> int:
 
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
+    if device.vendor == "amd":
+        return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = _grid(gemm, device, schedule, m)
     if schedule.pipeline == "mma":
         return _predict_mma(gemm, device, schedule, m, grid)

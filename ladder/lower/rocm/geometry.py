@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
-from ladder.lower.rocm.steps import STEP_ROWS, WAVE, WaveStep
+from ladder.lower.rocm.steps import WaveStep
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
+from schedules.waves import STEP_ROWS, WAVE, Division, division, divisions
 from targets import TileDevice
 
 
@@ -25,7 +26,7 @@ class Geometry:
         plan = self.schedule
         check(plan.tile_m % self.step.tokens == 0, f"mfma takes tokens by {self.step.tokens}")
         check(
-            bool(self._splits),
+            bool(divisions(plan, self.step.tokens)),
             f"{plan.warps} waves do not divide a tile of {plan.tile_m} tokens x {plan.tile_n} rows",
         )
         check(
@@ -46,35 +47,18 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
-    def _splits(self) -> list[int]:
-        """Numbers of waves along tokens such that both tokens and rows divide evenly."""
-        plan = self.schedule
-        return [
-            d
-            for d in range(1, plan.warps + 1)
-            if plan.warps % d == 0
-            and plan.tile_m % (self.step.tokens * d) == 0
-            and plan.tile_n % (STEP_ROWS * (plan.warps // d)) == 0
-        ]
+    def _division(self) -> Division:
+        return division(self.schedule, self.step.tokens)
 
     @property
     def token_waves(self) -> int:
-        """Waves along tokens: each decodes the same weights again, each row wave reads x again.
-
-        A wave's tile is as square as it can be, rather longer along tokens.
-        """
-        plan = self.schedule
-
-        def excess(split: int) -> tuple[int, int]:
-            tokens, rows = plan.tile_m // split, plan.tile_n // (plan.warps // split)
-            return tokens + rows, split
-
-        return min(self._splits, key=excess)
+        """Waves along tokens: each decodes the same weights again."""
+        return self._division.token_waves
 
     @property
     def row_waves(self) -> int:
-        """Waves along rows."""
-        return self.schedule.warps // self.token_waves
+        """Waves along rows: each reads x again."""
+        return self._division.row_waves
 
     @property
     def row_blocks(self) -> int:

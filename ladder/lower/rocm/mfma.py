@@ -24,9 +24,10 @@ from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_dec
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.geometry import Geometry
 from ladder.lower.rocm.groups import WaveGroupRegisters
-from ladder.lower.rocm.steps import STEP_ROWS, WAVE, owner, select_step
+from ladder.lower.rocm.steps import owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
+from schedules.waves import STEP_ROWS, WAVE
 from targets import TileDevice
 
 Expr = Any

@@ -18,19 +18,11 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
+from schedules.waves import STEP_TOKENS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
 Index = Any
-
-WAVE = 64
-"""Lanes of a wave."""
-
-STEP_ROWS = 32
-"""Weight rows of a step."""
-
-MFMA_TOKENS = 16
-"""Tokens of an MFMA step."""
 
 
 class WaveMap(LaneMap):
@@ -145,7 +137,7 @@ MFMA = "llvm.amdgcn.mfma."
 def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
     return WaveStep(
         activation, (0, 0), MFMA + name, **{"issues": PAIRS, **other},
-        lanes=WAVE_MAP, tokens=MFMA_TOKENS, feature=feature, operand=operand,
+        lanes=WAVE_MAP, tokens=STEP_TOKENS, feature=feature, operand=operand,
     )  # fmt: skip
 
 
