@@ -25,7 +25,7 @@ from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, ColumnTile, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.emission import SharedTable
@@ -97,6 +97,11 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     return result.func
 
 
+def token_blocks(schedule: GpuSchedule) -> int:
+    """Return the blocks of eight tokens of a tile."""
+    return -(-schedule.tile_m // STEP_TOKENS)
+
+
 class Gemv:
     """One kernel being emitted."""
 
@@ -113,7 +118,7 @@ class Gemv:
         """Take the decoder with the largest table beside which x still fits."""
         plan = self.schedule
         clocks = SUM_CLOCKS if plan.cluster == 1 else SHARED_SUM_CLOCKS
-        sums = clocks * plan.tile_m // STEP_TOKENS / (plan.warp_rows // STRIP)
+        sums = clocks * token_blocks(plan) / (plan.warp_rows // STRIP)
         for room in TABLE_ROOMS:
             self.decoder = make_decoder(
                 self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
@@ -134,7 +139,8 @@ class Gemv:
         that every warp sums what it multiplies: filling the table holds all of them up (measured on an H200).
         """
         summed = left_by(self.decoder, self.gemm).sums_tokens and self.schedule.cluster > 1
-        return summed and self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
+        whole = self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
+        return summed and whole and self.schedule.tile_m >= STEP_TOKENS
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -254,7 +260,7 @@ class Gemv:
             self.step,
             self.decoder.operand,
             geo.row_blocks,
-            plan.tile_m // STEP_TOKENS,
+            token_blocks(plan),
             left_by(self.decoder, self.gemm),
             None if self.token_sums is None else self.token_sums.read,
         )
@@ -350,7 +356,7 @@ class Gemv:
         units = T.min(fitting, T.min(needed, even))
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
-        self.token_tile = TokenTile(self.token_chunks)
+        self.token_tile = (TokenTile if plan.tile_m >= STEP_TOKENS else ColumnTile)(self.token_chunks)
         self._share_copies(shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
@@ -360,7 +366,7 @@ class Gemv:
             self.step.lanes,
             self.lane,
             self.token_tile,
-            plan.tile_m // STEP_TOKENS,
+            token_blocks(plan),
             self.token_count - 1,
             self.tokens,
             aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
@@ -381,20 +387,25 @@ class Gemv:
 
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
-        per_chunk = CHUNK_BYTES // self.step.element_bytes
+        tile, pieces = self.token_tile, CHUNK_WORDS if isinstance(self.token_tile, ColumnTile) else 1
+        per_piece = CHUNK_BYTES // self.step.element_bytes // pieces
         base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
         first = b.bind(self.next_chunk.value)
         with b.when(first < self.end_tile * self.geo.tile_chunks):
             token = b.Variable("int32", self.own_token)
             with b.repeat_while(token.value < self.token_count):
                 at = b.Variable("int32", self.own_piece)
-                with b.repeat_while(at.value < self.token_chunks):
-                    column = b.bind((first + at.value) * per_chunk)
+                with b.repeat_while(at.value < self.token_chunks * pieces):
+                    column = b.bind((first * pieces + at.value) * per_piece)
                     valid = b.bind(column < self.end_column)
                     row = self.first_token + token.value
                     source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
-                    target = self.tokens.ptr_to([base + self.token_tile.word(token.value, at.value)])
-                    self.copier.chunk(target, source, valid)
+                    if isinstance(tile, ColumnTile):
+                        word = tile.place(token.value, at.value)
+                        self.copier.word(self.tokens.ptr_to([base + word]), source, valid)
+                    else:
+                        word = tile.word(token.value, at.value)
+                        self.copier.chunk(self.tokens.ptr_to([base + word]), source, valid)
                     at.set(at.value + self.piece_step)
                 token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
@@ -444,13 +455,14 @@ class Gemv:
         self.sums.join_lanes()
         b.block_sync()
         lanes = self.step.lanes
-        token_blocks = self.schedule.tile_m // STEP_TOKENS
-        for fragment in range(self.geo.row_blocks * token_blocks):
-            block, token_block = divmod(fragment, token_blocks)
+        blocks, stored = token_blocks(self.schedule), self.schedule.tile_m
+        for fragment in range(self.geo.row_blocks * blocks):
+            block, token_block = divmod(fragment, blocks)
             with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
                     row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
                     at = (self.slice, token_block * STEP_TOKENS + token, row)
-                    b.store(self.slices, self.sums.result(fragment, i), *at)
+                    with b.when(token < stored if stored < STEP_TOKENS else True):
+                        b.store(self.slices, self.sums.result(fragment, i), *at)
         reduce_and_store(self)
