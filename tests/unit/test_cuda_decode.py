@@ -138,10 +138,10 @@ def test_codes_are_packed_in_the_order_that_decodes_cheapest(name: str, core: st
 
 def test_tables_are_used_only_where_a_kernel_has_room() -> None:
     gemm, device = Gemm(64, 64, "nf4"), get_device(HOPPER)
-    decoders = [make_decoder(gemm, device, table=room) for room in (0, 1 << 15)]
-    assert [decoder.choice.strategy for decoder in decoders] == ["lookup", "table"]
-    assert [decoder.table_words for decoder in decoders] == [0, 256 * 32]
-    assert [decoder.choice.cost.instructions for decoder in decoders] == [84, 32]
+    decoders = [make_decoder(gemm, device, table=room) for room in (0, 1 << 15, 1 << 16)]
+    assert [decoder.choice.strategy for decoder in decoders] == ["lookup", "table", "table"]
+    assert [decoder.table_words for decoder in decoders] == [0, 256 * 32, 256 * 64]
+    assert [decoder.choice.cost.instructions for decoder in decoders] == [84, 32, 32]
 
 
 PLANTED = [

@@ -63,7 +63,7 @@ SUM_CLOCKS = 24
 SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
 
-TABLE_ROOMS = (TABLE_BYTES, 0)
+TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
 
 

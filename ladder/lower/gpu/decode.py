@@ -339,7 +339,7 @@ class Decoder:
         """
         recipe = self.choice.recipe
         assert isinstance(recipe, PairTable)
-        fill_pairs(buffer, [entry & 0xFFFF for entry in recipe.entries[:16]], thread, threads)
+        fill_pairs(buffer, [entry & 0xFFFF for entry in recipe.entries[:16]], recipe.row, thread, threads)
 
     def registers(
         self,

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.lower.gpu.fields import Move, fields, gather, moves, shifts
-from ladder.lower.gpu.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROW, Machine, Word, subtract_bytes
+from ladder.lower.gpu.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
 from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
 from tile_types import core_values
 
@@ -116,22 +116,31 @@ class Lookup:
 
 @dataclass(frozen=True)
 class PairTable:
-    """Loads of whole registers from shared memory; ``entries`` holds the registers of every byte."""
+    """Loads of whole registers from shared memory.
+
+    ``entries`` holds the registers of every byte, ``row`` bytes apart.
+    """
 
     operand: str
     entries: tuple[int, ...]
+    row: int
 
     @property
     def bytes(self) -> int:
         """Shared memory that the table takes."""
-        return len(self.entries) * TABLE_ROW
+        return len(self.entries) * self.row
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values."""
-        # One instruction: the table's address, the lane's place in a row, and rows of one byte of codes.
-        address = m.dot(words[index // 4], TABLE_ROW << 8 * (index % 4), m.table_lane())
-        value = m.look_up(self.entries, address)
+        value = self._load(m, words[index // 4], index % 4)
         return value if zero is None else m.float_sub(self.operand, value, zero)
+
+    def _load(self, m: Machine, codes: Word, byte: int) -> Word:
+        if self.row == 256:  # bytes: of the lane, of the codes, and the lane's upper byte, which is 0
+            offset = m.permute(codes, m.table_lane(), m.constant(0x5504 | byte << 4))
+            return m.look_up(self.entries, self.row, offset)
+        address = m.dot(codes, self.row << 8 * byte, m.table_lane(absolute=True))
+        return m.look_up(self.entries, self.row, address, absolute=True)
 
 
 def operand_bits(conversion: Conversion) -> tuple[int, ...]:
@@ -153,7 +162,8 @@ def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
 
 
 def propose_table(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose a table in shared memory for any type of four bits whose codes lie in pairs."""
+    """Propose tables in shared memory for any type of four bits whose codes lie in pairs."""
     table = operand_bits(conversion)
     entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
-    yield PairTable(conversion.operand, entries)
+    for row in TABLE_ROWS:
+        yield PairTable(conversion.operand, entries, row)

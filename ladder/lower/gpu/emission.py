@@ -52,9 +52,15 @@ def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
     )
 
 
-LOOK_UP = """
-static __device__ __forceinline__ unsigned int ladder_look_up(unsigned int address) {
+LOOK_UP_AT = """
+static __device__ __forceinline__ unsigned int ladder_look_up_at(unsigned int address) {
   return *reinterpret_cast<const unsigned int*>(__cvta_shared_to_generic(address));
+}
+"""
+
+LOOK_UP = """
+static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int* table, unsigned int at) {
+  return *reinterpret_cast<const unsigned int*>(reinterpret_cast<const char*>(table) + at);
 }
 """
 
@@ -67,22 +73,22 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 #pragma unroll 1
   for (int at = thread; at < 2048; at += threads) {{
     unsigned int pair = {name}_value(at / 8 % 16) | {name}_value(at / 128) << 16;
-    reinterpret_cast<uint4*>(table)[at] = make_uint4(pair, pair, pair, pair);
+    reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
   }}
 }}
 """
 
 
-def fill_pairs(buffer: Any, values: Sequence[int], thread: Expr, threads: int) -> None:
+def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
     """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Values are immediate operands: constant memory would have to
+    Entries begin ``row`` bytes apart. Values are immediate operands: constant memory would have to
     be read first, by every launch.
     """
     fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
     text = [f"{four:#x}ull" for four in fours]
-    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}"
-    source = FILL_PAIRS.format(*text, name=name)
+    name = f"ladder_fill_pairs_{zlib.crc32(' '.join(text).encode()):08x}_{row}"
+    source = FILL_PAIRS.format(*text, name=name, row=row // 16)
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0]), thread, threads))
 
 
@@ -94,17 +100,21 @@ class SharedTable:
     ----------
     buffer
         uint32 words, as many as the decoder says.
+    lane_offset
+        ``4 * lane``.
     address
         uint32: where this lane's column begins in shared memory.
     """
 
     buffer: Any
+    lane_offset: Expr
     address: Expr
 
     @classmethod
     def of(cls, buffer: Any, lane: Expr) -> SharedTable:
-        """Emit the address of a lane's column, kept in a register."""
-        return cls(buffer, b.keep(T.cuda.cvta_generic_to_shared(buffer.ptr_to([lane]))))
+        """Emit what a lane keeps of a table."""
+        address = b.keep(T.cuda.cvta_generic_to_shared(buffer.ptr_to([lane])))
+        return cls(buffer, b.keep(4 * lane), address)
 
 
 class TirMachine(Machine):
@@ -172,11 +182,13 @@ class TirMachine(Machine):
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
         return self._call("ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", high, low, kind="f")
 
-    def _do_table_lane(self) -> Expr:
-        return self._shared.address
+    def _do_table_lane(self, absolute: bool) -> Expr:
+        return self._shared.address if absolute else self._shared.lane_offset
 
-    def _do_look_up(self, address: Expr, entries: tuple[int, ...]) -> Expr:
-        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", address)
+    def _do_look_up(self, at: Expr, entries: tuple[int, ...], row: int, absolute: bool) -> Expr:
+        if absolute:
+            return b.call_inline("ladder_look_up_at", LOOK_UP_AT, "uint32", at)
+        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), at)
 
     @property
     def _shared(self) -> SharedTable:

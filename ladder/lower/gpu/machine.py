@@ -58,8 +58,12 @@ serves 32 lanes of all four parts (CUDA C++ Programming Guide, "Throughput of Na
 Instructions"; the same was measured on an H200).
 """
 
-TABLE_ROW = 128
-"""Bytes from entry to entry of a table in shared memory: each lane of a warp has its own bank."""
+TABLE_ROWS = (256, 128)
+"""Bytes from entry to entry of a table in shared memory: each lane of a warp has its own bank.
+
+With 256, half of them unused, a byte of codes is a byte of the address: one `permute` puts it there.
+With 128 one `dot` does, which is as many clocks; gemv takes 4 % longer with it, wgmma 9 % less (H200).
+"""
 
 TABLE_ENTRIES = 256
 
@@ -158,13 +162,13 @@ class Machine(ABC):
         """Round two float32 words to two float16 lanes."""
         return self._once("halves", (low, high))
 
-    def table_lane(self) -> Word:
-        """Return the address in shared memory at which this lane's column of a table begins."""
-        return self._once("table_lane")
+    def table_lane(self, *, absolute: bool = False) -> Word:
+        """Return ``4 * lane``, where this lane's column of a table begins, or its address."""
+        return self._once("table_lane", (), absolute)
 
-    def look_up(self, entries: tuple[int, ...], address: Word) -> Word:
-        """Return the word of a table in shared memory ``TABLE_ROW * entry`` bytes after `table_lane`."""
-        return self._once("look_up", (address,), entries)
+    def look_up(self, entries: tuple[int, ...], row: int, at: Word, *, absolute: bool = False) -> Word:
+        """Return the word of a table in shared memory ``row * entry`` bytes after `table_lane`."""
+        return self._once("look_up", (at,), entries, row, absolute)
 
     def reference(self, ttype: TType, code: Word, core: str) -> Word:
         """Decode one code (alone in its word) by the type's own expression to bits of ``core``."""

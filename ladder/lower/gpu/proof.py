@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.gpu.machine import TABLE_ROW, Machine, Word
+from ladder.lower.gpu.machine import Machine, Word
 from ladder.lower.gpu.recipes import PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
@@ -143,11 +143,11 @@ class NumpyMachine(Machine):
         pairs = [(a >> np.uint32(8 * i) & 0xFF, np.uint32(weights >> 8 * i & 0xFF)) for i in range(4)]
         return sum((byte * weight for byte, weight in pairs), addend).astype(np.uint32)
 
-    def _do_table_lane(self) -> Words:
-        return np.array([1152 + 4 * 5], np.uint32)  # of a table somewhere, as lane 5 sees it
+    def _do_table_lane(self, absolute: bool) -> Words:
+        return np.array([4 * 5 + 1152 * absolute], np.uint32)  # as lane 5 sees a table somewhere
 
-    def _do_look_up(self, address: Words, entries: tuple[int, ...]) -> Words:
-        entry, column = np.divmod(address - self._do_table_lane(), np.uint32(TABLE_ROW))
+    def _do_look_up(self, at: Words, entries: tuple[int, ...], row: int, absolute: bool) -> Words:
+        entry, column = np.divmod(at - self._do_table_lane(absolute), np.uint32(row))
         if np.any(column):
             raise VerificationError("a table is read outside the lane's own column")
         return np.array(entries, np.uint32)[entry]

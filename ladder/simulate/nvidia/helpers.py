@@ -207,6 +207,18 @@ def _pack(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -
 
 # ---- memory helpers ------------------------------------------------------------------------------------
 def _look_up(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    table, at = t.read(call.operands[0]), t.read(call.operands[1])
+
+    def read(c: Cohort) -> Value:
+        pointer: Pointer = table(c)
+        place = pointer.offset + np.asarray(at(c), np.int64)
+        data = c.machine.memory.load_shared(c, place, 4, pointer.target, call.statement)
+        return data.view(WORD)[:, :, 0]
+
+    return read
+
+
+def _look_up_at(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
     address = t.read(call.operands[0])
 
     def read(c: Cohort) -> Value:
@@ -294,6 +306,7 @@ def _carry(t: Translator, call: CallView, groups: tuple[str, ...], source: str) 
 def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
     """Fill a table of all pairs of 16 values: the loop of the helper, turn by turn."""
     values = _pair_values(source)
+    row = int(groups[1]) // 16
     table, thread, threads = t.read(call.operands[0]), t.read(call.operands[1]), t.number(call.operands[2])
 
     def action(c: Cohort) -> None:
@@ -308,7 +321,7 @@ def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: 
                 continue
             safe = np.where(inside, at, 0)
             pair = values[safe // 8 % 16] | values[safe // 128] << np.uint32(16)
-            place = pointer.offset + safe * 16
+            place = pointer.offset + (safe // 8 * row + safe % 8) * 16
             data = np.ascontiguousarray(np.repeat(pair[:, :, None], 4, axis=2)).view(np.uint8)
             c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
         c.mask = saved
@@ -414,8 +427,9 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_load_column", "@p ld.shared.v4.u32 {{%0, %1, %2, %3}}, [%4];", _load_column),
-    Helper(r"ladder_look_up", "__cvta_shared_to_generic(address)", _look_up),
-    Helper(r"ladder_fill_pairs_\w+", "at / 8 % 16", _fill_pairs),
+    Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
+    Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
+    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "at / 8 % 16", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
     Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),
