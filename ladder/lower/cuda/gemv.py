@@ -63,6 +63,9 @@ SUM_CLOCKS = 24
 SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
 
+COPIED = 4
+"""Pieces of a token of x that a thread copies in one turn."""
+
 TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
 
@@ -383,33 +386,57 @@ class Gemv:
         self.token_step = b.keep(T.int32(1) << shared)
         token = T.bitwise_and(warp, self.token_step - 1)
         self.own_token = b.keep(T.if_then_else(group < groups, token, self.token_count))
-        self.own_piece, self.piece_step = b.keep(group * 32 + self.lane), b.keep(groups * 32)
+        self.own_piece = b.keep(group * (32 * COPIED) + self.lane)
+        self.piece_step = b.keep(groups * (32 * COPIED))
 
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
-        tile, pieces = self.token_tile, CHUNK_WORDS if isinstance(self.token_tile, ColumnTile) else 1
+        geo, first = self.geo, b.bind(self.next_chunk.value)
+        tile = self.token_tile
+        pieces, home = (CHUNK_WORDS, tile.home) if isinstance(tile, ColumnTile) else (1, tile.word)
         per_piece = CHUNK_BYTES // self.step.element_bytes // pieces
-        base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        first = b.bind(self.next_chunk.value)
-        with b.when(first < self.end_tile * self.geo.tile_chunks):
+        count = b.bind(self.token_chunks * pieces)
+        column = b.bind((first * pieces + self.own_piece) * per_piece)
+        whole = b.bind((first + self.token_chunks) * (pieces * per_piece) <= self.end_column)
+        with b.when(first < self.end_tile * geo.tile_chunks):
             token = b.Variable("int32", self.own_token)
             with b.repeat_while(token.value < self.token_count):
-                at = b.Variable("int32", self.own_piece)
-                with b.repeat_while(at.value < self.token_chunks * pieces):
-                    column = b.bind((first * pieces + at.value) * per_piece)
-                    valid = b.bind(column < self.end_column)
-                    row = self.first_token + token.value
-                    source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
-                    if isinstance(tile, ColumnTile):
-                        word = tile.place(token.value, at.value)
-                        self.copier.word(self.tokens.ptr_to([base + word]), source, valid)
-                    else:
-                        word = tile.word(token.value, at.value)
-                        self.copier.chunk(self.tokens.ptr_to([base + word]), source, valid)
-                    at.set(at.value + self.piece_step)
+                word = buffer * (geo.buffer_chunks * CHUNK_WORDS) + home(token.value, self.own_piece)
+                self._copy_row(token.value, column, word, count, whole, per_piece)
                 token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
+
+    def _copy_row(
+        self, token: Expr, column: Expr, word: Expr, count: Expr, whole: Expr, per_piece: int
+    ) -> None:
+        """Emit this thread's part of copying a token: every 32nd of each `COPIED` x 32 of ``count`` pieces.
+
+        What a warp copies at a time is whole rows of the swizzle, so that places follow from the first.
+        ``whole`` says that no piece is beyond x; else each is compared.
+        """
+        words = CHUNK_WORDS // (CHUNK_BYTES // self.step.element_bytes // per_piece)
+        row = self.first_token + token
+        target = b.Variable("uint32", T.cuda.cvta_generic_to_shared(self.tokens.ptr_to([word])))
+        at, source = b.Variable("int32", self.own_piece), b.Variable("int32", column)
+        copy = self.copier.chunk if words == CHUNK_WORDS else self.copier.word
+        last = b.keep(T.if_then_else(whole, count, 0) - 32 * (COPIED - 1))
+        with b.repeat_while(at.value < count):
+            places = [
+                (source.value + 32 * i * per_piece, target.value + T.uint32(32 * i * words * 4))
+                for i in range(COPIED)
+            ]
+            with b.when(at.value < last):
+                for column, place in places:
+                    copy(place, self.args.x.ptr_to([row, column]))
+            with b.when(at.value >= last):
+                for i, (column, place) in enumerate(places):
+                    with b.when(at.value + 32 * i < count):
+                        valid = b.bind(column < self.end_column)
+                        copy(place, self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)]), valid)
+            at.set(at.value + self.piece_step)
+            source.set(source.value + self.piece_step * per_piece)
+            target.set(target.value + T.Cast("uint32", self.piece_step * (words * 4)))
 
     def _advance(self) -> None:
         """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""

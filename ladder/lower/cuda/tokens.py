@@ -65,8 +65,8 @@ class ColumnTile(TokenTile):
         """Return the word at which column ``chunk % 4`` of a span starts; two tokens use all banks."""
         return (row * self.chunks + (chunk ^ row % 2 * SPAN_CHUNKS)) * CHUNK_WORDS
 
-    def place(self, row: Index, word: Index) -> Index:
-        """Return where word ``word`` of a token goes."""
+    def home(self, row: Index, word: Index) -> Index:
+        """Return the word at which word ``word`` of a token lies."""
         chunk, column = word // CHUNK_WORDS, word % CHUNK_WORDS
         return self.word(row, chunk // SPAN_CHUNKS * SPAN_CHUNKS + column) + chunk % SPAN_CHUNKS
 
@@ -186,14 +186,15 @@ class Copier:
     def __init__(self, device: TileDevice) -> None:
         self.asynchronous = "cp.async" in device.features
 
-    def word(self, destination: Index, source: Index, valid: Index) -> None:
+    def word(self, destination: Index, source: Index, valid: Index | None = None) -> None:
         """Emit one copy of 4 bytes; where ``valid`` is false, zero is written and ``source`` is not read."""
         if self.asynchronous:
-            b.ptx("cp.async.ca.shared.global", destination, source, 4, T.Cast("uint32", valid) * T.uint32(4))
+            size = [] if valid is None else [T.Cast("uint32", valid) * T.uint32(4)]
+            b.ptx("cp.async.ca.shared.global", destination, source, 4, *size)
             return
         words = b.local(1, "uint32")
         b.store(words, T.uint32(0), 0)
-        with b.when(valid):
+        with b.when(True if valid is None else valid):
             b.ptx("ld.global.nc.u32", words[0], source)
         b.ptx("st.shared.u32", destination, words[0])
 
