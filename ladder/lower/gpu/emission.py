@@ -71,9 +71,11 @@ static __device__ __forceinline__ unsigned int {name}_value(int code) {{
 }}
 static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
 #pragma unroll 1
-  for (int at = thread; at < 2048; at += threads) {{
-    unsigned int pair = {name}_value(at / 8 % 16) | {name}_value(at / 128) << 16;
-    reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
+  for (int codes = thread; codes < 256; codes += threads) {{
+    const unsigned int pair = {name}_value(codes % 16) | {name}_value(codes / 16) << 16;
+    uint4* row = reinterpret_cast<uint4*>(table) + codes * {row};
+#pragma unroll
+    for (int i = 0; i < 8; i++) row[i ^ codes % 8] = make_uint4(pair, pair, pair, pair);
   }}
 }}
 """
@@ -82,8 +84,8 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
     """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Entries begin ``row`` bytes apart. Values are immediate operands: constant memory would have to
-    be read first, by every launch.
+    Entries begin ``row`` bytes apart; the threads of a pass write to different banks. Values are
+    immediate operands: constant memory would have to be read first, by every launch.
     """
     fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
     text = [f"{four:#x}ull" for four in fours]

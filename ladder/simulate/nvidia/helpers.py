@@ -312,18 +312,19 @@ def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: 
     def action(c: Cohort) -> None:
         pointer: Pointer = table(c)
         saved = c.mask
-        for first in range(0, 2048, threads):
-            at = spread(thread(c), c.count, np.dtype(np.int64)) + first
-            inside = at < 2048
+        for first in range(0, 256, threads):
+            codes = spread(thread(c), c.count, np.dtype(np.int64)) + first
+            inside = codes < 256
             c.mask = saved
             c.mask = None if (mask := c.narrowed(inside)).all() else mask
             if not mask.any():
                 continue
-            safe = np.where(inside, at, 0)
-            pair = values[safe // 8 % 16] | values[safe // 128] << np.uint32(16)
-            place = pointer.offset + (safe // 8 * row + safe % 8) * 16
+            safe = np.where(inside, codes, 0)
+            pair = values[safe % 16] | values[safe // 16] << np.uint32(16)
             data = np.ascontiguousarray(np.repeat(pair[:, :, None], 4, axis=2)).view(np.uint8)
-            c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
+            for index in range(8):
+                place = pointer.offset + (safe * row + (index ^ safe % 8)) * 16
+                c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
         c.mask = saved
 
     return action
@@ -429,7 +430,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_load_column", "@p ld.shared.v4.u32 {{%0, %1, %2, %3}}, [%4];", _load_column),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
-    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "at / 8 % 16", _fill_pairs),
+    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
     Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),
