@@ -22,6 +22,7 @@ from ladder.lower.gpu.emission import SharedTable, TirMachine
 from ladder.lower.gpu.groups import NOTHING_LEFT, Leftover
 from ladder.lower.gpu.machine import Machine, Word, repeat
 from ladder.lower.rocm.machine import FnuzMachine, RocmMachine
+from ladder.lower.rocm.ranking import best_recipe
 from targets import TileDevice
 
 Expr = Any
@@ -81,6 +82,7 @@ def wave_decoder(gemm: Gemm, device: TileDevice) -> WaveDecoder:
     """
     plain = make_decoder(gemm, device)
     parts = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    parts["choice"] = best_recipe(plain.conversion)
     return WaveDecoder(**parts, fnuz=reads_fnuz(device, gemm.activation))
 
 
