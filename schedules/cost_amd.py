@@ -16,8 +16,8 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 * Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
   the blocks that run at once on a die are ``raster`` row tiles by as many token tiles as it takes.
 * DRAM sustains the share that `targets` states, which was measured on an H200.
-* `utilisation` counts clocks, so it says nothing of what power does to the clock; predicted times use
-  the peak clock times the sustained share of `targets`.
+* Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
+  always are. `utilisation` counts clocks, so it says nothing of that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
-from schedules.layouts import packed_group, padded
+from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import operand_bytes, promotes, weight_bits
 from schedules.schedule import GpuSchedule
 from schedules.waves import WAVE, division, tile_rows
@@ -97,27 +97,30 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     blocks = along_m * along_n
     rounds = -(-blocks // device.units)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    sustained = 1.0 / core.sustained if schedule.pipeline == "mfma" else 1.0
+    clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
     fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
-    matrix = stages_of(gemm, schedule) * rounds * stage.matrix / device.clock * sustained
-    unit = max(clocks / device.clock, matrix)
-    seconds = LAUNCH_SECONDS + _norm((unit, dram, l2, fabric), OVERLAP)
-    count = stages_of(gemm, schedule) * rounds / device.clock
+    seconds = LAUNCH_SECONDS + _norm((clocks / clock, dram, l2, fabric), OVERLAP)
+    count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
         "dram": dram,
         "l2": l2,
         "fabric": fabric,
-        "core": matrix,
+        "core": count * stage.matrix,
         "decode": count * stage.vector,
         "lds": count * stage.lds,
         "l1": count * stage.l1,
     }
     bound = max(parts, key=parts.__getitem__)
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _clock(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, busy: float) -> float:
+    """Return the clock while matrix cores are busy for a share of the time."""
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    return device.clock * (1 - (1 - core.sustained) * busy)
 
 
 def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
@@ -145,7 +148,8 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     span = schedule.tile_k * schedule.split_k
     bytes_of_x = tokens * span * operand_bytes(gemm)
     weights = rows * span * waves.token_waves
-    operations = weights * decode_ops(gemm, schedule.placement) / WAVE
+    operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
+    operations = 0.0 if operands else weights * decode_ops(gemm, schedule.placement) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
