@@ -6,6 +6,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import builder as b
 from ladder.lower.gpu.groups import GroupRegisters, Groups
 from ladder.lower.gpu.scales import bytes4
 from ladder.lower.rocm.steps import WaveStep
@@ -14,26 +15,38 @@ Expr = Any
 
 
 class WaveGroupRegisters(GroupRegisters):
-    """Scales and zero points of a tile as words.
+    """Scales and zero points of a tile as words, each in a variable of its own.
 
-    A narrow load fills a whole register; of narrow variables LLVM would make pairs, as soon as they
-    arrive, and wait for them.
+    A narrow load fills a whole register; of narrow variables, and of neighbours in a buffer, LLVM
+    would make pairs and vectors as soon as they arrive, and wait for them.
     """
 
     def __init__(
         self, groups: Groups, step: WaveStep, lane: Expr, types: tuple[str | None, str | None]
     ) -> None:
         self.types = dict(zip(("scales", "zeros"), types, strict=True))
-        super().__init__(groups, step, lane, (types[0] and "uint32", types[1] and "uint32"))
+        super().__init__(groups, step, lane, (None, None))
+        self.scales = [b.local(1, "uint32") for _ in range(self._scale_count if types[0] else 0)] or None
+        self.zeros = [b.local(1, "uint32") for _ in range(self._zero_count if types[1] else 0)] or None
+
+    def put(self, array: str, at: int, value: Expr) -> None:
+        b.store(getattr(self, array)[at], value, 0)
+
+    def word(self, array: str, at: int) -> Expr:
+        """Return an element as its word."""
+        return getattr(self, array)[at][0]
+
+    def _exponent_word(self, row: int) -> Expr:
+        return self._own_exponents(self.word("scales", row))
 
     def replicated(self, array: str, at: int) -> Expr:
-        word = getattr(self, array)[at]
+        word = self.word(array, at)
         if self.types[array] == "int8":
             return bytes4(T.reinterpret(T.Cast("uint8", word), dtype="int8"))
         return word * T.uint32(0x00010001)
 
     def number(self, array: str, at: int) -> Expr:
-        word = getattr(self, array)[at]
+        word = self.word(array, at)
         return NUMBERS[str(self.types[array])](word)
 
 
