@@ -11,6 +11,7 @@ tokens with dot products within lanes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from operator import add
@@ -20,7 +21,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
@@ -29,7 +30,7 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.geometry import Geometry
-from ladder.lower.rocm.groups import WaveGroupRegisters
+from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
 from ladder.lower.rocm.steps import dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -43,9 +44,6 @@ STEPS_OF = {"mfma": select_step, "dot": dot_step}
 
 SPAN_GROUPS = 4
 """Groups of four words in 64 bytes of K, one for each quarter of a wave."""
-
-RUN = 4
-"""Neighbouring rows of a token that a lane of D holds."""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -166,7 +164,8 @@ class Kernel:
         self.fetched = b.local(geo.pieces * CHUNK_WORDS, "uint32")
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         blocks = geo.row_blocks * geo.slice_tiles
-        self.words = [(b.local(bits, "uint32"), b.local(bits, "uint32")) for _ in range(blocks)]
+        widths = [width for _, width in load_order(bits)]
+        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks)]
         self.group_registers = [
             tuple(WaveGroupRegisters(self.groups, self.step, self.lane, types) for _ in range(2))
             for _ in range(blocks)
@@ -234,19 +233,11 @@ class Kernel:
         # Blocks beyond N repeat the last ones; nothing of theirs is stored.
         row = b.bind(T.min(self.row_block + block, self.all_blocks - 1))
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
-        at = 0
-        for offset, width in load_order(self.groups.bits):
+        words = self.words[slot][half].buffers
+        for buffer, (offset, width) in zip(words, load_order(self.groups.bits), strict=True):
             place = offset + (upper * WAVE + self.owner) * width
-            d.load(self.words[slot][half], at, self.args.words, row_tile, tile, place, width=width)
-            at += width
-
-        def read(name: str, granule: int, part: int, inner: Expr) -> Expr:
-            array = self.args.scales if name == "scales" else self.args.zeros
-            index = self.groups.row(tile, granule), row * STEP_ROWS + inner
-            value = array[index[0], part, index[1]] if len(array.shape) == 3 else array[index]
-            return d.to_word(value, str(array.dtype))
-
-        self.group_registers[slot][half].fetch(read)
+            d.load(buffer, self.args.words, row_tile, tile, place, width=width)
+        self.group_registers[slot][half].fetch(GroupReader(self.groups, self.args, tile, row))
 
     # ---- products -------------------------------------------------------------------
     def _multiply_stage(
@@ -272,7 +263,7 @@ class Kernel:
                 ahead = step * geo.tile_chunks + span * SPAN_GROUPS
                 row = token + token_block * self.step.tokens
                 place = (stage + geo.tokens.place(row, group + ahead)) * CHUNK_WORDS
-                d.load(out, 0, self.shared, place, width=CHUNK_WORDS)
+                d.load(out, self.shared, place, width=CHUNK_WORDS)
 
             due = self._due(turn, half, step)
             real = T.min(tile, self.args.k_tiles - 1)
@@ -358,13 +349,43 @@ class Kernel:
     def _joined(self, at: Expr) -> list[Expr]:
         """Return the sums of a run of rows over all parts, in the order of K."""
         kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
-        loaded = b.local(self.geo.parts * RUN, "uint32")
-        for part in range(self.geo.parts):
-            d.load(loaded, part * RUN, self.shared, part * size + at, width=RUN)
-        words = [
-            [d.as_type(loaded[part * RUN + i], kind) for part in range(self.geo.parts)] for i in range(RUN)
-        ]
-        return [b.bind(reduce(add, column)) for column in words]
+        loaded = [b.local(RUN, "uint32") for _ in range(self.geo.parts)]
+        for part, words in enumerate(loaded):
+            d.load(words, self.shared, part * size + at, width=RUN)
+        return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]
+
+
+@dataclass(frozen=True)
+class GroupReader:
+    """Loads the scales and zero points of a 32-row block for a K tile, as words.
+
+    Parameters
+    ----------
+    groups, args
+        Where they lie.
+    tile, row
+        The K tile, and the block.
+    """
+
+    groups: Groups
+    args: Arguments
+    tile: Expr
+    row: Expr
+
+    def _place(self, granule: int, row: Expr) -> tuple[Expr, Expr]:
+        return self.groups.row(self.tile, granule), self.row * STEP_ROWS + row
+
+    def __call__(self, name: str, granule: int, part: int, row: Expr) -> Expr:
+        """Return one element, zero-extended to a word."""
+        array = self.args.scales if name == "scales" else self.args.zeros
+        group, column = self._place(granule, row)
+        value = array[group, part, column] if len(array.shape) == 3 else array[group, column]
+        return d.to_word(value, str(array.dtype))
+
+    def run(self, granule: int, row: Expr, words: int) -> Expr:
+        """Return the scales of neighbouring rows from ``row`` on as a vector of words."""
+        group, column = self._place(granule, row)
+        return d.as_type(self.args.scales[group, d.lanes(column, RUN)], f"uint32x{words}")
 
 
 def together(block: Expr, blocks: Expr, dies: int) -> Expr:
