@@ -473,14 +473,14 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
 
 def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
     """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
-    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = schedule.warp_rows // 16
     fragments = -(-digit_columns(gemm, schedule) // 8)
     issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
     items = min(m, schedule.tile_m) * padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)
-    splitting = DIGIT_SPLIT_CYCLES * items / 4
+    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster
     tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting
+    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting + GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue + splitting
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 

@@ -258,7 +258,7 @@ class Gemv:
         )
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
-        self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
+        self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.kind, align=128)
         pool.commit()
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
@@ -451,4 +451,13 @@ class Gemv:
                     row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
                     at = (self.slice, token_block * STEP_TOKENS + token, row)
                     b.store(self.slices, self.sums.result(fragment, i), *at)
-        reduce_and_store(self)
+        reduce_and_store(self, self.geo)
+
+    @property
+    def kind(self) -> str:
+        """Type of the sums of a slice."""
+        return self.sums.dtype
+
+    def finished(self, total: Expr) -> Expr:
+        """Return a total of all slices as float32."""
+        return T.Cast("float32", total)
