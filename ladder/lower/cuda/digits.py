@@ -19,18 +19,18 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import packed_order
-from ladder.lower.cuda.decode_int import Affine, affine_forms
 from ladder.lower.cuda.digit_shape import COLUMNS, Shape
 from ladder.lower.cuda.digit_tokens import DIGIT_BITS, MAGIC, MAGIC_VALUE, Splitter, quads
-from ladder.lower.cuda.emission import TirMachine
-from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES
+from ladder.lower.cuda.gemv import LOADS, prefetched_words
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_sums import reduce_and_store
-from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.machine import XOR_AND, repeat
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import packed_order
+from ladder.lower.gpu.decode_int import Affine, affine_forms
+from ladder.lower.gpu.emission import TirMachine
+from ladder.lower.gpu.groups import Groups, array_dtype
+from ladder.lower.gpu.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
@@ -220,8 +220,8 @@ class Digits:
         tiles = b.bind(self.end_tile - self.first_tile)
         begin, stop = self._slice(self.thread % split, T.min(self.shape.chunk_tiles, tiles))
         own = T.min(stop * self.shape.period, tiles) - begin * self.shape.period
-        slices = split * self.schedule.cluster
-        words = T.min(own * self.tile_words, PREFETCH_BYTES // 4 // slices // args.n_tiles // 4 * 4)
+        even = prefetched_words(args.n_tiles, args.k_tiles * self.tile_words)
+        words = T.min(own * self.tile_words, even // (split * self.schedule.cluster) // 4 * 4)
         with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
             first = T.Cast("int64", tile * args.k_tiles + self.first_tile + begin * self.shape.period)
             start = args.words.ptr_to([0, 0, first * T.int64(self.tile_words)])
@@ -565,7 +565,7 @@ class Digits:
                 b.store(self.slices, value, self.slice, token, row)
 
     def _add_offsets(self) -> None:
-        """Add what the type's offset makes of the block's sums of x to the integer sums of its first slice."""
+        """Add what the offset of the type makes of the sums of x to the integer sums of the first slice."""
         for i in range(2):
             token = T.min(self.lane % 4 * 2 + i, self.schedule.tile_m - 1)
             with b.when(self.slice == 0):

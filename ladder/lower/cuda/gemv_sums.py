@@ -12,9 +12,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import Arguments
-from ladder.lower.cuda.epilogue import finish_row
 from ladder.lower.cuda.gemv_geometry import Slices
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.epilogue import finish_row
 
 Expr = Any
 

@@ -13,7 +13,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.instructions import STEP_BYTES, LaneMap
+from ladder.lower.gpu.instructions import STEP_BYTES, LaneMap
 from targets import TileDevice
 
 Index = Any

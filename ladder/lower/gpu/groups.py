@@ -3,7 +3,7 @@
 A packed tile is cut into *granules*: runs of its registers that share a scale. Scales go
 either onto decoded operands or onto accumulators; in the second case each granule (or
 group) ends with a *flush*: ``total += partial * scale``. There registers may hold raw numbers
-(`ladder.lower.cuda.decode`), and the flush does the rest: ``total += scale * (sum(raw * x) +
+(`ladder.lower.gpu.decode`), and the flush does the rest: ``total += scale * (sum(raw * x) +
 (offset - zero) / gain * sum(x))``, with gains applied to the finished sums. An infinite or NaN
 element of x then gives NaN where the sum of products may have been infinite.
 """
@@ -18,9 +18,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import Arguments
-from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
-from ladder.lower.cuda.scales import bytes4, float_of_exponent, pair16
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, emit_step
+from ladder.lower.gpu.scales import bytes4, float_of_exponent, pair16
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import scale_span, streams_exponents
 from tile_types import get_type
@@ -150,7 +150,7 @@ class Leftover:
 
 
 def left_by(decoder: Any, gemm: Gemm) -> Leftover:
-    """Return what a `ladder.lower.cuda.decode.Decoder` leaves to the accumulator."""
+    """Return what a `ladder.lower.gpu.decode.Decoder` leaves to the accumulator."""
     return Leftover(decoder.gains, decoder.offsets, "none" if decoder.subtracts_zeros else gemm.zero)
 
 
