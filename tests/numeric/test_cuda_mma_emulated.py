@@ -315,16 +315,22 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _digits(stages=4, tile_m=8, warps=8, split_k=8),
         (8,),
     ),
+    "gemv warps a buffer of x apart": (
+        "sm_90a",
+        _gemm(group_size=128, scale=True, k=4000),
+        _gemv(tile_m=16, warps=8, split_k=4, warp_rows=32),
+        (16,),
+    ),
     "digits two blocks split K": (
         "sm_90a",
         _gemm(weight="int2", group_size=128, scale=True, k=2000, n=130, bias=True),
         _digits(warp_rows=32, cluster=2),
         (1, 2),
     ),
-    "digits four blocks split K, the last has nothing to do": (
+    "digits two blocks split K, the second has nothing to do": (
         "sm_90a",
-        _gemm(weight="int1", group_size=64, scale=True, k=150),
-        _digits(stages=4, tile_m=2, cluster=4),
+        _gemm(weight="int1", group_size=64, scale=True, k=60),
+        _digits(stages=4, tile_m=2, cluster=2),
         (3,),
     ),
     "digits int8, two blocks split K, offsets": (
