@@ -329,8 +329,8 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     ),
     "digits two blocks split K, the second has nothing to do": (
         "sm_90a",
-        _gemm(weight="int1", group_size=64, scale=True, k=60),
-        _digits(stages=4, tile_m=2, cluster=2),
+        _gemm(weight="int2", activation="int8", k=60, token_scale=True),
+        _digits(stages=4, tile_m=4, cluster=2),
         (3,),
     ),
     "digits int8, two blocks split K, offsets": (
