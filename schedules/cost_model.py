@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost_amd import predict_amd
 from schedules.layouts import packed_group, padded
 from schedules.legal import (
     FP8_INTERVAL,
@@ -268,6 +269,8 @@ def usable_units(device: TileDevice, cluster: int) -> int:
 
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
+    if device.vendor == "amd":
+        return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = _grid(gemm, device, schedule, m)
     if schedule.pipeline == "mma":
         return _predict_mma(gemm, device, schedule, m, grid)
@@ -370,11 +373,12 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
-    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
+    tokens = max(8, schedule.tile_m)
+    issue = GEMV_ISSUE_CYCLES * tokens / 8
     issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
-        issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
+        issue += max(0.5, groups) * tokens / 2 * GEMV_SUM_CYCLES
     copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm) / schedule.cluster
     ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
     chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied

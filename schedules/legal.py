@@ -24,13 +24,7 @@ STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
 TABLE_BYTES = 32 * 1024
-"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp.
-
-In twice as much a pair takes one instruction less to find.
-"""
-
-WGMMA_SHARED = 227 * 1024
-"""Shared memory of a block on the devices that have wgmma."""
+"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -102,7 +96,7 @@ class Rule:
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
-        (8, 16),
+        (2, 8, 16),
         (64,),
         (64,),
         (2, 3, 4, 6, 8),
@@ -110,7 +104,7 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
         cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
-        warp_rows=(16, 32),
+        warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
         placement=("operand", "accumulator"),
     ),
     "digits": Rule(
@@ -294,7 +288,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
-    return _wgmma_bytes(gemm, schedule) + wgmma_table_bytes(gemm, schedule)
+    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
 
 
 def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -342,14 +336,6 @@ def table_bytes(gemm: Gemm) -> int:
     return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
-def wgmma_table_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the bytes of wgmma's decode table: the larger one where no block has to make room for it."""
-    least = table_bytes(gemm)
-    room = WGMMA_SHARED - _wgmma_bytes(gemm, schedule)
-    alone = 2 * (_wgmma_bytes(gemm, schedule) + least) > WGMMA_SHARED
-    return 2 * least if alone and room >= 2 * least else least
-
-
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
     row = 80 if gemm.output == "float32" else 32
@@ -380,8 +366,9 @@ def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
     # Either scales that were multiplied out, or a second set of sums.
-    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
-    operands = schedule.warp_rows // 2 + schedule.tile_m // 2
+    tokens = max(8, schedule.tile_m)
+    sums = tokens // 2 + (4 if schedule.placement == "operand" else tokens // 2)
+    operands = schedule.warp_rows // 2 + tokens // 2
     return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
@@ -515,6 +502,8 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
+    if schedule.tile_m < 8 and lane_of(gemm.activation) == 8:
+        yield f"tiles of {schedule.tile_m} tokens are for 16-bit cores"
     shared = schedule.placement == "accumulator" and schedule.cluster > 1
     sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if shared else 0
     taken = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)

@@ -17,7 +17,7 @@ static float min(float a, float b) { return a < b ? a : b; }
 static float max(float a, float b) { return a > b ? a : b; }
 static uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 struct Index3 { int x, y, z; };
-struct Copy { void* to; const void* from; int bytes; };
+struct Copy { void* to; const void* from; int bytes, size; };
 struct Warp { int arrived = 0, generation = 0; uint32_t in[32][32]; uint32_t out[32][16]; const void* address[32]; };
 struct Fiber {
   ucontext_t context; std::vector<char> stack; bool done = false; int id = 0, rank = 0, cluster_phase = 0;
@@ -79,6 +79,7 @@ template <class T> static const T* emu_at(const T* p, size_t bytes) {
 }
 static uint32_t emu_offset(const void* p) { return (uint32_t)((const uchar*)p - emu_shared); }
 #define __cvta_generic_to_shared emu_offset
+static const void* __cvta_shared_to_generic(size_t at) { return emu_at((uint32_t)at, 4); }
 
 static Mbarrier* emu_mbarrier(uint32_t offset) { return (Mbarrier*)emu_at(offset, 8); }
 static void emu_mbarrier_init(uint32_t offset, int count) { *emu_mbarrier(offset) = {(uint16_t)count, (uint16_t)count, 0}; }
@@ -109,13 +110,13 @@ template <class P> static void ptx_gst2(P p, uint32_t a, uint32_t b) {
   uint32_t v[2] = {a, b}; memcpy((void*)emu_at(p, 8), v, 8);
 }
 static void emu_land(const Copy& c) {
-  memset(c.to, 0, 16);
+  memset(c.to, 0, c.size);
   if (c.bytes) memcpy(c.to, c.from, c.bytes);
 }
-static void ptx_cp_async(uint32_t to, const void* from, int size, int bytes = 16) {
-  if (size != 16) emu_fail("cp.async of another size");
-  if ((size_t)from % 16) emu_fail("misaligned cp.async");
-  Copy copy{emu_at(to, 16), from, bytes};
+static void ptx_cp_async(uint32_t to, const void* from, int size, int bytes = -1) {
+  if (size != 16 && size != 4) emu_fail("cp.async of another size");
+  if ((size_t)from % size) emu_fail("misaligned cp.async");
+  Copy copy{emu_at(to, size), from, bytes < 0 ? size : bytes, size};
   if (emu_eager) emu_land(copy); else emu_now->open.push_back(copy);
 }
 static void ptx_commit() { emu_now->groups.push_back(emu_now->open); emu_now->open.clear(); }
@@ -244,6 +245,10 @@ static void ptx_lop3(uint32_t& d, uint32_t a, uint32_t b, uint32_t c, int table)
   d = 0;
   for (int i = 0; i < 8; i++)
     if (table >> i & 1) d |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+}
+static void ptx_dp4a(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
+  for (int i = 0; i < 32; i += 8) c += (a >> i & 255) * (b >> i & 255);
+  d = c;
 }
 static void ptx_prmt(uint32_t& d, uint32_t a, uint32_t b, uint32_t s) {
   uint64_t bytes = (uint64_t)b << 32 | a;

@@ -33,7 +33,7 @@ INSTRUCTIONS = (
     (r"mbarrier\.arrive\.shared\.b64", "emu_mbarrier_arrive"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"st\.global\.v2\.[ub]32", "ptx_gst2"),
-    (r"cp\.async\.cg\.shared\.global[\w.:]*", "ptx_cp_async"),
+    (r"cp\.async\.c[ag]\.shared\.global[\w.:]*", "ptx_cp_async"),
     (r"(cp\.async\.bulk\.)?prefetch\.(global\.L2|L2\.global)", "(void)"),
     (r"griddepcontrol\.(wait|launch_dependents)", "ptx_nothing"),
     (r"cp\.async\.commit_group", "ptx_commit"),
@@ -53,6 +53,7 @@ INSTRUCTIONS = (
     (r"mov\.u32", "ptx_move"),
     (r"lop3\.b32", "ptx_lop3"),
     (r"prmt\.b32", "ptx_prmt"),
+    (r"dp4a\.u32\.u32", "ptx_dp4a"),
     (r"sub\.rn\.f16x2", "ptx_sub2<__half>"),
     (r"mul\.rn\.f16x2", "ptx_mul2<__half>"),
     (r"fma\.rn\.f16x2", "ptx_fma2<__half>"),
@@ -89,6 +90,10 @@ def _cuda_include() -> str:
     return next((c for c in candidates if (Path(c) / "cuda_fp16.h").exists()), "")
 
 
+LOAD_COLUMN = re.compile(r"(void ladder_load_column\([^)]*\) \{).*?\n\}", re.S)
+"""A helper whose instruction is predicated."""
+
+
 def _statement(match: re.Match[str]) -> str:
     """Translate one asm statement to C++ calls."""
     template = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", " ").replace("\\t", " ")
@@ -113,6 +118,7 @@ def translate(source: str) -> str:
         source,
         flags=re.S,
     )
+    source = LOAD_COLUMN.sub(r"\1 if (active) ptx_ld4(out[0], out[1], out[2], out[3], address); }", source)
     source = ASM.sub(_statement, source)
     source = re.sub(
         r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = emu_shared;", source

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.groups import SUM_TILES, Groups
 from ladder.lower.gpu.instructions import MatrixStep
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS
 from schedules.layouts import TILE
 from schedules.legal import (
     RESIDENT_THREADS,
@@ -81,7 +81,7 @@ class Geometry(Slices):
     def __post_init__(self) -> None:
         plan = self.schedule
         check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
-        check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
+        check(plan.tile_m in (2, 8, 16), f"gemv serves 2, 8 or 16 tokens per block, got {plan.tile_m}")
         check(
             plan.warps % plan.split_k == 0 and plan.warps <= 32,
             f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"
@@ -120,7 +120,8 @@ class Geometry(Slices):
         fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
         least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
         sharing = self.device.shared_per_unit // (least + 1024)
-        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
+        most = min(self.device.max_blocks_per_unit, RESIDENT_THREADS // self.threads)
+        return max(1, min(fitting, sharing, most))
 
     @property
     def run(self) -> int:

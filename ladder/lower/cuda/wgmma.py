@@ -297,6 +297,7 @@ class Kernel:
         self.warp, self.lane = b.bind(self.group_thread // 32), b.bind(self.group_thread % 32)
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
+        self.looked_up = None if self.table is None else SharedTable.of(self.table, self.lane)
         self._allocate()
         descriptor = b.local(1, "uint64")
         b.emit(
@@ -463,13 +464,13 @@ class Kernel:
         """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
-        table = None if self.table is None else SharedTable(self.table, self.lane * 4)
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
         for part in range(TILE // step):
             scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
+            first = part * count
+            self.decoder.registers(words, first, count, self.operands, target, scales, zeros, self.looked_up)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m

@@ -137,7 +137,7 @@ class Loop:
         """Return the units of one turn in the order in which they start."""
         geo = self.geo
         extent = min(self.interval, geo.slab)
-        found = []
+        found: list[Unit] = []
         for slab in range(geo.body):
             for start in range(0, geo.slab, extent):
                 first = slab * geo.slab + start

@@ -21,7 +21,7 @@ from schedules.legal import (
     math_registers,
     scale_span,
     streams_exponents,
-    wgmma_table_bytes,
+    table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -291,7 +291,7 @@ class Geometry:
     @property
     def table_bytes(self) -> int:
         """Bytes of the decode table."""
-        return wgmma_table_bytes(self.gemm, self.schedule)
+        return table_bytes(self.gemm)
 
     @property
     def shared_bytes(self) -> int:

@@ -375,7 +375,7 @@ class Decoder:
         prepared
             Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
-        m = TirMachine(table)
+        m = self.machine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
         factors = None if scales is None else self._factors(m, scales, at, prepared)
@@ -383,6 +383,10 @@ class Decoder:
             factor = None if factors is None else factors[index % 2]
             value = self.value(m, words, index, factor, parts[index % 2])
             b.store(out, value.content, out_first + index - first)
+
+    def machine(self, table: SharedTable | None) -> TirMachine:
+        """Return what emits the instructions."""
+        return TirMachine(table)
 
     def _factors(
         self, m: Machine, scales: tuple[Any, Any], at: int | None, prepared: bool
