@@ -48,7 +48,6 @@ static void emu_block_sync() {
   if (++block.arrived == emu_threads) { block.arrived = 0; block.generation++; return; }
   while (block.generation == mine) emu_yield();
 }
-struct Mbarrier { uint16_t count, left; uint32_t phase; };
 static void emu_cluster_arrive() {
   emu_now->cluster_phase = emu_cluster_generation;
   emu_progress = true;
@@ -80,18 +79,6 @@ template <class T> static const T* emu_at(const T* p, size_t bytes) {
 static uint32_t emu_offset(const void* p) { return (uint32_t)((const uchar*)p - emu_shared); }
 #define __cvta_generic_to_shared emu_offset
 static const void* __cvta_shared_to_generic(size_t at) { return emu_at((uint32_t)at, 4); }
-
-static Mbarrier* emu_mbarrier(uint32_t offset) { return (Mbarrier*)emu_at(offset, 8); }
-static void emu_mbarrier_init(uint32_t offset, int count) { *emu_mbarrier(offset) = {(uint16_t)count, (uint16_t)count, 0}; }
-static void emu_mbarrier_arrive(uint32_t offset, int count) {
-  Mbarrier* barrier = emu_mbarrier(offset);
-  emu_progress = true;
-  if (barrier->left < count) emu_fail("more arrivals than an mbarrier expects");
-  if ((barrier->left -= count) == 0) { barrier->left = barrier->count; barrier->phase++; }
-}
-static void emu_mbarrier_wait(void* place, int parity) {
-  while ((int)(((Mbarrier*)place)->phase & 1) == parity) emu_yield();
-}
 
 // ---- loads, stores, copies -------------------------------------------------------------------
 template <class P> static void ptx_ld1(uint32_t& a, P p) { memcpy(&a, emu_at(p, 4), 4); }
@@ -129,7 +116,6 @@ static void ptx_wait(int pending) {
 }
 
 // ---- warp collectives ------------------------------------------------------------------------
-static void __syncwarp(unsigned = 0xffffffff) { emu_collective([](Warp&) {}); }
 static void ptx_ldmatrix4(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t p) {
   int lane = emu_lane();
   emu_warp().address[lane] = emu_at(p, 16);

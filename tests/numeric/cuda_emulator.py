@@ -29,8 +29,6 @@ INSTRUCTIONS = (
     (r"mapa\.shared::cluster\.u32", "ptx_mapa"),
     (r"barrier\.cluster\.arrive\.release", "emu_cluster_arrive"),
     (r"barrier\.cluster\.wait\.acquire", "emu_cluster_wait"),
-    (r"mbarrier\.init\.shared\.b64", "emu_mbarrier_init"),
-    (r"mbarrier\.arrive\.shared\.b64", "emu_mbarrier_arrive"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"st\.global\.v2\.[ub]32", "ptx_gst2"),
     (r"cp\.async\.c[ag]\.shared\.global[\w.:]*", "ptx_cp_async"),
@@ -104,7 +102,7 @@ def _statement(match: re.Match[str]) -> str:
         function = next((call for pattern, call in INSTRUCTIONS if re.fullmatch(pattern, name)), None)
         if function is None:
             raise NotImplementedError(f"the emulator has no {instruction!r}")
-        rest = re.sub(r"[{}\[\]]|\.b16|^_,", "", rest).replace("%%cluster_ctarank", "emu_now->rank")
+        rest = re.sub(r"[{}\[\]]|\.b16", "", rest).replace("%%cluster_ctarank", "emu_now->rank")
         arguments = re.sub(r"%(\d+)", lambda m: operands[int(m[1])], rest)
         calls.append(f"{function}({arguments});")
     return " ".join(calls)
@@ -112,12 +110,6 @@ def _statement(match: re.Match[str]) -> str:
 
 def translate(source: str) -> str:
     """Turn generated CUDA text into C++."""
-    source = re.sub(
-        r"(void tvm_builtin_cuda_mbarrier_wait\(void\* barrier, int phase\) )\{.*?\n\}",
-        r"\1{ emu_mbarrier_wait(barrier, phase); }",
-        source,
-        flags=re.S,
-    )
     source = LOAD_COLUMN.sub(r"\1 if (active) ptx_ld4(out[0], out[1], out[2], out[3], address); }", source)
     source = ASM.sub(_statement, source)
     source = re.sub(

@@ -327,12 +327,6 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _digits(stages=4, tile_m=8, warps=8, split_k=8),
         (8,),
     ),
-    "gemv warps a buffer of x apart": (
-        "sm_90a",
-        _gemm(group_size=128, scale=True, k=4000),
-        _gemv(tile_m=16, warps=8, split_k=4, warp_rows=32),
-        (16,),
-    ),
     "digits two blocks split K": (
         "sm_90a",
         _gemm(weight="int2", group_size=128, scale=True, k=2000, n=130, bias=True),

@@ -24,7 +24,6 @@ from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
-from ladder.lower.cuda.lag import LaggingBarrier
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import SPAN_CHUNKS, ColumnTile, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
@@ -69,9 +68,6 @@ SUM_CLOCKS = 24
 
 SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
-
-COPIES_AHEAD = 2
-"""Buffers of x whose copies are under way while another is consumed."""
 
 COPIED = 4
 """Pieces of a token of x that a thread copies in one turn."""
@@ -138,7 +134,7 @@ class Gemv:
             )
             tables = 4 * self.decoder.table_words + 4 * TOKEN_BUFFERS * TOKEN_SUMS * self.shares_sums
             try:
-                self.geo = Geometry(self.groups, self.step, device, plan, tables, self.shares_sums)
+                self.geo = Geometry(self.groups, self.step, device, plan, tables)
                 return
             except ScheduleError:
                 if not self.decoder.table_words:
@@ -277,8 +273,7 @@ class Gemv:
             left_by(self.decoder, self.gemm),
             None if self.token_sums is None else self.token_sums.read,
         )
-        self.lag = LaggingBarrier(pool, self.thread, geo.threads) if geo.lags else None
-        self.tokens = pool.alloc((geo.buffers * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
+        self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
         self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.kind, align=128)
         pool.commit()
@@ -366,7 +361,7 @@ class Gemv:
             fitting = T.min(fitting, TOKEN_SUMS // plan.tile_m // unit)
         needed = (self.own_tiles + unit - 1) // unit
         # Long rows of x come in as many pieces as there are buffers: work begins with the first.
-        even = T.max((needed + geo.buffers - 1) // geo.buffers, T.int32(geo.least_units) >> shift)
+        even = T.max((needed + TOKEN_BUFFERS - 1) // TOKEN_BUFFERS, T.int32(geo.least_units) >> shift)
         units = T.min(fitting, T.min(needed, even))
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
@@ -385,10 +380,7 @@ class Gemv:
             self.tokens,
             aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
         )
-        if self.lag is not None:
-            self.lag.initialise()
-            self.advances = b.Variable("int32", 0)
-        with b.loop(COPIES_AHEAD, rolled=True) as buffer:
+        with b.loop(TOKEN_BUFFERS - 1, rolled=True) as buffer:
             self._copy_tokens(buffer)
 
     def _share_copies(self, shift: Expr) -> None:
@@ -453,42 +445,20 @@ class Gemv:
             target.set(target.value + T.Cast("uint32", self.piece_step * (words * 4)))
 
     def _advance(self) -> None:
-        """Wait for a buffer of x, and start the copy of what follows into one that all have consumed."""
+        """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""
         geo = self.geo
-        current = b.keep(self.buffer.value)
-        if self.lag is None:
-            self.copier.wait(COPIES_AHEAD - 1)
-            b.block_sync()
-        else:
-            self._advance_apart(self.lag)
+        self.copier.wait(TOKEN_BUFFERS - 2)
+        b.block_sync()
         mine = self.slice * (geo.run * geo.tile_chunks)
+        current = b.keep(self.buffer.value)
         self.loader.begin(current * geo.buffer_chunks + mine)
         self.rounds_left.set(self.rounds)
         if self.token_sums is not None:
             self.token_sums.fill(current, self.rounds * geo.round_tiles)
             self.token_sums.begin(current)
             b.block_sync()
-        following = b.keep(current + COPIES_AHEAD)
-        self._copy_tokens(T.if_then_else(following < geo.buffers, following, following - geo.buffers))
-        self.buffer.set(T.if_then_else(current == geo.buffers - 1, 0, current + 1))
-
-    def _advance_apart(self, lag: LaggingBarrier) -> None:
-        """Wait for a buffer of x while warps may be a buffer apart.
-
-        The arrival of a warp at an advance says that its copies of the next buffer have landed and
-        that it has consumed the buffer before: so who has waited for all arrivals of the advance
-        before finds its buffer filled, and the one two before free. The first two advances, whose
-        copies were only just started, wait for all warps.
-        """
-        count = b.keep(self.advances.value)
-        with b.when(count == 0):
-            self.copier.wait(COPIES_AHEAD - 1)
-        with b.when(count > 0):
-            self.copier.wait(0)
-        b.either(count < 2, b.block_sync, lambda: lag.wait(T.bitwise_and(count, 1)))
-        with b.when(count > 0):
-            lag.arrive()
-        self.advances.set(count + 1)
+        self._copy_tokens(T.if_then_else(current == 0, TOKEN_BUFFERS - 1, current - 1))
+        self.buffer.set(T.if_then_else(current == TOKEN_BUFFERS - 1, 0, current + 1))
 
     # ---- products -------------------------------------------------------------------
     def _consume(self, multiplier: TileMultiplier, slot: int, guarded: bool) -> None:

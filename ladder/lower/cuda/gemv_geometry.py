@@ -28,12 +28,6 @@ Expr = Any
 STRIP = 16
 """Weight rows of a fragment."""
 
-LAGGING_BUFFERS = 4
-"""Buffers of x where the warps of a block may be a whole buffer apart from each other."""
-
-BARRIER_BYTES = 128
-"""Shared memory that is left for the barrier of the buffers of x."""
-
 LEAST_COPY = 1 << 15
 """Bytes of x below which a buffer is not worth its barrier."""
 
@@ -66,17 +60,13 @@ class Slices:
 
 @dataclass(frozen=True)
 class Geometry(Slices):
-    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x.
-
-    ``together``: whether all warps of a block must come to a buffer of x at the same time.
-    """
+    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
 
     groups: Groups
     step: MatrixStep
     device: TileDevice
     schedule: GpuSchedule
     table_bytes: int = 0
-    together: bool = False
 
     def __post_init__(self) -> None:
         plan = self.schedule
@@ -129,23 +119,9 @@ class Geometry(Slices):
 
         The largest for which the buffers of x hold a unit of rounds for ``tile_m`` tokens.
         """
-        return self._run(self.buffers)
-
-    def _run(self, buffers: int) -> int:
-        stages, room = self.schedule.stages, self._buffer_chunks(buffers) // self.schedule.tile_m
+        stages, room = self.schedule.stages, self.buffer_chunks // self.schedule.tile_m
         sizes = [s for s in range(stages, 0, -1) if stages % s == 0]
         return next((s for s in sizes if self._unit_chunks(s) <= room), 1)
-
-    @property
-    def lags(self) -> bool:
-        """Whether the warps of a block may be a buffer of x apart: a further buffer must fit."""
-        possible = "mbarrier" in self.device.features and not self.together
-        return possible and self._run(LAGGING_BUFFERS) == self._run(TOKEN_BUFFERS)
-
-    @property
-    def buffers(self) -> int:
-        """Buffers of x."""
-        return LAGGING_BUFFERS if self.lags else TOKEN_BUFFERS
 
     @property
     def round_tiles(self) -> int:
@@ -181,15 +157,12 @@ class Geometry(Slices):
 
     @property
     def buffer_chunks(self) -> int:
-        """16-byte chunks of one of the buffers of x: as many as resident blocks leave room for."""
-        return self._buffer_chunks(self.buffers)
-
-    def _buffer_chunks(self, buffers: int) -> int:
+        """16-byte chunks of one of the `TOKEN_BUFFERS` of x: as many as resident blocks leave room for."""
         device = self.device
         room = min(
             device.shared_per_unit // self.resident_blocks - 1024, device.shared_per_block, TOKEN_BYTES
         )
-        return (room - self.table_bytes - BARRIER_BYTES) // (buffers * CHUNK_BYTES) // 8 * 8
+        return (room - self.table_bytes) // (TOKEN_BUFFERS * CHUNK_BYTES) // 8 * 8
 
     @property
     def least_units(self) -> int:
@@ -216,6 +189,6 @@ class Geometry(Slices):
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        tokens = self.buffers * self.buffer_chunks * CHUNK_WORDS
+        tokens = TOKEN_BUFFERS * self.buffer_chunks * CHUNK_WORDS
         sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
-        return max(BARRIER_BYTES + self.table_bytes + 4 * tokens, 4 * sums)
+        return max(self.table_bytes + 4 * tokens, 4 * sums)
