@@ -351,13 +351,24 @@ class Digits:
 
     def _read_tokens(self, words: Any, first: Expr, token: Expr, item: Expr, items: Expr) -> None:
         """Emit the loads of sixteen elements of a tile, zero where x ends; four items make a tile."""
-        count = self.splitter.words
-        start = b.bind((first + item // 4) * TILE + item % 4 * (32 // self.shape.lane))
-        for i in range(count):
-            at = b.bind(start + i * (TILE // count))
-            b.store(words, T.uint32(0), i)
-            with b.when(T.And(item < items, at < self.args.k_x)):
-                b.ptx("ld.global.u32", words[i], self.args.x.ptr_to([self.first_token + token, at]))
+        count, tile = self.splitter.words, b.bind(first + item // 4)
+        start = b.bind(tile * TILE + item % 4 * (32 // self.shape.lane))
+
+        def load(i: int) -> None:
+            place = [self.first_token + token, start + i * (TILE // count)]
+            b.ptx("ld.global.u32", words[i], self.args.x.ptr_to(place))
+
+        def whole() -> None:
+            for i in range(count):
+                load(i)
+
+        def part() -> None:
+            for i in range(count):
+                b.store(words, T.uint32(0), i)
+                with b.when(T.And(item < items, start + i * (TILE // count) < self.args.k_x)):
+                    load(i)
+
+        b.either(T.And(item < items, tile * TILE + TILE <= self.args.k_x), whole, part)
 
     def _convert_item(self, words: Any, active: Expr, item: Expr, token: Expr) -> Expr:
         shape = self.shape
