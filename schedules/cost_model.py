@@ -376,12 +376,11 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
-    tokens = max(8, schedule.tile_m)
-    issue = GEMV_ISSUE_CYCLES * tokens / 8
+    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
     issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
-        issue += max(0.5, groups) * tokens / 2 * GEMV_SUM_CYCLES
+        issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
     copied = min(m, schedule.tile_m) * padded(gemm.k) * operand_bytes(gemm) / schedule.cluster
     ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * schedule.stages * strips
     chain = tiles * GEMV_TILE_CYCLES + ramp + GEMV_TOKEN_CYCLES * copied

@@ -100,7 +100,7 @@ class Rule:
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
-        (2, 8, 16),
+        (8, 16),
         (64,),
         (64,),
         (2, 3, 4, 6, 8),
@@ -402,9 +402,8 @@ def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
     # Either scales that were multiplied out, or a second set of sums.
-    tokens = max(8, schedule.tile_m)
-    sums = tokens // 2 + (4 if schedule.placement == "operand" else tokens // 2)
-    operands = schedule.warp_rows // 2 + tokens // 2
+    sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
+    operands = schedule.warp_rows // 2 + schedule.tile_m // 2
     return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
 
 
@@ -545,8 +544,6 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield "experts give enough blocks without clusters"
     if schedule.warps % schedule.split_k:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
-    if schedule.tile_m < 8 and lane_of(gemm.activation) == 8:
-        yield f"tiles of {schedule.tile_m} tokens are for 16-bit cores"
     shared = schedule.placement == "accumulator" and schedule.cluster > 1
     sums = 4 * TOKEN_BUFFERS * TOKEN_SUMS if shared else 0
     taken = table_bytes(gemm) + sums + least_token_bytes(gemm, schedule)

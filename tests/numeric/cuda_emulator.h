@@ -17,7 +17,7 @@ static float min(float a, float b) { return a < b ? a : b; }
 static float max(float a, float b) { return a > b ? a : b; }
 static uint32_t max(uint32_t a, uint32_t b) { return a > b ? a : b; }
 struct Index3 { int x, y, z; };
-struct Copy { void* to; const void* from; int bytes, size; };
+struct Copy { void* to; const void* from; int bytes; };
 struct Warp { int arrived = 0, generation = 0; uint32_t in[32][32]; uint32_t out[32][16]; const void* address[32]; };
 struct Fiber {
   ucontext_t context; std::vector<char> stack; bool done = false; int id = 0, rank = 0, cluster_phase = 0;
@@ -97,13 +97,13 @@ template <class P> static void ptx_gst2(P p, uint32_t a, uint32_t b) {
   uint32_t v[2] = {a, b}; memcpy((void*)emu_at(p, 8), v, 8);
 }
 static void emu_land(const Copy& c) {
-  memset(c.to, 0, c.size);
+  memset(c.to, 0, 16);
   if (c.bytes) memcpy(c.to, c.from, c.bytes);
 }
-static void ptx_cp_async(uint32_t to, const void* from, int size, int bytes = -1) {
-  if (size != 16 && size != 4) emu_fail("cp.async of another size");
-  if ((size_t)from % size) emu_fail("misaligned cp.async");
-  Copy copy{emu_at(to, size), from, bytes < 0 ? size : bytes, size};
+static void ptx_cp_async(uint32_t to, const void* from, int size, int bytes = 16) {
+  if (size != 16) emu_fail("cp.async of another size");
+  if ((size_t)from % 16) emu_fail("misaligned cp.async");
+  Copy copy{emu_at(to, 16), from, bytes};
   if (emu_eager) emu_land(copy); else emu_now->open.push_back(copy);
 }
 static void ptx_commit() { emu_now->groups.push_back(emu_now->open); emu_now->open.clear(); }

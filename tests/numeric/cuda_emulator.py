@@ -31,7 +31,7 @@ INSTRUCTIONS = (
     (r"barrier\.cluster\.wait\.acquire", "emu_cluster_wait"),
     (r"st\.shared\.v4\.[ub]32", "ptx_st4"),
     (r"st\.global\.v2\.[ub]32", "ptx_gst2"),
-    (r"cp\.async\.c[ag]\.shared\.global[\w.:]*", "ptx_cp_async"),
+    (r"cp\.async\.cg\.shared\.global[\w.:]*", "ptx_cp_async"),
     (r"(cp\.async\.bulk\.)?prefetch\.(global\.L2|L2\.global)", "(void)"),
     (r"griddepcontrol\.(wait|launch_dependents)", "ptx_nothing"),
     (r"cp\.async\.commit_group", "ptx_commit"),
@@ -88,10 +88,6 @@ def _cuda_include() -> str:
     return next((c for c in candidates if (Path(c) / "cuda_fp16.h").exists()), "")
 
 
-LOAD_COLUMN = re.compile(r"(void ladder_load_column\([^)]*\) \{).*?\n\}", re.S)
-"""A helper whose instruction is predicated."""
-
-
 def _statement(match: re.Match[str]) -> str:
     """Translate one asm statement to C++ calls."""
     template = "".join(re.findall(r'"([^"]*)"', match[1])).replace("\\n", " ").replace("\\t", " ")
@@ -110,7 +106,6 @@ def _statement(match: re.Match[str]) -> str:
 
 def translate(source: str) -> str:
     """Turn generated CUDA text into C++."""
-    source = LOAD_COLUMN.sub(r"\1 if (active) ptx_ld4(out[0], out[1], out[2], out[3], address); }", source)
     source = ASM.sub(_statement, source)
     source = re.sub(
         r"extern __shared__ __align__\(\d+\) uchar (\w+)\[\];", r"uchar* \1 = emu_shared;", source

@@ -25,7 +25,7 @@ from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tokens import SPAN_CHUNKS, ColumnTile, Copier, RunLoader
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.emission import SharedTable
@@ -70,7 +70,7 @@ SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
 
 COPIED = 4
-"""Pieces of a token of x that a thread copies in one turn."""
+"""Chunks of a token of x that a thread copies in one turn."""
 
 TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
@@ -106,11 +106,6 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     return result.func
 
 
-def token_blocks(schedule: GpuSchedule) -> int:
-    """Return the blocks of eight tokens of a tile."""
-    return -(-schedule.tile_m // STEP_TOKENS)
-
-
 class Gemv:
     """One kernel being emitted."""
 
@@ -127,7 +122,7 @@ class Gemv:
         """Take the decoder with the largest table beside which x still fits."""
         plan = self.schedule
         clocks = SUM_CLOCKS if plan.cluster == 1 else SHARED_SUM_CLOCKS
-        sums = clocks * token_blocks(plan) / (plan.warp_rows // STRIP)
+        sums = clocks * plan.tile_m // STEP_TOKENS / (plan.warp_rows // STRIP)
         for room in TABLE_ROOMS:
             self.decoder = make_decoder(
                 self.gemm, device, plan.placement, gains=True, table=room, offset_clocks=sums
@@ -148,8 +143,7 @@ class Gemv:
         that every warp sums what it multiplies: filling the table holds all of them up (measured on an H200).
         """
         summed = left_by(self.decoder, self.gemm).sums_tokens and self.schedule.cluster > 1
-        whole = self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
-        return summed and whole and self.schedule.tile_m >= STEP_TOKENS
+        return summed and self.groups.per_tile == 1 and not self.step.lanes.partial_lanes
 
     def emit(self) -> None:
         """Emit the whole body."""
@@ -269,7 +263,7 @@ class Gemv:
             self.step,
             self.decoder.operand,
             geo.row_blocks,
-            token_blocks(plan),
+            plan.tile_m // STEP_TOKENS,
             left_by(self.decoder, self.gemm),
             None if self.token_sums is None else self.token_sums.read,
         )
@@ -365,7 +359,7 @@ class Gemv:
         units = T.min(fitting, T.min(needed, even))
         self.rounds = b.keep(units * geo.unit_rounds)
         self.token_chunks = b.keep(units * geo.unit_chunks)
-        self.token_tile = (TokenTile if plan.tile_m >= STEP_TOKENS else ColumnTile)(self.token_chunks)
+        self.token_tile = TokenTile(self.token_chunks)
         self._share_copies(shift)
         self.buffer = b.Variable("int32", 0)
         self.rounds_left = b.Variable("int32", 0)
@@ -375,7 +369,7 @@ class Gemv:
             self.step.lanes,
             self.lane,
             self.token_tile,
-            token_blocks(plan),
+            plan.tile_m // STEP_TOKENS,
             self.token_count - 1,
             self.tokens,
             aligned=geo.run * geo.tile_chunks % 8 == 0 and not self.step.lanes.partial_lanes,
@@ -398,51 +392,49 @@ class Gemv:
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
         geo, first = self.geo, b.bind(self.next_chunk.value)
-        tile = self.token_tile
-        pieces, home = (CHUNK_WORDS, tile.home) if isinstance(tile, ColumnTile) else (1, tile.word)
-        per_piece = CHUNK_BYTES // self.step.element_bytes // pieces
-        count = b.bind(self.token_chunks * pieces)
-        column = b.bind((first * pieces + self.own_piece) * per_piece)
-        whole = b.bind((first + self.token_chunks) * (pieces * per_piece) <= self.end_column)
+        column = b.bind((first + self.own_piece) * self._chunk_elements)
+        whole = b.bind((first + self.token_chunks) * self._chunk_elements <= self.end_column)
         with b.when(first < self.end_tile * geo.tile_chunks):
             token = b.Variable("int32", self.own_token)
             with b.repeat_while(token.value < self.token_count):
-                word = buffer * (geo.buffer_chunks * CHUNK_WORDS) + home(token.value, self.own_piece)
-                self._copy_row(token.value, column, word, count, whole, per_piece)
+                word = self.token_tile.word(token.value, self.own_piece)
+                self._copy_row(token.value, column, buffer * (geo.buffer_chunks * CHUNK_WORDS) + word, whole)
                 token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
 
-    def _copy_row(
-        self, token: Expr, column: Expr, word: Expr, count: Expr, whole: Expr, per_piece: int
-    ) -> None:
-        """Emit this thread's part of copying a token: every 32nd of each `COPIED` x 32 of ``count`` pieces.
+    @property
+    def _chunk_elements(self) -> int:
+        return CHUNK_BYTES // self.step.element_bytes
+
+    def _copy_row(self, token: Expr, column: Expr, word: Expr, whole: Expr) -> None:
+        """Emit this thread's part of copying a token: every 32nd of each `COPIED` x 32 chunks.
 
         What a warp copies at a time is whole rows of the swizzle, so that places follow from the first.
-        ``whole`` says that no piece is beyond x; else each is compared.
+        ``whole`` says that no chunk is beyond x; else each is compared.
         """
-        words = CHUNK_WORDS // (CHUNK_BYTES // self.step.element_bytes // per_piece)
-        row = self.first_token + token
+        row, size = self.first_token + token, self._chunk_elements
         target = b.Variable("uint32", T.cuda.cvta_generic_to_shared(self.tokens.ptr_to([word])))
-        at, source = b.Variable("int32", self.own_piece), b.Variable("int32", column)
-        copy = self.copier.chunk if words == CHUNK_WORDS else self.copier.word
-        last = b.keep(T.if_then_else(whole, count, 0) - 32 * (COPIED - 1))
-        with b.repeat_while(at.value < count):
+        # Of 64 bits, so that columns of a turn are immediate offsets of one address.
+        at, source = b.Variable("int32", self.own_piece), b.Variable("int64", T.Cast("int64", column))
+        last = b.keep(T.if_then_else(whole, self.token_chunks, 0) - 32 * (COPIED - 1))
+        with b.repeat_while(at.value < self.token_chunks):
+            steps = range(0, 32 * COPIED, 32)
             places = [
-                (source.value + 32 * i * per_piece, target.value + T.uint32(32 * i * words * 4))
-                for i in range(COPIED)
+                (source.value + T.int64(i * size), target.value + T.uint32(i * CHUNK_BYTES)) for i in steps
             ]
             with b.when(at.value < last):
                 for column, place in places:
-                    copy(place, self.args.x.ptr_to([row, column]))
+                    self.copier.chunk(place, self.args.x.ptr_to([row, column]))
             with b.when(at.value >= last):
-                for i, (column, place) in enumerate(places):
-                    with b.when(at.value + 32 * i < count):
+                for i, (column, place) in zip(steps, places, strict=True):
+                    with b.when(at.value + i < self.token_chunks):
                         valid = b.bind(column < self.end_column)
-                        copy(place, self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)]), valid)
+                        x = self.args.x.ptr_to([row, T.if_then_else(valid, column, T.int64(0))])
+                        self.copier.chunk(place, x, valid)
             at.set(at.value + self.piece_step)
-            source.set(source.value + self.piece_step * per_piece)
-            target.set(target.value + T.Cast("uint32", self.piece_step * (words * 4)))
+            source.set(source.value + T.Cast("int64", self.piece_step * size))
+            target.set(target.value + T.Cast("uint32", self.piece_step * CHUNK_BYTES))
 
     def _advance(self) -> None:
         """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""
@@ -488,16 +480,15 @@ class Gemv:
         self.sums.join_lanes()
         b.block_sync()
         lanes = self.step.lanes
-        blocks, stored = token_blocks(self.schedule), self.schedule.tile_m
-        for fragment in range(self.geo.row_blocks * blocks):
-            block, token_block = divmod(fragment, blocks)
+        token_blocks = self.schedule.tile_m // STEP_TOKENS
+        for fragment in range(self.geo.row_blocks * token_blocks):
+            block, token_block = divmod(fragment, token_blocks)
             with b.when(lanes.is_first(self.lane)):
                 for i in range(lanes.accumulators):
                     row, token = lanes.position(self.lane, i)
                     row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
                     at = (self.slice, token_block * STEP_TOKENS + token, row)
-                    with b.when(token < stored if stored < STEP_TOKENS else True):
-                        b.store(self.slices, self.sums.result(fragment, i), *at)
+                    b.store(self.slices, self.sums.result(fragment, i), *at)
         reduce_and_store(self, self.geo)
 
     @property

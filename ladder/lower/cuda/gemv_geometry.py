@@ -71,7 +71,7 @@ class Geometry(Slices):
     def __post_init__(self) -> None:
         plan = self.schedule
         check(plan.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={plan.tile_n}")
-        check(plan.tile_m in (2, 8, 16), f"gemv serves 2, 8 or 16 tokens per block, got {plan.tile_m}")
+        check(plan.tile_m in (8, 16), f"gemv serves 8 or 16 tokens per block, got tile_m={plan.tile_m}")
         check(
             plan.warps % plan.split_k == 0 and plan.warps <= 32,
             f"gemv takes as many warps for each slice of K and at most 32, got warps={plan.warps},"

@@ -5,7 +5,6 @@ Index functions work on Python integers and on TIR expressions alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -42,38 +41,6 @@ def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, 
     """Return ``(token, chunk, word)`` of register ``index`` of a span, for lanes without ldmatrix."""
     token, word = lanes.operand(lane)
     return token, index, word
-
-
-LOAD_COLUMN = """
-static __device__ __forceinline__ void ladder_load_column(unsigned* out, unsigned address, unsigned active) {
-  asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];}"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address), "r"(active) : "memory");
-}
-"""
-
-
-@dataclass(frozen=True)
-class ColumnTile(TokenTile):
-    """Where the words of few tokens lie: the four of a span that one lane multiplies are one chunk.
-
-    Loading them takes one pass through shared memory for two tokens, where ldmatrix takes four
-    however few there are.
-    """
-
-    def word(self, row: Index, chunk: Index) -> Index:
-        """Return the word at which column ``chunk % 4`` of a span starts; two tokens use all banks."""
-        return (row * self.chunks + (chunk ^ row % 2 * SPAN_CHUNKS)) * CHUNK_WORDS
-
-    def home(self, row: Index, word: Index) -> Index:
-        """Return the word at which word ``word`` of a token lies."""
-        chunk, column = word // CHUNK_WORDS, word % CHUNK_WORDS
-        return self.word(row, chunk // SPAN_CHUNKS * SPAN_CHUNKS + column) + chunk % SPAN_CHUNKS
-
-
-def column_source(lane: Index) -> tuple[Index, Index]:
-    """Return the token, and the column of a span, that a lane multiplies."""
-    return lane // 4, lane % 4
 
 
 class SpanLoader:
@@ -145,9 +112,7 @@ class RunLoader:
     ) -> None:
         self.general = SpanLoader(lanes, lane, tile, b.keep(last))
         self.shared, self.start = shared, b.Variable("int32", 0)
-        self.columns = isinstance(tile, ColumnTile)
-        token, piece = column_source(lane) if self.columns else matrix_source(lane)
-        self.active = b.keep(T.Cast("uint32", token <= last)) if self.columns else None
+        token, piece = matrix_source(lane)
         rows = (T.min(block * 8 + token, last) for block in range(token_blocks if aligned else 0))
         self.rows = [b.keep(tile.word(row, piece)) for row in rows]
         self.addresses = [b.Variable("uint32", T.uint32(0)) for _ in self.rows]
@@ -172,12 +137,7 @@ class RunLoader:
             return
         whole, part = divmod(chunk, 8)
         address = self.addresses[block].value ^ T.uint32(part // SPAN_CHUNKS * HALF_BYTES)
-        address = address + T.uint32(whole * 8 * CHUNK_BYTES)
-        if self.columns:  # lanes without a token may hold anything
-            place = out.ptr_to([0])
-            b.emit(b.call_inline("ladder_load_column", LOAD_COLUMN, "void", place, address, self.active))
-        else:
-            b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address)
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address + T.uint32(whole * 8 * CHUNK_BYTES))
 
 
 class Copier:
@@ -185,18 +145,6 @@ class Copier:
 
     def __init__(self, device: TileDevice) -> None:
         self.asynchronous = "cp.async" in device.features
-
-    def word(self, destination: Index, source: Index, valid: Index | None = None) -> None:
-        """Emit one copy of 4 bytes; where ``valid`` is false, zero is written and ``source`` is not read."""
-        if self.asynchronous:
-            size = [] if valid is None else [T.Cast("uint32", valid) * T.uint32(4)]
-            b.ptx("cp.async.ca.shared.global", destination, source, 4, *size)
-            return
-        words = b.local(1, "uint32")
-        b.store(words, T.uint32(0), 0)
-        with b.when(True if valid is None else valid):
-            b.ptx("ld.global.nc.u32", words[0], source)
-        b.ptx("st.shared.u32", destination, words[0])
 
     def chunk(self, destination: Index, source: Index, valid: Index | None = None) -> None:
         """Emit one copy; where ``valid`` is false, zeros are written and ``source`` is not read."""

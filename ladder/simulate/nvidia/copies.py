@@ -282,8 +282,6 @@ def _copy_box(
 
 
 STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
-    "tirx.ptx.cp_async_ca": _copy,
-    "tirx.ptx.cp_async_ca_src_size": _copy,
     "tirx.ptx.cp_async_cg": _copy,
     "tirx.ptx.cp_async_cg_src_size": _copy,
     "tirx.ptx.cp_async_commit_group": _commit,

@@ -21,7 +21,6 @@ from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import (
-    LANES,
     NUMPY,
     ROUND,
     Array,
@@ -228,28 +227,6 @@ def _look_up_at(t: Translator, call: CallView, groups: tuple[str, ...], source: 
     return read
 
 
-def _load_column(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
-    """Load 16 bytes in active lanes; the others' registers are poisoned."""
-    out, statement = t.expression(call.operands[0]), call.statement
-    address, wanted = t.read(call.operands[1]), t.read(call.operands[2])
-    first = out.target
-
-    def action(c: Cohort) -> None:
-        saved, own = c.mask, np.broadcast_to(np.asarray(wanted(c)) != 0, (c.count, LANES))
-        words = np.full((c.count, LANES, 4), 0xFFFFFFFF, WORD)
-        inside = c.narrowed(own)
-        if inside.any():
-            c.mask = None if inside.all() else inside
-            place = np.asarray(address(c), np.int64)
-            data = c.machine.memory.load_shared(c, place, 16, None, statement).view(WORD)
-            words = np.where(inside[:, :, None], data, words)
-        c.mask = saved
-        for index in range(4):
-            c.store(first + index, words[:, :, index], statement, WORD)
-
-    return action
-
-
 def _pair_values(source: str) -> Array:
     """Return the 16 values of a table, from an array or from four 64-bit constants."""
     text = re.search(r"_values\[16\] = \{([^}]*)\}", source)
@@ -427,7 +404,6 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
-    Helper(r"ladder_load_column", "@p ld.shared.v4.u32 {{%0, %1, %2, %3}}, [%4];", _load_column),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
     Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
