@@ -120,6 +120,7 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
         warp_rows=(16, 32, 64),
         placement=("accumulator",),
     ),
@@ -249,13 +250,15 @@ def promotes_rarely(gemm: Gemm) -> bool:
 
 
 def k_blocks(schedule: GpuSchedule) -> int:
-    """Return the blocks that share K: wgmma's slices, or the blocks of a gemv cluster."""
-    return {"wgmma": schedule.split_k, "gemv": schedule.cluster}.get(schedule.pipeline, 1)
+    """Return the blocks that share K: wgmma's slices, or the blocks of a cluster of gemv or digits."""
+    if schedule.pipeline in SLICED:
+        return schedule.cluster
+    return schedule.split_k if schedule.pipeline == "wgmma" else 1
 
 
 def k_slices(schedule: GpuSchedule) -> int:
     """Return the parts into which K is split, among blocks and among warps of a block."""
-    return schedule.split_k * (schedule.cluster if schedule.pipeline == "gemv" else 1)
+    return schedule.split_k * (schedule.cluster if schedule.pipeline in SLICED else 1)
 
 
 def block_rows(schedule: GpuSchedule) -> int:

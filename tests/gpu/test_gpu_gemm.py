@@ -195,6 +195,7 @@ DIGITS: dict[str, GpuSchedule] = {
     "one token": GpuSchedule("digits", 1, stages=4, warps=8, split_k=4, placement="accumulator"),
     "wide warps": GpuSchedule("digits", 2, warps=6, split_k=3, placement="accumulator", warp_rows=64),
     "eight tokens": GpuSchedule("digits", 8, stages=2, warps=4, split_k=2, placement="accumulator"),
+    "clusters": GpuSchedule("digits", 1, stages=2, warps=4, split_k=2, placement="accumulator", cluster=2),
 }
 
 
@@ -202,6 +203,8 @@ DIGITS: dict[str, GpuSchedule] = {
 @pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("shape", list(DIGITS))
 def test_digits_for_any_m(shape: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DIGITS[shape].cluster > 1 and "cluster" not in _features():
+        pytest.skip("needs clusters (sm_90)")
     plan = Plan(((1 << 20, DIGITS[shape]),))
     for name in ("int4_g128", "ternary", *(() if activation == "int8" else ("int1",))):
         for n, k in SHAPES:

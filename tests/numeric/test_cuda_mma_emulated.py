@@ -321,6 +321,24 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _digits(stages=4, tile_m=8, warps=8, split_k=8),
         (8,),
     ),
+    "digits two blocks split K": (
+        "sm_90a",
+        _gemm(weight="int2", group_size=128, scale=True, k=2000, n=130, bias=True),
+        _digits(warp_rows=32, cluster=2),
+        (1, 2),
+    ),
+    "digits two blocks split K, the second has nothing to do": (
+        "sm_90a",
+        _gemm(weight="int2", activation="int8", k=60, token_scale=True),
+        _digits(stages=4, tile_m=4, cluster=2),
+        (3,),
+    ),
+    "digits int8, two blocks split K, offsets": (
+        "sm_90a",
+        _gemm(weight="int2", activation="int8", k=900, token_scale=True),
+        _digits(stages=4, tile_m=4, warp_rows=32, cluster=2),
+        (3, 5),
+    ),
     "mma groups, odd K tiles, token warps": (
         "sm_80",
         _gemm(group_size=128, scale=True, zero="integer", n=203, k=330, bias=True, epilogue=("relu",)),
