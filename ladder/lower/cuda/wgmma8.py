@@ -7,6 +7,8 @@ every interval of K is summed apart and added, scaled, to totals that stay in re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -15,7 +17,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.decode import make_decoder
 from ladder.lower.cuda.instructions import PTX_FP8
-from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
+from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, keep_registers, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
@@ -55,10 +57,63 @@ class ByteKernel(Kernel):
         self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
+        if self.plan.defers:
+            self._declare_deferred()
 
-    def _tile(self, row_tile: Expr, token: Expr) -> None:
+    def _declare_deferred(self) -> None:
+        """Declare what outlives a tile: where it lies, its sums and the values they are multiplied by."""
+        self.held = wgmma_epilogue.Held.declare(self)
+        self.done_row, self.done_token = b.Variable("int32", 0), b.Variable("int32", 0)
+        # The tile before the first lies beyond M: nothing of it is stored.
+        self.done_token.set(self.args.m)
+        self.held.load(0, self.args.m)
+        self._clear_totals()
+
+    def _clear_totals(self) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
+
+    def _finish_previous(self) -> Callable[[], None]:
+        """Return what writes the tile before, whose sums are the totals."""
+        row, token = b.keep(self.done_row.value), b.keep(self.done_token.value)
+        return partial(wgmma_epilogue.finish_tile, self, row, token, self.held.values)
+
+    def _for_each_tile(self, body: Any) -> None:
+        super()._for_each_tile(body)
+        if body == self._tile and self.plan.defers:
+            self._finish_previous()()
+
+    def _tile(self, row_tile: Expr, token: Expr) -> None:
+        if self.plan.defers:
+            self._deferring_tile(row_tile, token)
+        else:
+            self._whole_tile(row_tile, token)
+
+    def _deferring_tile(self, row_tile: Expr, token: Expr) -> None:
+        """Sum one output tile, and write the one before while this one's first products run."""
+        self._first_slab()
+        self._decode_share(0, range(self._items))
+        count = self.plan.turns
+        self._turn(0, 0, self._finish_previous())
+        self.done_row.set(row_tile)
+        self.done_token.set(token)
+        self.held.load(row_tile, token)
+        self._run(1, T.min(self.turns, count) - 1, 1)
+        self._add_to_totals(fresh=True)
+        with b.loop((self.turns - 1) // count) as interval:
+            first = b.keep((interval + 1) * count)
+            self._run(first, T.min(self.turns - first, count))
+            self._add_to_totals()
+        self.ring.advance()
+
+    def _add_to_totals(self, fresh: bool = False) -> None:
+        """Add the sums of a finished interval to the totals, or let them be the totals."""
+        for index in range(self.plan.bank_registers):
+            value = self._sum_in(self.units[-1], index)
+            b.store(self.total, value if fresh else self.total[index] + value, index)
+
+    def _whole_tile(self, row_tile: Expr, token: Expr) -> None:
+        self._clear_totals()
         held = wgmma_epilogue.row_values(self, row_tile, token)
         self.token = token
         self._load_factors(0, 0)
@@ -68,34 +123,40 @@ class ByteKernel(Kernel):
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
-                for index in range(self.plan.bank_registers):
-                    b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
+                self._add_to_totals()
         else:
             self._run(0, self.turns)
         self.ring.advance()
         wgmma_epilogue.finish_tile(self, row_tile, token, held)
 
-    def _run(self, first: Expr, count: Expr) -> None:
-        """Run turns ``first .. first+count``; products of one may still run while the next begins."""
+    def _run(self, first: Expr, count: Expr, before: int = 0) -> None:
+        """Run turns ``first .. first+count``; products of one may still run while the next begins.
+
+        ``before`` turns have run since sums were cleared.
+        """
         with b.loop(count) as number:
-            self._turn(first + number, number)
+            self._turn(first + number, number + before)
         if self.plan.long:
             self._finish(self.units[-1])
             for bank in self.banks:
                 pin_registers(bank, self.plan.bank_registers)
 
-    def _turn(self, turn: Expr, number: Expr) -> None:
+    def _turn(self, turn: Expr, number: Expr, meanwhile: Callable[[], None] | None = None) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted.
 
-        ``number`` counts the turns since sums were cleared.
+        ``number`` counts the turns since sums were cleared. In a tile's first turn, ``meanwhile``
+        is done once all products have started.
         """
         shares = self._shares()
-        running = self.units[-1] if self.plan.long else None
+        running = self.units[-1] if self.plan.long and meanwhile is None else None
         for index, unit in enumerate(self.units):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
             self._start(number, unit)
+            if meanwhile and index == len(self.units) - 1:
+                meanwhile()
+                keep_registers(self.operands, 2 * self.geo.m64 * 16)
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)

@@ -98,6 +98,11 @@ class Loop:
         return not self.geo.promotes or (promotes_rarely(self.geo.gemm) and self.positions == 1)
 
     @property
+    def defers(self) -> bool:
+        """Whether a tile is written while the next one's first products run: totals wait in registers."""
+        return self.long and self.geo.promotes and self.geo.schedule.persistent
+
+    @property
     def turns(self) -> int:
         """Turns between promotions, where they are ``long`` and there are promotions."""
         return FP8_INTERVAL // self.turn
