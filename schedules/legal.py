@@ -79,6 +79,9 @@ at 128 tokens, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
+PROMOTED_TOKENS = 128
+"""Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -401,7 +404,7 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
-        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
+        partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
         return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
@@ -501,7 +504,7 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
+    if promotes(gemm, schedule) and schedule.tile_m > (256 if schedule.pipeline == "wgmma" else 128):
         yield "tile_m=256 leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)

@@ -24,6 +24,12 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
 Expr = Any
+Step = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
@@ -49,7 +55,7 @@ class ByteKernel(Kernel):
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
         self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
-        self._allocate_operands()
+        self._allocate_operands(self.plan.operand_sets)
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
         # Scales of groups of tokens: of the unit that is promoted next, and of the one after it.
@@ -114,7 +120,8 @@ class ByteKernel(Kernel):
 
     def _whole_tile(self, row_tile: Expr, token: Expr) -> None:
         self._clear_totals()
-        held = wgmma_epilogue.row_values(self, row_tile, token)
+        early = self.plan.operand_sets == 2
+        held = wgmma_epilogue.row_values(self, row_tile, token) if early else {}
         self.token = token
         self._load_factors(0, 0)
         self._first_slab()
@@ -127,6 +134,7 @@ class ByteKernel(Kernel):
         else:
             self._run(0, self.turns)
         self.ring.advance()
+        held = held if early else wgmma_epilogue.row_values(self, row_tile, token)
         wgmma_epilogue.finish_tile(self, row_tile, token, held)
 
     def _run(self, first: Expr, count: Expr, before: int = 0) -> None:
@@ -161,26 +169,33 @@ class ByteKernel(Kernel):
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
             # The loads' latency hides behind the promotion.
-            self._fetch_share(turn, unit.slab + 1, share)
+            fetch = partial(self._fetch_share, turn, unit.slab + 1, share)
+            decode = partial(self._decode_share, unit.slab + 1, share)
+            late = self.plan.operand_sets == 1
+            if not late:
+                fetch()
             self._remember_scales(unit)
             if running:
                 self._promote(running)
             self._load_factors(turn, index + 1)
-            self._decode_share(unit.slab + 1, share)
+            if not late:
+                decode()
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
             last = index == len(self.units) - 1
             if not self.plan.long and (last or (unit.done and self.plan.drains)):
-                self._finish(unit)
+                self._finish(unit, (fetch, decode) if late else (_nothing, _nothing))
                 running = None
 
-    def _finish(self, unit: Unit) -> None:
-        """Wait for all products and promote those of the last unit."""
+    def _finish(self, unit: Unit, around: tuple[Step, Step] = (_nothing, _nothing)) -> None:
+        """Wait for all products and promote those of the last unit; do something before and after that."""
         self._wait_products(0)
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
+        around[0]()
         self._promote(unit)
+        around[1]()
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
@@ -200,11 +215,13 @@ class ByteKernel(Kernel):
     def _shares(self) -> list[range]:
         """Return which packed tiles of the next slab each unit of a slab decodes."""
         units, items = len(self.units) // self.geo.body, self._items
+        if self.plan.operand_sets == 1:
+            return [range(0)] * (units - 1) + [range(items)]
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
     def _fetch_share(self, turn: Expr, slab: int, share: range) -> None:
-        if share.start == 0 and slab % self.geo.slabs == 0:
+        if share and share.start == 0 and slab % self.geo.slabs == 0:
             self._enter_stage(turn, slab)
         within = slab % self.geo.slabs
         for item in share:
@@ -218,10 +235,10 @@ class ByteKernel(Kernel):
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
             words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
-            self._decode_tile(words, m, tile, slab % 2)
+            self._decode_tile(words, m, tile, slab % self.plan.operand_sets)
             # Here, while products run, and not when the next ones need them.
             count = 16 // self.geo.tiles_per_slab
-            first = (slab % 2 * self.geo.m64 + m) * 16 + tile * count
+            first = (slab % self.plan.operand_sets * self.geo.m64 + m) * 16 + tile * count
             pin_registers(self.operands, count, first)
 
     # ---- products -------------------------------------------------------------------
@@ -253,7 +270,7 @@ class ByteKernel(Kernel):
 
     def _registers(self, unit: Unit, step: int) -> list[Expr]:
         """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
-        base = (unit.slab % 2 * self.geo.m64 + unit.m) * 16 + step * 4
+        base = (unit.slab % self.plan.operand_sets * self.geo.m64 + unit.m) * 16 + step * 4
         registers = [self.operands[base + i] for i in range(4)]
         if unit.extent >= STEP:
             return registers
