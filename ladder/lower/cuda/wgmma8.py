@@ -191,9 +191,9 @@ class ByteKernel(Kernel):
     def _finish(self, unit: Unit, around: tuple[Step, Step] = (_nothing, _nothing)) -> None:
         """Wait for all products and promote those of the last unit; do something before and after that."""
         self._wait_products(0)
+        around[0]()
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
-        around[0]()
         self._promote(unit)
         around[1]()
 
@@ -221,7 +221,9 @@ class ByteKernel(Kernel):
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
     def _fetch_share(self, turn: Expr, slab: int, share: range) -> None:
-        if share and share.start == 0 and slab % self.geo.slabs == 0:
+        if not share:
+            return
+        if share.start == 0 and slab % self.geo.slabs == 0:
             self._enter_stage(turn, slab)
         within = slab % self.geo.slabs
         for item in share:
@@ -230,6 +232,9 @@ class ByteKernel(Kernel):
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
                 self._fetch_rows(m, slab % self.geo.body)
+        if self.plan.operand_sets == 1:
+            # A tile's last fetch is in vain, and of the stage that is freed next.
+            b.emit(T.cuda.warp_sync())
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:
