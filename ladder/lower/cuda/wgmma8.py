@@ -23,6 +23,7 @@ from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.layouts import TILE
 
+TAKE_TURNS = False
 Expr = Any
 Step = Callable[[], None]
 
@@ -65,6 +66,26 @@ class ByteKernel(Kernel):
         self.multiplied = b.Variable("int32", 0)
         if self.plan.defers:
             self._declare_deferred()
+        if self._alternates:
+            # By a shuffle, after which ptxas knows that it is the same in all lanes.
+            every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", self.group_index)
+            self.seat = b.keep(T.tvm_warp_shuffle(every, group, 0, 32, 32))
+            with b.when(self.seat == 1):
+                self._yield_core()
+
+    @property
+    def _alternates(self) -> bool:
+        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies."""
+        always = self.plan.drains and all(unit.done for unit in self.units)
+        return TAKE_TURNS and self.geo.warpgroups == 2 and always
+
+    def _take_core(self) -> None:
+        """Wait until the other warpgroup's products end (named barriers 1 and 2)."""
+        b.emit(T.ptx.bar.sync(T.Cast("uint32", 1 + self.seat), T.uint32(256)))
+
+    def _yield_core(self) -> None:
+        """Let the other warpgroup start its products."""
+        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.seat), T.uint32(256)))
 
     def _declare_deferred(self) -> None:
         """Declare what outlives a tile: where it lies, its sums and the values they are multiplied by."""
@@ -190,6 +211,10 @@ class ByteKernel(Kernel):
 
     def _finish(self, unit: Unit, around: tuple[Step, Step] = (_nothing, _nothing)) -> None:
         """Wait for all products and promote those of the last unit; do something before and after that."""
+        if self._alternates:
+            # The last step of this unit runs while the other warpgroup starts.
+            self._wait_products(1)
+            self._yield_core()
         self._wait_products(0)
         around[0]()
         self.previous.set(self.multiplied.value)
@@ -252,11 +277,15 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
+        if self._alternates:
+            self._take_core()
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
             adds = number > 0 if first and self.plan.long else not first
             registers = self._registers(unit, step)
+            if self._alternates and step == -(-unit.end // STEP) - 1:
+                b.emit(T.ptx.wgmma.commit_group.sync.aligned())
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 
