@@ -404,8 +404,11 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
+        parted = schedule.tile_m > PROMOTED_TOKENS
         partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
-        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
+        # A tile in parts decodes nothing ahead.
+        rest = 16 + (8 if plain else 24) if parted else 32 + (8 if plain else 28)
+        return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
