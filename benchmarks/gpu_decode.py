@@ -62,7 +62,7 @@ class Case:
 
     def decoder(self, device: Any) -> Any:
         """Return the decoder."""
-        from ladder.lower.cuda.decode import make_decoder
+        from ladder.lower.gpu.decode import make_decoder
 
         return make_decoder(self.gemm, device, self.placement, gains=True, table=self.table)
 
@@ -84,9 +84,9 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
 def emit(case: Case, device: Any, name: str) -> Any:
     """Emit a kernel: ``words[TILES, words], operands[4], out[threads]``."""
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import load_order
-    from ladder.lower.cuda.emission import SharedTable
-    from ladder.lower.cuda.instructions import emit_step, select_step
+    from ladder.lower.gpu.decode import load_order
+    from ladder.lower.gpu.emission import SharedTable
+    from ladder.lower.gpu.instructions import emit_step, select_step
 
     decoder = case.decoder(device)
     step = select_step(device, case.activation)

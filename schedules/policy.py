@@ -15,7 +15,8 @@ from itertools import product
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import Cost, is_tight, predict
+from schedules.cost import Cost
+from schedules.cost_model import is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator

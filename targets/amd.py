@@ -1,7 +1,8 @@
 """AMD GPUs, one row per architecture.
 
 Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
-clock, bandwidth, dense matrix rates); LLVM AMDGPU usage guide (LDS, wavefront, targets).
+clock, bandwidth, dense matrix rates; L2: 32 channels of 128 bytes per clock on CDNA2, 16 on each
+die since); LLVM AMDGPU usage guide (LDS, wavefront, targets).
 Nothing here was measured; sustained fractions are those of the H200 (`targets.nvidia`).
 """
 
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma",)
+PIPELINES = ("mfma", "dot")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Chip:
     lds: int
     features: frozenset[str]
     toolkit: str
+    dies: int = 1
 
 
 def _layers(chip: Chip) -> tuple[Layer, ...]:
@@ -77,19 +79,20 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         cores=cores,
         target=tuple(sorted(target.items())),
         features=chip.features,
-        vector_ops_per_cycle=128.0,
+        vector_ops_per_cycle=64.0,
         registers_per_unit=131072,
         max_threads_per_unit=2048,
         max_blocks_per_unit=32,
         shared_per_block=chip.lds,
         shared_per_unit=chip.lds,
         toolkit=chip.toolkit,
+        dies=chip.dies,
         source=f"{chip.title} datasheet and architecture whitepaper",
     )
 
 
 CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot"})
-CDNA3 = CDNA2 | {"fp8fnuz", "xcd"}
+CDNA3 = CDNA2 | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
 CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"fp8", "fp6", "fp4", "load.lds.b128"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
 
@@ -102,7 +105,7 @@ GFX90A = _device(
         1.7e9,
         64,
         (64 * GIB, 1638e9),
-        (8 * MIB, 3.5e12),
+        (8 * MIB, 4096 * 1.7e9),
         64 * KIB,
         CDNA2,
         "rocm>=5.0",
@@ -115,6 +118,7 @@ GFX90A = _device(
     ),
 )
 
+# Its fp8 operands are fnuz codes: `ladder.lower.rocm.decode` translates those of the OCP types.
 GFX942 = _device(
     Chip(
         "gfx942",
@@ -123,18 +127,19 @@ GFX942 = _device(
         2.1e9,
         64,
         (192 * GIB, 5.3e12),
-        (32 * MIB, 1.0e13),
+        (32 * MIB, 16384 * 2.1e9),
         64 * KIB,
         CDNA3,
         "rocm>=6.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_32x32x8_f16", 32, 8, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
         _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3fnuz", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2fnuz", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 
@@ -146,10 +151,11 @@ GFX950 = _device(
         2.4e9,
         64,
         (288 * GIB, 8.0e12),
-        (32 * MIB, 1.2e13),
+        (32 * MIB, 16384 * 2.4e9),
         160 * KIB,
         CDNA4,
         "rocm>=7.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),

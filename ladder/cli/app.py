@@ -99,7 +99,10 @@ def gemm(
     epilogue: Epilogue = "",
     output: Output = None,
     target: Target = "cpu",
-    check: Annotated[bool, typer.Option(help="Compare the result with float64.")] = True,
+    check: Annotated[
+        bool,
+        typer.Option(help="Compare the result with float64; for a GPU, also simulate the kernel on the CPU."),
+    ] = True,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -117,7 +120,7 @@ def gemm(
     else:
         console.print_fields(report.as_text())
     if report.passed is False:
-        console_error(f"relative error {report.relative_error:.2e} exceeds {report.tolerance:.0e}")
+        console_error(report.failure)
         raise typer.Exit(FAILED)
 
 
@@ -147,9 +150,13 @@ def explain(
     problem = Problem(weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target)
     with console.progress() as step:
         step(f"compiling for {target}")
-        text = explain_summary(problem) if stage is None else explain_stage(problem, stage)
+        if stage is None:
+            text, evidence = explain_summary(problem)
+        else:
+            text, evidence = explain_stage(problem, stage), None
     if as_json:
-        console.print_json({"target": target, "stage": stage, "text": text})
+        found = None if evidence is None else evidence.as_json()
+        console.print_json({"target": target, "stage": stage, "text": text, "evidence": found})
     else:
         print(text)
 

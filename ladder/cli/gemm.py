@@ -17,7 +17,7 @@ from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
-from schedules.cost_model import minimum_bytes
+from schedules.cost import minimum_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,8 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     problem
         What to multiply, and for which target.
     check
-        Whether to compare with float64.
+        Whether to compare with float64; for a GPU also to simulate the kernel on the CPU, and to look
+        at its code.
     timed
         Whether to time it beside torch.
     step
@@ -63,9 +64,13 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     step(f"compiling for {problem.device.name}")
     operator = problem.operator()
     report = compiled_report(problem, operator)
+    if check and problem.device.is_gpu and problem.m:
+        step("looking at the code and simulating the kernel")
+        report = with_evidence(report, problem, operator)
     reason = why_not_here(problem.device)
     if reason:
-        return replace(report, not_run=f"{reason}; the kernel was compiled, but neither checked nor timed")
+        done = "compiled and simulated, but not timed" if report.simulated else "compiled, but not run"
+        return replace(report, not_run=f"{reason}; the kernel was {done}")
     step("drawing and packing operands")
     operands = make_operands(problem, operator.gemm)
     place = "cuda" if problem.device.is_gpu else "cpu"
@@ -109,6 +114,21 @@ def compiled_report(problem: Problem, operator: Matmul) -> GemmReport:
     )
 
 
+def with_evidence(report: GemmReport, problem: Problem, operator: Matmul) -> GemmReport:
+    """Add what the code of the kernel says, and what it does on the simulator."""
+    from ladder.cli.check import simulated_check
+
+    lowered = operator.lower(problem.device)
+    simulated = simulated_check(problem, lowered)
+    return replace(
+        report,
+        evidence=lowered.evidence(problem.m),
+        simulated=simulated,
+        relative_error=simulated.relative_error,
+        passed=simulated.relative_error <= report.tolerance and not simulated.findings,
+    )
+
+
 def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torch.Tensor:
     """Run the kernel once."""
     return operator(operands.x, packed, bias=operands.bias, token_scale=operands.token_scale)
@@ -120,7 +140,8 @@ def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Te
     difference = np.linalg.norm(result.double().cpu().numpy() - exact)
     error = float(difference / (np.linalg.norm(exact) or 1.0))
     # A NaN fails too: it is within nothing.
-    return replace(report, relative_error=error, passed=error <= report.tolerance)
+    simulated = report.passed is not False
+    return replace(report, relative_error=error, passed=simulated and error <= report.tolerance)
 
 
 def clocked(

@@ -188,7 +188,7 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.layouts`, `schedules.packed_scales`)."""
-    from ladder.lower.cuda.decode import packed_layout
+    from ladder.lower.gpu.decode import packed_layout
     from schedules import packed_scales
     from schedules.legal import streams_exponents
 

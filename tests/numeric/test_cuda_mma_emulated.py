@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.decode import packed_layout
+from ladder.lower.gpu.decode import packed_layout
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.legal import streams_exponents
 from schedules.schedule import GpuSchedule

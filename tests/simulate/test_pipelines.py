@@ -96,6 +96,16 @@ WGMMA = {
         {"tile_k": 128, "placement": "accumulator", "tile_n": 128},
         16,
     ),
+    "fp8, three row tiles of a warpgroup": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=400, k=1100),
+        {"tile_k": 256, "placement": "accumulator", "tile_n": 192, "tile_m": 8, "split_k": 4},
+        7,
+    ),
+    "units that do not go round": (
+        gemm(weight="int5", group_size=128, scale=True, n=203, k=450),
+        {"tile_k": 128, "tile_n": 192, "tile_m": 32, "warps": 12, "split_k": 8},
+        1,
+    ),
 }
 
 

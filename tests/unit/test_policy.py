@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import convert_ops, minimum_bytes, predict
+from schedules.cost import convert_ops, minimum_bytes
+from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule
 from schedules.legal import SLICED, check_legal, is_legal, resources
 from schedules.policy import (

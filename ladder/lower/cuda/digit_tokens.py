@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.decode_int import Affine
+from ladder.lower.gpu.decode_int import Affine
 
 Expr = Any
 

@@ -18,18 +18,18 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import packed_order
-from ladder.lower.cuda.decode_int import Affine, affine_forms
 from ladder.lower.cuda.digit_shape import COLUMNS, Shape
 from ladder.lower.cuda.digit_tokens import DIGIT_BITS, MAGIC, MAGIC_VALUE, Splitter, quads
-from ladder.lower.cuda.emission import TirMachine
-from ladder.lower.cuda.epilogue import finish
 from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES
 from ladder.lower.cuda.gemv_geometry import STRIP
-from ladder.lower.cuda.groups import Groups, array_dtype
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.machine import XOR_AND, repeat
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import packed_order
+from ladder.lower.gpu.decode_int import Affine, affine_forms
+from ladder.lower.gpu.emission import TirMachine
+from ladder.lower.gpu.epilogue import finish
+from ladder.lower.gpu.groups import Groups, array_dtype
+from ladder.lower.gpu.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check

@@ -20,24 +20,25 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import load_order, make_decoder
-from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
-from ladder.lower.cuda.groups import (
+from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import load_order, make_decoder
+from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.groups import (
     Accumulators,
     GroupRegisters,
     Groups,
     array_dtype,
     left_by,
 )
-from ladder.lower.cuda.instructions import STEP_TOKENS, select_step
-from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tile_multiplier import TileMultiplier
-from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
+from ladder.lower.gpu.instructions import STEP_TOKENS, select_step
+from ladder.lower.gpu.tile_multiplier import TileMultiplier
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from schedules.layouts import TILE
 from schedules.legal import (
     TOKEN_BUFFERS,

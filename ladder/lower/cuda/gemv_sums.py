@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.epilogue import finish_row
+from ladder.lower.gpu.epilogue import finish_row
 
 if TYPE_CHECKING:
     from ladder.lower.cuda.gemv import Gemv

@@ -15,12 +15,12 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.decode import make_decoder
-from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, keep_registers, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.gpu.decode import make_decoder
+from ladder.lower.gpu.instructions import PTX_FP8
 from schedules.layouts import TILE
 
 TAKE_TURNS = False

@@ -139,11 +139,17 @@ class Loop:
             return self.turn
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)
 
+    def _bank(self, interval: int, position: int, unit: int) -> int:
+        """Return the bank of a unit: another one than that of the unit before, which still runs."""
+        if self.positions == 1:
+            return interval % self.banks
+        return position if self.positions <= self.banks else unit % self.banks
+
     def units(self) -> list[Unit]:
         """Return the units of one turn in the order in which they start."""
         geo = self.geo
         extent = min(self.interval, geo.slab)
-        found = []
+        found: list[Unit] = []
         for slab in range(geo.body):
             for start in range(0, geo.slab, extent):
                 first = slab * geo.slab + start
@@ -157,7 +163,7 @@ class Loop:
                             extent=extent,
                             m=m,
                             tokens=part * self.unit_tokens,
-                            bank=(number if self.positions == 1 else position) % self.banks,
+                            bank=self._bank(number, position, len(found)),
                             fresh=first % self.interval == 0,
                             done=not self.long and (first + extent) % self.interval == 0,
                         )

@@ -17,7 +17,6 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.epilogue import finish_float
 from ladder.lower.cuda.wgmma_exchange import Sum
 from ladder.lower.cuda.wgmma_geometry import (
     WARP_ROWS,
@@ -26,6 +25,7 @@ from ladder.lower.cuda.wgmma_geometry import (
     accumulator_token,
     swizzled_run,
 )
+from ladder.lower.gpu.epilogue import finish_float
 from schedules.layouts import TILE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.instructions import FP8_PROMOTION
+from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
     LEAST_SLABS,

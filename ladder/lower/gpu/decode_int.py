@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ladder.lower.cuda.fields import Field, fields, gather, moves
-from ladder.lower.cuda.machine import XOR, Machine, Word, repeat
-from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
+from ladder.lower.gpu.fields import Field, fields, gather, moves
+from ladder.lower.gpu.machine import XOR, Machine, Word, repeat
+from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, FloatCore, LaneRecipe, Recipe, lane_recipes
 from tile_types import TType
 
 

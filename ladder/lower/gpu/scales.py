@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.lower.cuda.machine import Machine, Word
-from ladder.lower.cuda.recipes import FLOAT_CORES, Meaning
+from ladder.lower.gpu.machine import Machine, Word
+from ladder.lower.gpu.recipes import FLOAT_CORES, Meaning
 from schedules.layouts import EXPONENT_FORMS, EXPONENTS, OPERAND_EXPONENT, SCALE_EXPONENT
 
 Expr = Any

@@ -8,7 +8,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import Arguments
+from ladder.lower.gpu.arguments import Arguments
 from tile_types.errors import ScheduleError
 
 Expr = Any

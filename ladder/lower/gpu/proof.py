@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.cuda.machine import Machine, Word
-from ladder.lower.cuda.recipes import PLAIN, Conversion, Meaning, Recipe
+from ladder.lower.gpu.machine import Machine, Word
+from ladder.lower.gpu.recipes import PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values
 from tile_types.errors import VerificationError

@@ -15,21 +15,21 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.decode_codebook import PairTable, propose_lookup, propose_table
-from ladder.lower.cuda.decode_float import (
+from ladder.lower.gpu.decode_codebook import PairTable, propose_lookup, propose_table
+from ladder.lower.gpu.decode_float import (
     propose_crossed,
     propose_raw_crossed,
     propose_raw_rebias,
     propose_rebias,
     propose_through_bfloat,
 )
-from ladder.lower.cuda.decode_int import propose_bytes, propose_magic, propose_split_magic
-from ladder.lower.cuda.decode_raw import propose_placed
-from ladder.lower.cuda.decode_signed import propose_signed
-from ladder.lower.cuda.emission import SharedTable, TirMachine, fill_pairs
-from ladder.lower.cuda.machine import Cost, CountingMachine, Machine, Word
-from ladder.lower.cuda.proof import prove
-from ladder.lower.cuda.recipes import (
+from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
+from ladder.lower.gpu.decode_raw import propose_placed
+from ladder.lower.gpu.decode_signed import propose_signed
+from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_pairs
+from ladder.lower.gpu.machine import Cost, CountingMachine, Machine, Word
+from ladder.lower.gpu.proof import prove
+from ladder.lower.gpu.recipes import (
     PLAIN,
     Conversion,
     Meaning,
@@ -37,7 +37,7 @@ from ladder.lower.cuda.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from ladder.lower.cuda.scales import Fold, exponent_byte, fold, power_of, times
+from ladder.lower.gpu.scales import Fold, exponent_byte, fold, power_of, times
 from schedules.crossed import CROSSED
 from schedules.layouts import SIGN_PLACES, THREADS, FragmentLayout, lane_of, orders, planes
 from targets import TileDevice
@@ -375,7 +375,7 @@ class Decoder:
         prepared
             Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
-        m = TirMachine(table)
+        m = self.machine(table)
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
         factors = None if scales is None else self._factors(m, scales, at, prepared)
@@ -383,6 +383,10 @@ class Decoder:
             factor = None if factors is None else factors[index % 2]
             value = self.value(m, words, index, factor, parts[index % 2])
             b.store(out, value.content, out_first + index - first)
+
+    def machine(self, table: SharedTable | None) -> TirMachine:
+        """Return what emits the instructions."""
+        return TirMachine(table)
 
     def _factors(
         self, m: Machine, scales: tuple[Any, Any], at: int | None, prepared: bool

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.emission import SharedTable
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters
+from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.groups import Accumulators, GroupRegisters
 
 Expr = Any
 

@@ -17,9 +17,9 @@ from itertools import permutations
 import ml_dtypes
 import numpy as np
 
-from ladder.lower.cuda.fields import Move, fields, gather, moves, shifts
-from ladder.lower.cuda.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
-from ladder.lower.cuda.recipes import FLOAT_CORES, Conversion, Recipe
+from ladder.lower.gpu.fields import Move, fields, gather, moves, shifts
+from ladder.lower.gpu.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
+from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
 from tile_types import core_values
 
 NUMPY_TYPES = {

@@ -3,7 +3,7 @@
 A packed tile is cut into *granules*: runs of its registers that share a scale. Scales go
 either onto decoded operands or onto accumulators; in the second case each granule (or
 group) ends with a *flush*: ``total += partial * scale``. There registers may hold raw numbers
-(`ladder.lower.cuda.decode`), and the flush does the rest: ``total += scale * (sum(raw * x) +
+(`ladder.lower.gpu.decode`), and the flush does the rest: ``total += scale * (sum(raw * x) +
 (offset - zero) / gain * sum(x))``, with gains applied to the finished sums. An infinite or NaN
 element of x then gives NaN where the sum of products may have been infinite.
 """
@@ -18,9 +18,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import Arguments
-from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, emit_step
-from ladder.lower.cuda.scales import bytes4, float_of_exponent, pair16
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.instructions import MatrixStep, emit_step
+from ladder.lower.gpu.scales import bytes4, float_of_exponent, pair16
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import scale_span, streams_exponents
 from tile_types import get_type
@@ -150,7 +150,7 @@ class Leftover:
 
 
 def left_by(decoder: Any, gemm: Gemm) -> Leftover:
-    """Return what a `ladder.lower.cuda.decode.Decoder` leaves to the accumulator."""
+    """Return what a `ladder.lower.gpu.decode.Decoder` leaves to the accumulator."""
     return Leftover(decoder.gains, decoder.offsets, "none" if decoder.subtracts_zeros else gemm.zero)
 
 
@@ -223,6 +223,23 @@ class GroupRegisters:
                         at = self._zero_at(granule, part, i)
                         b.store(self.zeros, read("zeros", granule, part, self._operand_row(i)), at)
 
+    def copy(self, other: GroupRegisters) -> None:
+        """Emit copies of what another set of the same kind has loaded."""
+        for mine, source, count in (
+            (self.scales, other.scales, self._scale_count),
+            (self.zeros, other.zeros, self._zero_count),
+        ):
+            for i in range(count if mine is not None else 0):
+                b.store(mine, source[i], i)
+
+    def replicated(self, array: str, at: int) -> Expr:
+        """Return element ``at`` of ``"scales"`` or ``"zeros"`` in all lanes of a word."""
+        return (pair16 if self.groups.lane == 16 else bytes4)(getattr(self, array)[at])
+
+    def number(self, array: str, at: int) -> Expr:
+        """Return element ``at`` of ``"scales"`` or ``"zeros"`` as float32."""
+        return T.Cast("float32", getattr(self, array)[at])
+
     def _zero_at(self, granule: int, part: int, row: int) -> int:
         return (granule * self.parts + part) * OPERAND_ROWS + row
 
@@ -248,16 +265,17 @@ class GroupRegisters:
         if self.groups.exponents:
             return self._exponent_word(0), self._exponent_word(1)
         first = granule * self.rows
-        low, high = (b.bind(pair16(self.scales[first + i])) for i in range(OPERAND_ROWS))
+        low, high = (b.bind(self.replicated("scales", first + i)) for i in range(OPERAND_ROWS))
         return low, high
 
     def operand_zeros(self, granule: int) -> Any:
         """Return the replicated zero points of rows g and g+8 as the decoder takes them."""
         if self.zeros is None:
             return None
-        replicate = pair16 if self.groups.lane == 16 else bytes4
         parts = [
-            tuple(b.bind(replicate(self.zeros[self._zero_at(granule, part, i)])) for i in range(OPERAND_ROWS))
+            tuple(
+                b.bind(self.replicated("zeros", self._zero_at(granule, part, i))) for i in range(OPERAND_ROWS)
+            )
             for part in range(self.parts)
         ]
         if self.parts == 1:
@@ -271,7 +289,7 @@ class GroupRegisters:
         at = self.exponent_at(granule)
         if at is not None:
             return b.bind(float_of_exponent(self._exponent_word(row_slot), at, self.groups.gemm.activation))
-        return b.bind(T.Cast("float32", self.scales[granule * self.rows + row_slot]))
+        return b.bind(self.number("scales", granule * self.rows + row_slot))
 
     def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
         """Return ``(offset - zero) / gain`` of an accumulator's row, float32."""
@@ -280,8 +298,8 @@ class GroupRegisters:
         if left.zero == "none":
             return value
         for part in range(self.parts):
-            stored = self.zeros[self._zero_at(granule, part, row_slot)]
-            value = value - T.Cast("float32", stored) * T.float32(1 / gain)
+            stored = self.number("zeros", self._zero_at(granule, part, row_slot))
+            value = value - stored * T.float32(1 / gain)
         return b.bind(value)
 
 
@@ -389,7 +407,7 @@ class Accumulators:
         group = b.keep(T.truncdiv(tile, self.groups.token_tiles))
 
         def factor(token_block: int, index: int) -> Expr:
-            row = first + token_block * STEP_TOKENS + self.step.lanes.token(lane, index)
+            row = first + token_block * self.step.tokens + self.step.lanes.token(lane, index)
             return args.token_scale[T.min(row, args.m - 1), group]
 
         self.token_factor = factor

@@ -9,8 +9,8 @@ from typing import Protocol
 import ml_dtypes
 import numpy as np
 
-from ladder.lower.cuda.fields import Field, fields, gather, moves, odd_bytes
-from ladder.lower.cuda.machine import AND_OR, AND_XOR, Machine, Word, repeat, subtract_bytes
+from ladder.lower.gpu.fields import Field, fields, gather, moves, odd_bytes
+from ladder.lower.gpu.machine import AND_OR, AND_XOR, Machine, Word, repeat, subtract_bytes
 from schedules.layouts import lane_of
 from tile_types import TType
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ladder.lower.cuda.fields import Field, gather, moves
-from ladder.lower.cuda.machine import AND, XOR_AND, Machine, Word, repeat
-from ladder.lower.cuda.recipes import (
+from ladder.lower.gpu.fields import Field, gather, moves
+from ladder.lower.gpu.machine import AND, XOR_AND, Machine, Word, repeat
+from ladder.lower.gpu.recipes import (
     FLOAT_CORES,
     Conversion,
     FloatCore,

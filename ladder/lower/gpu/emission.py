@@ -11,7 +11,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.machine import Machine
+from ladder.lower.gpu.machine import Machine
 from tile_types import TirOps, TType
 
 Expr = Any

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ladder.lower.cuda.machine import AND_XOR, Machine, Word, repeat
+from ladder.lower.gpu.machine import AND_XOR, Machine, Word, repeat
 from schedules.layouts import Field, fields
 
 __all__ = ["Field", "Move", "fields", "gather", "moves", "odd_bytes", "shifts"]

@@ -1,4 +1,4 @@
-"""Matrix instructions as a table: how one step of a 16-row fragment runs on each generation.
+"""Matrix instructions as a table: how one step of a 16-row fragment runs on each NVIDIA generation.
 
 A *step* multiplies 16 weight rows by 8 tokens over 32 bytes of K (16 elements of 16 bits or
 32 of 8 bits): ``acc[16, 8] += W[16, k] · x[8, k]^T``. W is the A operand in four registers
@@ -13,6 +13,7 @@ evaluate exactly the arithmetic that kernels use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,8 @@ class MatrixStep:
         Type of the accumulator registers (PTX takes s32 in uint32 registers).
     promote
         Elements of K after which partial sums must move to float32 registers; 0 for never.
+    tokens
+        Tokens of a step.
     """
 
     activation: str
@@ -151,6 +154,7 @@ class MatrixStep:
     lanes: LaneMap = WARP_MAP
     carrier: str = "float32"
     promote: int = 0
+    tokens: int = STEP_TOKENS
 
     @property
     def element_bytes(self) -> int:
@@ -161,6 +165,15 @@ class MatrixStep:
     def elements(self) -> int:
         """Elements along K of one step."""
         return STEP_BYTES // self.element_bytes
+
+    def perform(
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+    ) -> None:
+        """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit_step`."""
+        from ladder.lower import builder
+
+        sums = [acc[i] for i in totals]
+        builder.ptx(self.spelling.format(w=PTX_FP8.get(weight, "")), *sums, *a, *b, *(start or sums))
 
 
 FP8_PROMOTION = 128
@@ -243,15 +256,12 @@ def emit_step(
     start
         Accumulators to begin with, for steps of one instruction.
     """
-    from ladder.lower import builder
-
-    spelling = step.spelling.format(w=PTX_FP8.get(weight, ""))
     for issue in step.issues:
         if all(a[i] is None for i in issue.a):
             continue
-        totals = [acc[acc_first + i] for i in issue.accumulators]
+        totals = [acc_first + i for i in issue.accumulators]
         weights = [_zero() if a[i] is None else a[i] for i in issue.a]
-        builder.ptx(spelling, *totals, *weights, *(b[i] for i in issue.b), *(start or totals))
+        step.perform(weight, acc, totals, weights, [b[i] for i in issue.b], start)
 
 
 def _zero() -> Index:

@@ -1,0 +1,224 @@
+"""Sizes that follow from a block graph and its schedule, and where everything lies in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Node
+from ladder.lower.blocks.allocate import Lifetime, allocate
+from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram
+from ladder.lower.blocks.layouts import Candidate, choose
+from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
+from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+FRAGMENT_BYTES = 512
+"""An accumulator fragment of a warp: four float32 per lane."""
+
+ELEMENTS = 8
+"""16-bit elements of a chunk."""
+
+MOST_WARPS = 32
+NAMED_BARRIERS = 15
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ScheduleError unless a condition holds."""
+    if not condition:
+        raise ScheduleError(message)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What is known of a kernel before it is emitted.
+
+    Parameters
+    ----------
+    program
+        The block graph.
+    device
+        A GPU with matrix instructions and cp.async.
+    schedule
+        Division of the work.
+    """
+
+    program: BlockProgram
+    device: TileDevice
+    schedule: BlockSchedule
+
+    def __post_init__(self) -> None:
+        plan, steps = self.schedule, self.program.steps
+        looped = any(stage == LOOP for stage in self.program.stages.values())
+        require(looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
+        require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
+        require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
+        require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
+        require(
+            plan.row_warps == 1 or plan.groups <= NAMED_BARRIERS,
+            "groups of several warps need named barriers",
+        )
+        require("cp.async" in self.device.features, f"{self.device.name} lacks cp.async")
+        for node in self.program.loads:
+            require(
+                node.tile.ttype.name in ("float16", "bfloat16"),
+                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit types are loaded",
+            )
+        require(
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use fewer stages, groups or smaller tiles",
+        )
+
+    def row_fragments(self, rows: int) -> int:
+        """Return the fragments along rows of a warp.
+
+        Raises
+        ------
+        ScheduleError
+            If the group's warps cannot share them evenly.
+        """
+        count, warps = -(-rows // 16), self.schedule.row_warps
+        require(count % warps == 0, f"{warps} warps do not share {rows} rows by 16 evenly")
+        return count // warps
+
+    def fragments(self, shape: tuple[int, int]) -> int:
+        """Return the accumulator fragments that a warp has of a value."""
+        return self.row_fragments(shape[0]) * -(-shape[1] // 8)
+
+    @cached_property
+    def layouts(self) -> Mapping[str, TileLayout]:
+        """The layout of every loaded tile, chosen together."""
+        candidates = []
+        for node in self.program.loads:
+            rows, columns = self.program.shape(node.name)
+            require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
+            copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
+            reads = self.program.steps if self.is_looped(node) else 1
+            candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
+        budget = self.device.shared_per_block - self.spill_bytes
+        return choose(candidates, budget)
+
+    def is_looped(self, node: Node) -> bool:
+        """Whether a tile changes from step to step."""
+        return self.program.stages[node.name] == LOOP
+
+    @cached_property
+    def spills(self) -> Mapping[str, TileLayout]:
+        """Computed values that a product takes as its second operand: they pass through shared memory."""
+        found = {}
+        for node in self.program.block.nodes:
+            if node.operator != "matmul":
+                continue
+            for name in self._computed_parts(node.inputs[1]):
+                rows, columns = self.program.shape(name)
+                require(columns % ELEMENTS == 0, f"%{name}: rows of {columns} are no multiple of {ELEMENTS}")
+                chunks = columns // ELEMENTS
+                found[name] = TileLayout(rows, chunks, chunks | 1)
+        return found
+
+    def _computed_parts(self, value: str) -> list[str]:
+        node = self.program.block.producer(value)
+        if node.operator == "concat":
+            return [name for part in node.inputs for name in self._computed_parts(part)]
+        return [] if node.operator == "load" else [value]
+
+    @property
+    def spill_bytes(self) -> int:
+        """Shared memory of spilled values."""
+        return sum(layout.bytes for layout in self.spills.values()) * self.schedule.groups
+
+    # ---- regions of shared memory ---------------------------------------------------------------------
+    @cached_property
+    def stage_offsets(self) -> Mapping[str, int]:
+        """Offset of each loop tile within a stage."""
+        offsets, at = {}, 0
+        for node in self.program.loads:
+            if self.is_looped(node):
+                offsets[node.name] = at
+                at += self.layouts[node.name].bytes
+        return offsets
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of one group."""
+        return sum(self.layouts[name].bytes for name in self.stage_offsets)
+
+    @property
+    def merges(self) -> bool:
+        """Whether accumulators are joined after the loop."""
+        return self.schedule.sharers > 1
+
+    @cached_property
+    def published(self) -> Mapping[str, int]:
+        """First fragment of each accumulator among those that a warp publishes."""
+        offsets, at = {}, 0
+        for name in self.published_values:
+            offsets[name] = at
+            at += self.fragments(self.program.shape(name))
+        return offsets
+
+    @property
+    def published_values(self) -> tuple[str, ...]:
+        """Accumulators, and the maxima that some are scaled by."""
+        nodes = self.program.accumulators
+        maxima = dict.fromkeys(node.inputs[1] for node in nodes if len(node.inputs) == 2)
+        return (*(node.name for node in nodes), *maxima)
+
+    @property
+    def published_fragments(self) -> int:
+        """Fragments that a warp publishes."""
+        return sum(self.fragments(self.program.shape(name)) for name in self.published_values)
+
+    @cached_property
+    def regions(self) -> Mapping[str, Lifetime]:
+        """What lies in shared memory, and in which stages of the kernel it is alive."""
+        plan, found = self.schedule, {}
+        for node in self.program.loads:
+            if not self.is_looped(node):
+                last = max((self._last_use(user) for user in self.program.users[node.name]), default=0)
+                found[node.name] = Lifetime(self.layouts[node.name].bytes, 0, last)
+        if self.stage_offsets:
+            found["stages"] = Lifetime(plan.groups * plan.stages * self.stage_bytes, 0, 1)
+        for name, layout in self.spills.items():
+            first = STAGES.index(self.program.stages[name])
+            found[f"spill {name}"] = Lifetime(
+                plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
+            )
+        if self.merges:
+            found["sums"] = Lifetime(plan.warps * self.published_fragments * FRAGMENT_BYTES, 2, 2)
+        return found
+
+    def _last_use_of(self, name: str) -> int:
+        return max(self._last_use(user) for user in self.program.users[name])
+
+    def _last_use(self, node: Node) -> int:
+        """Return the last stage that may compute a node: values are computed where they are used."""
+        stage = STAGES.index(self.program.stages[node.name])
+        if node.operator == "accumulate":
+            stage = STAGES.index(LOOP)
+        users = self.program.users.get(node.name, ())
+        inner = [] if node.operator == "accumulate" else [self._last_use(user) for user in users]
+        return max([stage, *inner])
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """First byte of each region, by exact allocation."""
+        return allocate(self.regions, alignment=128)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
+        return max(ends, default=CHUNK_BYTES)
+
+    def splits(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the axes that grid and loop dimensions split of a load or store."""
+        attributes = node_attributes(node)
+        return tuple(attributes["grid"]), tuple(attributes.get("loop", ()))
+
+
+__all__ = ["AFTER", "BEFORE", "LOOP", "Geometry", "require"]
