@@ -352,7 +352,8 @@ def wgmma_table_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
-    row = 80 if gemm.output == "float32" else 32
+    together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
+    row = together if gemm.output == "float32" else 32
     staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64

@@ -32,7 +32,6 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
     return ByteKernel if geo.lane == 8 else Kernel
