@@ -34,6 +34,10 @@ def _nothing() -> None:
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
+    from ladder.lower.cuda.wgmma_relay import RelayKernel
+
+    if geo.relays:
+        return RelayKernel
     return ByteKernel if geo.lane == 8 else Kernel
 
 

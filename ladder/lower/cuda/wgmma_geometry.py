@@ -19,6 +19,7 @@ from schedules.legal import (
     launch_registers,
     math_register_estimate,
     math_registers,
+    relays,
     scale_span,
     streams_exponents,
     wgmma_table_bytes,
@@ -148,9 +149,19 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
+    def relays(self) -> bool:
+        """Whether each warpgroup has a block's tile of its own, and they relieve each other."""
+        return relays(self.schedule)
+
+    @property
     def m64(self) -> int:
         """Row tiles of one warpgroup."""
-        return self.row_tiles // self.warpgroups
+        return self.row_tiles // (1 if self.relays else self.warpgroups)
+
+    @property
+    def readers(self) -> int:
+        """Warps that read a stage."""
+        return self.schedule.warps // (self.warpgroups if self.relays else 1)
 
     @property
     def threads(self) -> int:
