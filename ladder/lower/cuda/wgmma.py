@@ -610,16 +610,3 @@ def pin_registers(buffer: Any, count: int, first: int = 0) -> None:
         f'  for (int i = 0; i < {count}; ++i) asm volatile("" : "+{constraint}"(p[i]) :: "memory");\n}}\n'
     )
     b.emit(b.call_inline(name, source, "void", buffer.ptr_to([first])))
-
-
-def keep_registers(buffer: Any, count: int) -> None:
-    """Let unsigned values stay in their registers until here, as operands of products in flight must.
-
-    Across a branch ptxas does not know that such products still read them.
-    """
-    name = f"ladder_keep{count}"
-    source = (
-        f"__device__ __forceinline__ void {name}(const unsigned* p) {{\n#pragma unroll\n"
-        f'  for (int i = 0; i < {count}; ++i) asm volatile("" :: "r"(p[i]) : "memory");\n}}\n'
-    )
-    b.emit(b.call_inline(name, source, "void", buffer.ptr_to([0])))

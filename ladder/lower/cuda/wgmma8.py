@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, keep_registers, pin_registers
+from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
@@ -23,7 +23,6 @@ from ladder.lower.gpu.decode import make_decoder
 from ladder.lower.gpu.instructions import PTX_FP8
 from schedules.layouts import TILE
 
-TAKE_TURNS = False
 Expr = Any
 Step = Callable[[], None]
 
@@ -67,8 +66,6 @@ class ByteKernel(Kernel):
         self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
-        if self.plan.defers:
-            self._declare_deferred()
         if self._alternates:
             # By a shuffle, after which ptxas knows that it is the same in all lanes.
             every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", self.group_index)
@@ -78,9 +75,13 @@ class ByteKernel(Kernel):
 
     @property
     def _alternates(self) -> bool:
-        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies."""
-        always = self.plan.drains and all(unit.done for unit in self.units)
-        return TAKE_TURNS and self.geo.warpgroups == 2 and always
+        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
+
+        Left alone they fall into step: both wait for products that run at half speed, then both promote.
+        It pays (1 to 3 %) where operands are decoded in that time too.
+        """
+        decodes = self.plan.parted and self.gemm.scale
+        return self.geo.warpgroups == 2 and decodes and all(unit.done for unit in self.units)
 
     def _take_core(self) -> None:
         """Wait until the other warpgroup's products end (named barriers 1 and 2)."""
@@ -90,61 +91,13 @@ class ByteKernel(Kernel):
         """Let the other warpgroup start its products."""
         b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.seat), T.uint32(256)))
 
-    def _declare_deferred(self) -> None:
-        """Declare what outlives a tile: where it lies, its sums and the values they are multiplied by."""
-        self.held = wgmma_epilogue.Held.declare(self)
-        self.done_row, self.done_token = b.Variable("int32", 0), b.Variable("int32", 0)
-        # The tile before the first lies beyond M: nothing of it is stored.
-        self.done_token.set(self.args.m)
-        self.held.load(0, self.args.m)
-        self._clear_totals()
-
     def _clear_totals(self) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
 
-    def _finish_previous(self) -> Callable[[], None]:
-        """Return what writes the tile before, whose sums are the totals."""
-        row, token = b.keep(self.done_row.value), b.keep(self.done_token.value)
-        return partial(wgmma_epilogue.finish_tile, self, row, token, self.held.values)
-
-    def _for_each_tile(self, body: Any) -> None:
-        super()._for_each_tile(body)
-        if body == self._tile and self.plan.defers:
-            self._finish_previous()()
-
     def _tile(self, row_tile: Expr, token: Expr) -> None:
-        if self.plan.defers:
-            self._deferring_tile(row_tile, token)
-        else:
-            self._whole_tile(row_tile, token)
-
-    def _deferring_tile(self, row_tile: Expr, token: Expr) -> None:
-        """Sum one output tile, and write the one before while this one's first products run."""
-        self._first_slab()
-        self._decode_share(0, range(self._items))
-        count = self.plan.turns
-        self._turn(0, 0, self._finish_previous())
-        self.done_row.set(row_tile)
-        self.done_token.set(token)
-        self.held.load(row_tile, token)
-        self._run(1, T.min(self.turns, count) - 1, 1)
-        self._add_to_totals(fresh=True)
-        with b.loop((self.turns - 1) // count) as interval:
-            first = b.keep((interval + 1) * count)
-            self._run(first, T.min(self.turns - first, count))
-            self._add_to_totals()
-        self.ring.advance()
-
-    def _add_to_totals(self, fresh: bool = False) -> None:
-        """Add the sums of a finished interval to the totals, or let them be the totals."""
-        for index in range(self.plan.bank_registers):
-            value = self._sum_in(self.units[-1], index)
-            b.store(self.total, value if fresh else self.total[index] + value, index)
-
-    def _whole_tile(self, row_tile: Expr, token: Expr) -> None:
         self._clear_totals()
-        early = self.plan.operand_sets == 2
+        early = not self.plan.parted
         held = wgmma_epilogue.row_values(self, row_tile, token) if early else {}
         self.token = token
         self._load_factors(0, 0)
@@ -154,48 +107,42 @@ class ByteKernel(Kernel):
             count = self.plan.turns
             with b.loop((self.turns + count - 1) // count) as interval:
                 self._run(interval * count, T.min(self.turns - interval * count, count))
-                self._add_to_totals()
+                for index in range(self.plan.bank_registers):
+                    b.store(self.total, self.total[index] + self._sum_in(self.units[-1], index), index)
         else:
             self._run(0, self.turns)
         self.ring.advance()
         held = held if early else wgmma_epilogue.row_values(self, row_tile, token)
         wgmma_epilogue.finish_tile(self, row_tile, token, held)
 
-    def _run(self, first: Expr, count: Expr, before: int = 0) -> None:
-        """Run turns ``first .. first+count``; products of one may still run while the next begins.
-
-        ``before`` turns have run since sums were cleared.
-        """
+    def _run(self, first: Expr, count: Expr) -> None:
+        """Run turns ``first .. first+count``; products of one may still run while the next begins."""
         with b.loop(count) as number:
-            self._turn(first + number, number + before)
+            self._turn(first + number, number)
         if self.plan.long:
             self._finish(self.units[-1])
             for bank in self.banks:
                 pin_registers(bank, self.plan.bank_registers)
 
-    def _turn(self, turn: Expr, number: Expr, meanwhile: Callable[[], None] | None = None) -> None:
+    def _turn(self, turn: Expr, number: Expr) -> None:
         """Start all units of a turn, each before the one ahead of it is promoted.
 
-        ``number`` counts the turns since sums were cleared. In a tile's first turn, ``meanwhile``
-        is done once all products have started.
+        ``number`` counts the turns since sums were cleared.
         """
         shares = self._shares()
-        running = self.units[-1] if self.plan.long and meanwhile is None else None
+        running = self.units[-1] if self.plan.long else None
         for index, unit in enumerate(self.units):
             share = shares[index % len(shares)]
             if index % len(shares) == 0:
                 self._enter_slab(unit.slab)
             self._start(number, unit)
-            if meanwhile and index == len(self.units) - 1:
-                meanwhile()
-                keep_registers(self.operands, 2 * self.geo.m64 * 16)
             if running:
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
             # The loads' latency hides behind the promotion.
             fetch = partial(self._fetch_share, turn, unit.slab + 1, share)
             decode = partial(self._decode_share, unit.slab + 1, share)
-            late = self.plan.operand_sets == 1
+            late = self.plan.parted
             if not late:
                 fetch()
             self._remember_scales(unit)
@@ -243,7 +190,7 @@ class ByteKernel(Kernel):
     def _shares(self) -> list[range]:
         """Return which packed tiles of the next slab each unit of a slab decodes."""
         units, items = len(self.units) // self.geo.body, self._items
-        if self.plan.operand_sets == 1:
+        if self.plan.parted:
             return [range(0)] * (units - 1) + [range(items)]
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
@@ -260,7 +207,7 @@ class ByteKernel(Kernel):
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
                 self._fetch_rows(m, slab % self.geo.body)
-        if self.plan.operand_sets == 1:
+        if self.plan.parted:
             # A tile's last fetch is in vain, and of the stage that is freed next.
             b.emit(T.cuda.warp_sync())
 

@@ -100,11 +100,6 @@ class Loop:
         return not self.geo.promotes or (promotes_rarely(self.geo.gemm) and self.positions == 1)
 
     @property
-    def defers(self) -> bool:
-        """Whether a tile is written while the next one's first products run: totals wait in registers."""
-        return self.long and self.geo.promotes and self.geo.schedule.persistent
-
-    @property
     def turns(self) -> int:
         """Turns between promotions, where they are ``long`` and there are promotions."""
         return FP8_INTERVAL // self.turn
@@ -122,9 +117,17 @@ class Loop:
         return not self.long and self.banks == 1
 
     @property
+    def parted(self) -> bool:
+        """Whether the tokens of a large tile are multiplied and promoted in parts.
+
+        Nothing is decoded ahead then: sums and totals leave registers for one set of operands.
+        """
+        return self.drains and self.positions > 1
+
+    @property
     def operand_sets(self) -> int:
-        """Slabs whose operands have registers: of a large tile one, decoded when its products have ended."""
-        return 1 if self.drains and self.positions > 1 else 2
+        """Slabs whose operands have registers."""
+        return 1 if self.parted else 2
 
     @property
     def turn(self) -> int:

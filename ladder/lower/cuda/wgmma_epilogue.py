@@ -108,64 +108,27 @@ class PerToken:
         return self.fetched[key]
 
 
-@dataclass(frozen=True)
-class Held:
-    """Registers for a tile's row scales and biases, and for its tokens' scales.
-
-    Parameters
-    ----------
-    kernel
-        Whose tiles they serve.
-    rows
-        Tensors by row: their registers, and the extent that rows are clamped to.
-    tokens
-        Scales of the tile's tokens, if the problem has any that do not change along K.
-    """
-
-    kernel: Kernel
-    rows: Mapping[str, tuple[PerRow, Any, Expr]]
-    tokens: PerToken | None
-
-    @staticmethod
-    def declare(kernel: Kernel) -> Held:
-        """Declare the registers."""
-        geo, args = kernel.geo, kernel.args
-        wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
-        rows = {}
-        for name, (tensor, extent) in wanted.items():
-            if tensor is not None:
-                bits = 32 if str(tensor.dtype) == "float32" else 16
-                registers = b.local(2 * geo.m64, f"uint{bits}")
-                rows[name] = PerRow(registers, str(tensor.dtype)), tensor, extent
-        scaled = args.token_scale is not None and not kernel.gemm.token_group
-        return Held(kernel, rows, PerToken(kernel, kernel.schedule.tile_m) if scaled else None)
-
-    def load(self, row_tile: Expr, token: Expr) -> None:
-        """Start to load a tile's values."""
-        kernel = self.kernel
-        if self.tokens is not None:
-            self.tokens.load(token)
-        for values, tensor, extent in self.rows.values():
-            for m in range(kernel.geo.m64):
-                row = _first_row(kernel, row_tile, m) + accumulator_row(kernel.warp, kernel.lane, 0)
-                for half in (0, 1):
-                    source = tensor.ptr_to([T.min(row + half * 8, extent - 1)])
-                    # Not a plain read: the compiler would move it ahead of the wait for the kernel before.
-                    bits = 32 if values.dtype == "float32" else 16
-                    b.ptx(f"ld.global.u{bits}", values.registers[2 * m + half], source)
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return what takes the place of the tensors in the epilogue."""
-        found: dict[str, Any] = {name: values for name, (values, _, _) in self.rows.items()}
-        return found if self.tokens is None else {**found, "token_scale": self.tokens}
-
-
 def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
     """Load row scale and bias of this thread's rows and its tokens' scales, long before they are used."""
-    held = Held.declare(kernel)
-    held.load(row_tile, token)
-    return held.values
+    geo, args = kernel.geo, kernel.args
+    wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
+    held: dict[str, Any] = {}
+    if args.token_scale is not None and not kernel.gemm.token_group:
+        held["token_scale"] = PerToken(kernel, kernel.schedule.tile_m)
+        held["token_scale"].load(token)
+    for name, (tensor, extent) in wanted.items():
+        if tensor is None:
+            continue
+        bits = 32 if str(tensor.dtype) == "float32" else 16
+        registers = b.local(2 * geo.m64, f"uint{bits}")
+        for m in range(geo.m64):
+            row = _first_row(kernel, row_tile, m) + accumulator_row(kernel.warp, kernel.lane, 0)
+            for half in (0, 1):
+                source = tensor.ptr_to([T.min(row + half * 8, extent - 1)])
+                # Not a plain read: the compiler would move it ahead of the wait for the kernel before.
+                b.ptx(f"ld.global.u{bits}", registers[2 * m + half], source)
+        held[name] = PerRow(registers, str(tensor.dtype))
+    return held
 
 
 def _first_row(kernel: Kernel, row_tile: Expr, m: int) -> Expr:

@@ -184,9 +184,7 @@ class RelayKernel(ByteKernel):
             every = [words[tile * geo.bits + i] for i in range(geo.bits)]
             first = (m * STEPS + step) * STEP_REGISTERS
             position = part // STEP * STEP_REGISTERS
-            self.decoder.registers(
-                every, position, STEP_REGISTERS, self.operands, first, None, None, None
-            )
+            self.decoder.registers(every, position, STEP_REGISTERS, self.operands, first, None, None, None)
             pin_registers(self.operands, STEP_REGISTERS, first)
 
     # ---- producer -------------------------------------------------------------------
@@ -212,4 +210,3 @@ class RelayKernel(ByteKernel):
         value = self.sums[position] + T.reinterpret("float32", head)
         gain = self.decoder.decoder.gains[position // 2 % 2]
         return value if gain == 1.0 else value * T.float32(gain)
-

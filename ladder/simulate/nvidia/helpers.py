@@ -369,17 +369,6 @@ def _pin(t: Translator, call: CallView, groups: tuple[str, ...], source: str) ->
     return action
 
 
-def _keep(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
-    """Empty assembly that reads registers."""
-    first, count, statement = t.expression(call.operands[0]).target, int(groups[0]), call.statement
-
-    def action(c: Cohort) -> None:
-        for slot in range(first, first + count):
-            c.load(slot, statement, NUMPY["uint32"])
-
-    return action
-
-
 HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_lop3_([0-9a-f]{2})", "lop3.b32 %0, %1, %2, %3, 0x{0}", _words(lop3)),
     Helper(r"ladder_prmt", "prmt.b32 %0, %1, %2, %3;", _words(prmt)),
@@ -395,7 +384,6 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
-    Helper(r"ladder_keep(\d+)", 'asm volatile("" ::', _keep),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
     Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "at / 8 % 16", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
