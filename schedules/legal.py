@@ -521,8 +521,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > (256 if schedule.pipeline == "wgmma" else 128):
-        yield "tile_m=256 leaves no registers for a second set of accumulators"
+    parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
+    if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_TOKENS and not parts:
+        yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 
