@@ -79,8 +79,8 @@ at 128 tokens, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
-RELAY_INTERVAL = 1024
-"""As `FP8_INTERVAL`, where warpgroups relieve each other: longer, since it costs more."""
+CARRY_INTERVAL = 2048
+"""As `FP8_INTERVAL`, for sums that carry into 16 bits: longer, since that costs more."""
 
 PROMOTED_TOKENS = 128
 """Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
@@ -143,7 +143,6 @@ RULES: Mapping[str, Rule] = {
         (False, True),
         (1, 2, 4),
         (False, True),
-        warp_rows=(16, 32),
     ),
 }
 
@@ -229,9 +228,11 @@ def promotes_rarely(gemm: Gemm) -> bool:
     return not gemm.scale and not gemm.token_group
 
 
-def relays(schedule: GpuSchedule) -> bool:
-    """Whether a wgmma schedule gives each warpgroup a tile of its own: warps serve twice 16 rows."""
-    return schedule.pipeline == "wgmma" and schedule.warp_rows > 16
+def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
+    plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_TOKENS
+    return wide and plain and promotes_rarely(gemm)
 
 
 def k_blocks(schedule: GpuSchedule) -> int:
@@ -410,10 +411,9 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
-    if relays(schedule):
+    if carries(gemm, schedule):
         # Sums, half as many registers of heads, operands of a slab.
-        sums = schedule.tile_m * schedule.tile_n // (4 * WARP)
-        return sums * 3 // 2 + schedule.tile_n // 64 * 16 + 8
+        return sums * 3 // 2 + row_tiles * 16 + 8
     if promotes(gemm, schedule):
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
@@ -574,19 +574,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
-
-    if relays(schedule):
-        yield from _relay_violations(gemm, schedule)
-
-
-def _relay_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
-    """Yield why two warpgroups cannot relieve each other."""
-    tile = schedule.tile_m, schedule.tile_n, schedule.tile_k, schedule.warps
-    if tile != (128, 128, 128, 8) or not schedule.persistent or schedule.stream_k:
-        yield "warpgroups relieve each other in persistent grids of 128x128x128 tiles with 8 warps"
-    plain = weight_bits(gemm) == 8 and gemm.activation.startswith("fp8") and gemm.weight.startswith("fp8")
-    if not plain or not promotes_rarely(gemm):
-        yield "warpgroups relieve each other only where fp8 codes are multiplied as they are"
+    if carries(gemm, schedule) and row_bytes != SWIZZLE_ROW:
+        yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

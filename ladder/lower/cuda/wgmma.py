@@ -212,7 +212,7 @@ class Kernel:
             for stage in range(self.schedule.stages):
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.full.ptr_to([stage]), T.uint32(1)))
                 # One arrival per math warp that reads what this block copies frees a stage.
-                warps = T.uint32(self.geo.readers * self.schedule.cluster)
+                warps = T.uint32(self.schedule.warps * self.schedule.cluster)
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.empty.ptr_to([stage]), warps))
             if self.exchange is not None:
                 self.exchange.initialise()
@@ -282,13 +282,9 @@ class Kernel:
                 self.stream.announce()
         # ptxas takes the operands of copies from uniform registers only where it sees one thread elected.
         with b.when(self.thread // 32 == self.schedule.warps), b.when(T.cuda.elect_sync()):
-            self._produce(Producer(self, Ring(self.schedule.stages)))
+            self._for_each_tile(Producer(self, Ring(self.schedule.stages)).tile)
         if self.exchange is not None:
             self.exchange.meet()
-
-    def _produce(self, producer: Producer) -> None:
-        """Load what every tile of this block needs."""
-        self._for_each_tile(producer.tile)
 
     # ---- math -----------------------------------------------------------------------
     def _math(self) -> None:
@@ -311,10 +307,6 @@ class Kernel:
         self.x_descriptor = b.Variable("uint32", T.Cast("uint32", descriptor[0]))
         self.ring = Ring(self.schedule.stages)
         self.previous, self.finished = b.Variable("int32", 0), b.Variable("int32", 0)
-        self._walk()
-
-    def _walk(self) -> None:
-        """Work on every tile of this block."""
         self._for_each_tile(self._tile)
 
     def _allocate(self) -> None:
@@ -480,12 +472,7 @@ class Kernel:
             self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
 
     def _row_tile(self, m: int) -> Expr:
-        return self.group_tile + m
-
-    @property
-    def group_tile(self) -> Expr:
-        """First row tile of the warpgroup, within its block's tile."""
-        return 0 if self.geo.relays else self.group_index * self.geo.m64
+        return self.group_index * self.geo.m64 + m
 
     def _load_words(self, target: Any, first: int, m: int, k_tile: int) -> None:
         """Load this thread's words of a packed tile of the stage into ``target[first:]``."""
@@ -584,13 +571,6 @@ class Ring:
         with b.when(self.stage.value == self.stages):
             self.stage.set(0)
             self.phase.set(self.phase.value ^ 1)
-
-    def skip(self, count: Expr) -> None:
-        """Step over ``count`` stages."""
-        following = b.keep(self.stage.value + count)
-        rounds = b.keep(following // self.stages)
-        self.stage.set(following - rounds * self.stages)
-        self.phase.set(self.phase.value ^ (rounds % 2))
 
     def advance_if(self, condition: Expr) -> None:
         """Step to the next stage where ``condition`` holds, without a branch."""

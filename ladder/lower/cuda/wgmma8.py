@@ -33,10 +33,10 @@ def _nothing() -> None:
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
-    from ladder.lower.cuda.wgmma_relay import RelayKernel
+    from ladder.lower.cuda.wgmma_carry import CarryKernel
 
-    if geo.relays:
-        return RelayKernel
+    if geo.carries:
+        return CarryKernel
     return ByteKernel if geo.lane == 8 else Kernel
 
 

@@ -132,7 +132,7 @@ def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
 
 
 def _first_row(kernel: Kernel, row_tile: Expr, m: int) -> Expr:
-    return (row_tile + kernel.group_tile + m) * TILE
+    return (row_tile + kernel.group_index * kernel.geo.m64 + m) * TILE
 
 
 def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, held: Mapping[str, Any]) -> None:

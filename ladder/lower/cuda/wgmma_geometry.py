@@ -16,10 +16,10 @@ from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
     LEAST_SLABS,
     STAGED_TOKENS,
+    carries,
     launch_registers,
     math_register_estimate,
     math_registers,
-    relays,
     scale_span,
     streams_exponents,
     wgmma_table_bytes,
@@ -149,19 +149,14 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
-    def relays(self) -> bool:
-        """Whether each warpgroup has a block's tile of its own, and they relieve each other."""
-        return relays(self.schedule)
+    def carries(self) -> bool:
+        """Whether sums keep their upper bits apart, for want of registers for totals."""
+        return carries(self.gemm, self.schedule)
 
     @property
     def m64(self) -> int:
         """Row tiles of one warpgroup."""
-        return self.row_tiles // (1 if self.relays else self.warpgroups)
-
-    @property
-    def readers(self) -> int:
-        """Warps that read a stage."""
-        return self.schedule.warps // (self.warpgroups if self.relays else 1)
+        return self.row_tiles // self.warpgroups
 
     @property
     def threads(self) -> int:

@@ -37,14 +37,9 @@ class Producer:
 
     def tile(self, row_tile: Expr, token: Expr) -> None:
         """Load every stage of one output tile."""
-        self.turns(row_tile, token, 0, self.kernel.turns)
-
-    def turns(self, row_tile: Expr, token: Expr, first: Expr, count: Expr) -> None:
-        """Load the stages of ``count`` turns of the math loop, from turn ``first`` on."""
         geo, kernel = self.geo, self.kernel
-        begin = kernel.first_tile + first * (geo.body * geo.tiles_per_slab)
-        with b.loop(count * (geo.body // geo.slabs)) as step:
-            self._fill_stage(row_tile, token, b.bind(begin + step * geo.stage_tiles))
+        with b.loop(kernel.turns * (geo.body // geo.slabs)) as step:
+            self._fill_stage(row_tile, token, b.bind(kernel.first_tile + step * geo.stage_tiles))
             self.ring.advance()
 
     def _fill_stage(self, row_tile: Expr, token: Expr, k_tile: Expr) -> None:
