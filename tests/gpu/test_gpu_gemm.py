@@ -234,7 +234,6 @@ FP8_SCHEDULES = [
     GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
     GpuSchedule("wgmma", 128, 128, 128, stages=4, warps=8, cluster=2, placement="accumulator"),
     GpuSchedule("wgmma", 64, 64, 256, stages=3, warps=4, split_k=2, placement="accumulator"),
-    GpuSchedule("wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator"),
 ]
 
 
@@ -260,23 +259,22 @@ def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) ->
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("k", [1003, 2200, 9216])
-def test_warpgroups_that_relieve_each_other(cluster: int, k: int) -> None:
-    """Half of what is allowed; blocks have no tile, one, two or three."""
+def test_sums_of_fp8_that_carry(cluster: int, k: int) -> None:
+    """Half of what is allowed; blocks have no tile, one, or several."""
     n = 2060
     schedule = GpuSchedule(
-        "wgmma", 128, 128, 128, stages=6, warps=8, persistent=True, placement="accumulator", warp_rows=32,
-        cluster=cluster,
-    )  # fmt: skip
+        "wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator", cluster=cluster
+    )
     op = ladder.Matmul(n, k, "fp8_e4m3", "fp8_e4m3", output="float32", plan=Plan(((1 << 20, schedule),)))
     weight = ladder.quantize(torch.randn(n, k, device="cuda"), "fp8_e4m3")
     packed, exact_weight = op.pack(weight, "cuda"), weight.dequantize("float64").cuda()
-    for m in (100, 1500, 2900):
+    for m in (100, 1500, 5000):
         x, scale = (
             torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn),
             torch.rand(m, device="cuda") + 0.5,
         )
         exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
-        found = [op(x, packed, token_scale=scale) for _ in range(5)]
+        found = [op(x, packed, token_scale=scale) for _ in range(3)]
         assert float((found[0].double() - exact).norm() / exact.norm()) <= 1e-3, f"M={m}"
         assert all(torch.equal(found[0], y) for y in found), f"M={m}"
 

@@ -76,7 +76,6 @@ def test_chosen_schedules_of_ampere(name: str, m: int) -> None:
 
 
 LARGE = {"tile_n": 128, "tile_k": 128, "warps": 8, "persistent": True, "placement": "accumulator"}
-RELAY = {**LARGE, "tile_m": 128, "stages": 5, "warp_rows": 32}
 PARTED = {**LARGE, "tile_m": 256, "stages": 4}
 FEW = 2
 """Multiprocessors of the device that large tiles are emitted for, so that a block has several."""
@@ -108,14 +107,14 @@ WGMMA = {
         {"tile_k": 256, "placement": "accumulator", "tile_n": 192, "tile_m": 8, "split_k": 4},
         7,
     ),
-    "warpgroups that relieve each other, one tile over": (
+    "fp8 sums that carry": (
         gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
-        RELAY,
-        300,
+        PARTED,
+        270,
     ),
-    "clusters of warpgroups that relieve each other": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=520, k=1100, group_size=1100),
-        {**RELAY, "cluster": 2},
+    "fp8 sums that carry, in clusters": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=300, group_size=300),
+        {**PARTED, "cluster": 2},
         140,
     ),
     "tokens in two parts, by turns": (
