@@ -421,7 +421,7 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
         parted = schedule.tile_m > PROMOTED_TOKENS
         partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
         # A tile in parts decodes nothing ahead.
-        rest = 16 + (8 if plain else 24) if parted else 32 + (8 if plain else 28)
+        rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
         return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
