@@ -16,8 +16,8 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 * Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
   the blocks that run at once on a die are ``raster`` row tiles by as many token tiles as it takes.
 * DRAM sustains the share that `targets` states, which was measured on an H200.
-* `utilisation` counts clocks, so it says nothing of what power does to the clock; predicted times use
-  the peak clock times the sustained share of `targets`.
+* Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
+  always are. `utilisation` counts clocks, so it says nothing of that.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
-from schedules.layouts import packed_group, padded
+from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import operand_bytes, promotes, weight_bits
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, division
+from schedules.waves import WAVE, division, tile_rows
 from targets import TileDevice
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
@@ -93,25 +93,22 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
         Blocks that fit on a compute unit at once.
     """
     stage = stage_clocks(gemm, device, schedule)
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // schedule.tile_n)
-    blocks = along_m * along_n * schedule.split_k
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    blocks = along_m * along_n
     rounds = -(-blocks // device.units)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    sustained = 1.0 / core.sustained if schedule.pipeline == "mfma" else 1.0
+    clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
     fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
-    matrix = stages_of(gemm, schedule) * rounds * stage.matrix / device.clock * sustained
-    unit = max(clocks / device.clock, matrix)
-    seconds = LAUNCH_SECONDS + _norm((unit, dram, l2, fabric), OVERLAP)
-    count = stages_of(gemm, schedule) * rounds / device.clock
+    seconds = LAUNCH_SECONDS + _norm((clocks / clock, dram, l2, fabric), OVERLAP)
+    count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
         "dram": dram,
         "l2": l2,
         "fabric": fabric,
-        "core": matrix,
+        "core": count * stage.matrix,
         "decode": count * stage.vector,
         "lds": count * stage.lds,
         "l1": count * stage.l1,
@@ -120,14 +117,20 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
+def _clock(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, busy: float) -> float:
+    """Return the clock while matrix cores are busy for a share of the time."""
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    return device.clock * (1 - (1 - core.sustained) * busy)
+
+
 def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
     """Return the share of clocks in which the matrix cores work for results, were memory no limit.
 
     The rest: other units, latency, barriers, starts of blocks, tiles beyond N and M, the last round.
     """
     stage = stage_clocks(gemm, device, schedule)
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // schedule.tile_n)
-    rounds = -(-along_m * along_n * schedule.split_k // device.units)
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    rounds = -(-along_m * along_n // device.units)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     core = device.core_for(gemm.activation, schedule.pipeline)
     return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
@@ -140,11 +143,13 @@ def stages_of(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage:
     """Return what one stage of one block takes from the parts of its compute unit."""
-    waves = division(schedule, 1 if schedule.pipeline == "dot" else 16)
-    tokens, rows, span = schedule.tile_m, schedule.tile_n, schedule.tile_k
+    waves = division(schedule)
+    tokens, rows = schedule.tile_m, tile_rows(schedule)
+    span = schedule.tile_k * schedule.split_k
     bytes_of_x = tokens * span * operand_bytes(gemm)
     weights = rows * span * waves.token_waves
-    operations = weights * decode_ops(gemm, schedule.placement) / WAVE
+    operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
+    operations = 0.0 if operands else weights * decode_ops(gemm, schedule.placement) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
@@ -183,8 +188,9 @@ def _unit_clocks(
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
     """Return the time of streaming once, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
-    stage = schedule.tile_n * schedule.tile_k * weight_bits(gemm) / 8
-    stage += schedule.tile_m * schedule.tile_k * operand_bytes(gemm)
+    span = schedule.tile_k * schedule.split_k
+    stage = tile_rows(schedule) * span * weight_bits(gemm) / 8
+    stage += schedule.tile_m * span * operand_bytes(gemm)
     in_flight = device.units * max(1, resident) * stage / dram.latency
     return minimum_bytes(gemm, m) / min(dram.bandwidth * dram.sustained, in_flight)
 
@@ -205,7 +211,7 @@ def _fabric_seconds(
     wave = max(1, device.units * max(1, resident) // device.dies)
     rows = min(schedule.raster, along_n)
     columns = min(along_m, -(-wave // rows))
-    row_bytes = schedule.tile_n * gemm.k * weight_bits(gemm) / 8
+    row_bytes = tile_rows(schedule) * gemm.k * weight_bits(gemm) / 8
     column_bytes = schedule.tile_m * gemm.k * operand_bytes(gemm)
     waves = along_m * along_n / (rows * columns)
     return waves * (rows * row_bytes + columns * column_bytes) / FABRIC_BYTES

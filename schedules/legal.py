@@ -12,6 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
+from schedules.waves import WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -53,6 +54,9 @@ TOKEN_SUMS = 1024
 
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
+
+WAVES = ("mfma", "dot")
+"""Pipelines of waves of 64 lanes, which may have 512 registers each."""
 
 SLICED = ("gemv", "digits")
 """Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
@@ -144,17 +148,45 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4),
         (False, True),
     ),
+    "mfma": Rule(
+        "mfma",
+        (16, 32, 64, 128, 256),
+        (64, 128, 256),
+        (64, 128),
+        (2,),
+        (4,),  # TVM marks AMD kernels as having at most 256 threads
+        (1, 2, 4),
+        (False,),
+        placement=("operand", "accumulator"),
+    ),
+    "dot": Rule(
+        "dot",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        warp_rows=(32, 64),
+        placement=("operand", "accumulator"),
+    ),
 }
 
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
 
+FLUSHES: Mapping[str, str] = {"float16": "flushes.float16"}
+"""Feature of devices whose cores take subnormal operands of a type for 0, where scaled weights have some."""
+
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "digits": frozenset(),
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
+    "mfma": frozenset({"token_group"}),
+    "dot": frozenset({"token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -249,7 +281,7 @@ def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
     if schedule.pipeline in SLICED:
         return schedule.warp_rows * schedule.warps // schedule.split_k
-    return schedule.tile_n
+    return tile_rows(schedule)
 
 
 def streams_exponents(gemm: Gemm) -> bool:
@@ -301,6 +333,8 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
+    if schedule.pipeline in WAVES:
+        return lds_bytes(gemm, schedule)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
@@ -376,6 +410,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return _gemv_registers(gemm, schedule)
     if schedule.pipeline == "digits":
         return _digits_registers(gemm, schedule)
+    if schedule.pipeline in WAVES:
+        return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -462,7 +498,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
-    by_shared = device.shared_per_unit // (shared + 1024)
+    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    by_shared = device.shared_per_unit // (shared + reserved)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
@@ -471,6 +508,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
 
 def block_threads(schedule: GpuSchedule) -> int:
     """Return the threads of a block: computing warps, and one producer warp for wgmma."""
+    if schedule.pipeline in WAVES:
+        return WAVE * schedule.warps
     return WARP * (schedule.warps + (schedule.pipeline == "wgmma"))
 
 
@@ -480,6 +519,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
         return math_registers(schedule.warps)
     if schedule.pipeline == "digits":
         return launch_registers(schedule.warps)
+    if schedule.pipeline in WAVES:
+        return min(512, device.registers_per_unit // block_threads(schedule))
     spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
     return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
@@ -509,7 +550,7 @@ def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resour
 def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[str]:
     """Yield every rule that ``schedule`` breaks."""
     rule = RULES[schedule.pipeline]
-    if device.vendor != "nvidia" or rule.feature not in device.features:
+    if rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
     if schedule.cluster > 1 and "cluster" not in device.features:
         yield "the device has no clusters of blocks"
@@ -524,6 +565,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
     if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_TOKENS and not parts:
         yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
+    if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
+        yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 
@@ -559,6 +602,14 @@ def _digits_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.warps * 16 > schedule.tile_n * (schedule.tile_m // 8):
         yield f"tile {schedule.tile_m} x {schedule.tile_n} leaves some of {schedule.warps} warps without work"
+
+
+def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if not divisions(schedule):
+        yield (
+            f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
+            f" {schedule.tile_m} x {tile_rows(schedule)}"
+        )
 
 
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -598,6 +649,8 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
+    "mfma": _wave_violations,
+    "dot": _wave_violations,
 }
 
 
@@ -606,7 +659,7 @@ def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) 
     threads = block_threads(schedule)
     limit = _register_limit(device, schedule)
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
-    if "ldmatrix" not in device.features:
+    if device.vendor == "nvidia" and "ldmatrix" not in device.features:
         registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads
     if registers > limit:
         yield f"about {registers} registers per thread, limit {limit}"

@@ -86,6 +86,8 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "digits": (2, 4, 8),
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
+    "mfma": (2,),
+    "dot": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
@@ -95,6 +97,9 @@ MOST_GEMV_TOKENS = 32
 
 MOST_DIGIT_TOKENS = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
+
+MOST_DOT_TOKENS = 4
+"""M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -138,17 +143,11 @@ class TransformStep:
 
 
 def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[str, ...]:
-    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong.
-
-    Raises
-    ------
-    ScheduleError
-        If no pipeline emits code for this vendor.
-    """
+    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong."""
     if device.vendor == "cpu":
         return ("cpu",)
-    if device.vendor != "nvidia":
-        raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
+    if device.vendor == "amd":
+        return ("dot", "mfma") if m <= MOST_DOT_TOKENS else ("mfma",)
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)

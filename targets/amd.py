@@ -8,12 +8,14 @@ Nothing here was measured; sustained fractions are those of the H200 (`targets.n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma", "dot")
+PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
+"""Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    return Core(name, m, m, k, a, a, accumulator, rate, PIPELINES, lane_bytes, lanes, CORE_SUSTAINED)
+    return Core(
+        name, m, m, k, a, a, accumulator, rate, PIPELINES.get(a, ("mfma",)), lane_bytes, lanes, CORE_SUSTAINED
+    )
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
@@ -91,8 +95,10 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
     )
 
 
-CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot"})
-CDNA3 = CDNA2 | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
+# MI200's cores take subnormal float16 operands for 0 (AMD, "MI200 performance counters and metrics";
+# PyTorch, "Numerical accuracy").
+CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
+CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
 CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"fp8", "fp6", "fp4", "load.lds.b128"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
 
@@ -180,7 +186,8 @@ GFX1100 = _device(
         "rocm>=5.7",
     ),
     (
-        # WMMA replicates A over both halves of the wave: 16 lanes of 32 bytes (RDNA3 ISA, 7.9).
+        # No pipeline emits WMMA. It replicates A over both halves of the wave: 16 lanes of 32 bytes
+        # (RDNA3 ISA, 7.9).
         Core(
             "v_wmma_f32_16x16x16_f16",
             16,
@@ -190,7 +197,7 @@ GFX1100 = _device(
             "float16",
             "float32",
             512,
-            PIPELINES,
+            (),
             16,
             (2, 16),
         ),
@@ -203,11 +210,11 @@ GFX1100 = _device(
             "bfloat16",
             "float32",
             512,
-            PIPELINES,
+            (),
             16,
             (2, 16),
         ),
-        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, PIPELINES, 16, (1, 16)),
+        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, (), 16, (1, 16)),
     ),
 )
 

@@ -193,7 +193,6 @@ class TileDevice:
         if not cores:
             usable = sorted({core.a for core in self.cores if core.pipelines})
             where = f" in pipeline {pipeline!r}" if pipeline else ""
-            raise ConversionError(
-                f"{self.name} has no core for {operand} activations{where}; use one of {', '.join(usable)}"
-            )
+            advice = f"use one of {', '.join(usable)}" if usable else "no pipeline emits code for it yet"
+            raise ConversionError(f"{self.name} has no core for {operand} activations{where}; {advice}")
         return cores[0]

@@ -23,7 +23,8 @@ EMITTERS = {
     "digits": "ladder.lower.cuda.digits:emit",
     "mma": "ladder.lower.cuda.mma:emit",
     "wgmma": "ladder.lower.cuda.wgmma:emit",
-    "mfma": "ladder.lower.rocm.mfma:emit",
+    "mfma": "ladder.lower.rocm.gemm:emit",
+    "dot": "ladder.lower.rocm.gemm:emit",
     "cpu": "ladder.lower.cpu:emit",
 }
 """Pipeline -> ``module:function`` that emits ``(gemm, device, schedule, name) -> PrimFunc``."""

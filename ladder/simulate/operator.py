@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, simulate_launch
+from ladder.simulate.translate import Calls
 from tile_types.errors import DeviceError, ShapeError
 
 if TYPE_CHECKING:
@@ -20,8 +22,32 @@ if TYPE_CHECKING:
     from ladder.runtime.packed import PackedWeight
     from targets import TileDevice
 
-BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+BOUNDS = {
+    "float16": 5e-4,
+    "bfloat16": 3e-3,
+    "fp8_e4m3": 2e-3,
+    "fp8_e5m2": 2e-3,
+    "fp8_e4m3fnuz": 2e-3,
+    "fp8_e5m2fnuz": 2e-3,
+    "int8": 1e-5,
+}
 """Relative Frobenius error by activation or output type: operands round once, sums are float32."""
+
+
+def _nvidia(arch: str) -> Calls:
+    from ladder.simulate.nvidia import CALLS
+
+    return CALLS
+
+
+def _amd(arch: str) -> Calls:
+    from ladder.simulate.amd import calls_for
+
+    return calls_for(arch)
+
+
+FAMILIES: Mapping[str, Callable[[str], Calls]] = {"cuda": _nvidia, "rocm": _amd}
+"""TVM target kind -> the semantics of what kernels for an architecture call."""
 
 
 def simulate(
@@ -65,7 +91,7 @@ def simulate(
     Raises
     ------
     DeviceError
-        If the target is no NVIDIA GPU.
+        If the target is no GPU.
     ShapeError, DTypeError
         If x, the weight, bias or token scale do not fit the operator.
     UnknownCallError
@@ -90,9 +116,9 @@ class _Entry:
     def __init__(self, lowered: Lowered, options: dict[str, Any]) -> None:
         self.lowered, self.options = lowered, options
         self.gemm, self.device = lowered.request.gemm, lowered.request.target
-        if self.device.kind != "cuda":
+        if self.device.kind not in FAMILIES:
             raise DeviceError(
-                f"the simulator executes NVIDIA kernels, not those of {self.device.name};"
+                f"the simulator executes kernels of NVIDIA and AMD GPUs, not those of {self.device.name};"
                 " make the operator for one, e.g. target='cuda/sm_90a'"
             )
         self.result: SimulationResult | None = None
@@ -101,6 +127,7 @@ class _Entry:
 
     def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> torch.Tensor:
         """Check, pad and quantize as a call of the operator does, then simulate."""
+        from ladder.runtime.compile import family_of
         from ladder.runtime.kernel import CompiledGemm
         from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
 
@@ -115,13 +142,14 @@ class _Entry:
         extras = (("token_scale", token_scale), ("bias", bias))
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
-        compiled = CompiledGemm(gemm, self.device.kind, [self.m], [self], ["simulated"])
+        compiled = CompiledGemm(gemm, family_of(self.device), [self.m], [self], ["simulated"])
         return compiled(x, packed, bias, token_scale)
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""
         arrays = [_numpy(t) for t in tensors]
-        self.result = simulate_launch(self._function(), arrays, names=self.names, **self.options)
+        calls = FAMILIES[self.device.kind](self.device.arch)
+        self.result = simulate_launch(self._function(), arrays, names=self.names, calls=calls, **self.options)
 
     def _function(self) -> Any:
         from ladder.lower.build import emit

@@ -11,7 +11,7 @@ from tvm import ir
 
 import ladder
 from ladder.simulate import UnknownCallError, simulate_launch
-from ladder.simulate.banks import passes
+from ladder.simulate.banks import Banks
 from ladder.simulate.launch import SimulationError
 
 
@@ -53,7 +53,7 @@ def test_wrong_values_are_a_finding(weight: ladder.QuantizedTensor) -> None:
 
 def test_what_it_cannot_simulate(weight: ladder.QuantizedTensor) -> None:
     op = _operator()
-    with pytest.raises(ladder.DeviceError, match="NVIDIA"):
+    with pytest.raises(ladder.DeviceError, match="NVIDIA and AMD"):
         ladder.simulate(op, torch.randn(2, 200).half(), op.pack(weight), target="cpu")
     with pytest.raises(ladder.ShapeError, match="K=200"):
         ladder.simulate(op, torch.randn(2, 100).half(), op.pack(weight))
@@ -121,4 +121,4 @@ def test_traffic_of_a_kernel_that_reads_weights_once() -> None:
     ],
 )
 def test_bank_conflicts(addresses: np.ndarray, width: int, expected: tuple[int, int]) -> None:
-    assert passes(addresses, width) == expected
+    assert Banks().passes(addresses, width) == expected

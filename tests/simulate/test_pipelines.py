@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drawn import draw
 from hardware.configurations import Measured, load
 from problems import BOUNDS, SimulatedKernel, bound_of, emitted, gemm, problem_of, run, wgmma
 from test_cuda_experts_emulated import CASES as EXPERT_CASES
@@ -209,14 +208,6 @@ def test_configurations_agree_with_the_gpu(index: int) -> None:
 @pytest.mark.parametrize("index", [i for i in range(50) if i % 10])
 def test_all_configurations_agree_with_the_gpu(index: int) -> None:
     _agrees(load()[index])
-
-
-@pytest.mark.slow
-def test_other_configurations() -> None:
-    for drawn in draw(40, 2):
-        result, error = run(drawn.function(), drawn.gemm, drawn.m)
-        assert not result.findings, (drawn.name, result.report())
-        assert error <= bound_of(drawn.gemm), drawn.name
 
 
 def test_a_sample_of_blocks() -> None:

@@ -18,7 +18,7 @@ from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import LOOP
 from ladder.lower.blocks.geometry import FRAGMENT_BYTES
-from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, over_lanes, zeros
+from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, zeros
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
 
@@ -60,14 +60,15 @@ class Accumulator(Value):
         self.maximum = operands[1].name if len(operands) == 2 else None
         self.start, join = KINDS[kind]
         self.join = COMBINE[join]
-        self.columns = -(-self.shape[1] // 8)
+        self.columns = kernel.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
 
     # ---- in the loop --------------------------------------------------------------------------------
     def begin(self) -> None:
         """Allocate and clear the registers."""
-        rows = self.kernel.row_fragments(self.shape[0])
-        self.registers = zeros(rows * (2 if self.is_row else 4 * self.columns), self.start)
+        lanes, rows = self.kernel.lanes, self.kernel.row_fragments(self.shape[0])
+        self.each = lanes.row_elements if self.is_row else lanes.elements * self.columns
+        self.registers = zeros(rows * self.each, self.start)
 
     def update(self) -> None:
         """Take in a step."""
@@ -76,11 +77,14 @@ class Accumulator(Value):
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
+        if not self.is_row:
+            self.kernel.require_whole_columns(self.name)
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
-                self._join(2 * m, self.source.partial_row(m))
+                self._join(self.each * m, self.source.partial_row(m))
             for n in range(0 if self.is_row else self.columns):
-                self._join(4 * (m * self.columns + n), self.source.fragment(m, n))
+                part = self.source.fragment(m, n)
+                self._join(self.each * m + len(part) * n, part)
 
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
@@ -93,8 +97,8 @@ class Accumulator(Value):
     def _rescale(self) -> None:
         for m in range(self.kernel.row_fragments(self.shape[0])):
             factors = self.kernel.rescaler.factors(self.maximum, m)
-            for i in range(2 if self.is_row else 4 * self.columns):
-                at = i + m * (2 if self.is_row else 4 * self.columns)
+            for i in range(self.each):
+                at = self.each * m + i
                 factor = factors[i if self.is_row else i // 2 % 2]
                 b.store(self.registers, self.registers[at] * factor, at)
 
@@ -103,15 +107,19 @@ class Accumulator(Value):
         """Return four registers of a fragment, or a row's two and zeros, as this group has them."""
         if self.is_row:
             return [*self._own_row(m), T.float32(0), T.float32(0)]
-        return [self.registers[4 * (m * self.columns + n) + i] for i in range(4)]
+        size = self.kernel.lanes.elements
+        return [self.registers[self.each * m + size * n + i] for i in range(size)]
 
     def _own_row(self, m: int) -> list[Expr]:
-        own = [self.registers[2 * m + i] for i in range(2)]
-        return [over_lanes(part, self.join) for part in own] if self.source.is_partial else own
+        own = [self.registers[self.each * m + i] for i in range(self.each)]
+        return self.kernel.lanes.join_row(self.name, own, self.join) if self.source.is_partial else own
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger
-        return self.held(m, n) if merger is None else merger.joined(self, m, n)
+        sums = self.held(m, n) if merger is None else merger.joined(self, m, n)
+        if isinstance(self.source, Matmul) and self._exclusive():
+            return self.source.scaled(sums, n)
+        return sums
 
     def _row(self, m: int) -> list[Expr]:
         merger = self.kernel.merger
@@ -239,7 +247,7 @@ class Merger:
         warp = b.bind(kernel.warp * geo.published_fragments)
         for name in geo.published_values:
             source = self._source(name)
-            columns = -(-source.shape[1] // 8)
+            columns = geo.column_fragments(source.shape[1])
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
                     fragment = warp + geo.published[name] + m * columns + n
@@ -290,7 +298,9 @@ class Merger:
         """Return the four elements of a fragment of one group: ``source`` counts groups of all blocks."""
         kernel, geo = self.kernel, self.kernel.geo
         rank, group = divmod(source, self.plan.groups)
-        warp = group * self.plan.row_warps + kernel.row_warp
+        warp = group * self.plan.group_warps + kernel.row_warp
+        if self.plan.column_warps > 1:
+            warp, n = warp + n // columns * self.plan.row_warps, n % columns
         fragment = warp * geo.published_fragments + geo.published[name] + m * columns + n
         byte = self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
         if self.plan.cluster == 1:

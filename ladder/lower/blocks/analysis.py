@@ -102,6 +102,20 @@ class BlockProgram:
             return LOOP if any(axis >= 0 for axis in node_attributes(node)["loop"]) else BEFORE
         return max((found[value] for value in node.inputs), key=STAGES.index, default=BEFORE)
 
+    @property
+    def operand(self) -> str:
+        """The 16-bit type that loaded tiles have and products are computed in.
+
+        Raises
+        ------
+        ScheduleError
+            If there are several, or none.
+        """
+        types = sorted({node.tile.ttype.name for node in self.loads if not node.tile.ttype.is_block})
+        if len(types) != 1:
+            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {', '.join(types) or 'none'}")
+        return types[0]
+
     @cached_property
     def users(self) -> Mapping[str, tuple[Node, ...]]:
         """The nodes that take a value."""

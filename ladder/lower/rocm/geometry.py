@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.lower.gpu.groups import Groups
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile
 from ladder.lower.rocm.steps import WaveStep
+from schedules import waves
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
-from schedules.waves import STEP_ROWS, WAVE, Division, division, divisions
+from schedules.waves import STEP_ROWS, WAVE
 from targets import TileDevice
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and an ``"mfma"`` schedule."""
+    """Sizes that follow from a problem, a device and an ``"mfma"`` or ``"dot"`` schedule."""
 
     groups: Groups
     step: WaveStep
@@ -24,15 +25,16 @@ class Geometry:
 
     def __post_init__(self) -> None:
         plan = self.schedule
-        check(plan.tile_m % self.step.tokens == 0, f"mfma takes tokens by {self.step.tokens}")
+        check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
         check(
-            bool(divisions(plan, self.step.tokens)),
-            f"{plan.warps} waves do not divide a tile of {plan.tile_m} tokens x {plan.tile_n} rows",
+            bool(waves.divisions(plan)),
+            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m} tokens"
+            f" x {waves.tile_rows(plan)} rows",
         )
         check(
-            self.shared_words * 4 <= self.device.shared_per_block,
-            f"{self.shared_words * 4} bytes of LDS exceed the {self.device.shared_per_block} of"
-            f" {self.device.name}; use fewer stages or smaller tiles",
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of LDS exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use smaller tiles",
         )
 
     # ---- division of labour ---------------------------------------------------------
@@ -42,33 +44,24 @@ class Geometry:
         return self.schedule.warps * WAVE
 
     @property
-    def row_tiles(self) -> int:
-        """Packed tiles along N in a block."""
-        return self.schedule.tile_n // TILE
-
-    @property
-    def _division(self) -> Division:
-        return division(self.schedule, self.step.tokens)
-
-    @property
-    def token_waves(self) -> int:
-        """Waves along tokens: each decodes the same weights again."""
-        return self._division.token_waves
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return waves.tile_rows(self.schedule)
 
     @property
     def row_waves(self) -> int:
-        """Waves along rows: each reads x again."""
-        return self._division.row_waves
+        """Waves along rows."""
+        return waves.division(self.schedule).row_waves
 
     @property
     def row_blocks(self) -> int:
         """32-row blocks of a wave."""
-        return self.schedule.tile_n // STEP_ROWS // self.row_waves
+        return self.rows // STEP_ROWS // self.row_waves
 
     @property
     def warp_tokens(self) -> int:
         """Tokens of a wave."""
-        return self.schedule.tile_m // self.token_waves
+        return self.schedule.tile_m // waves.division(self.schedule).token_waves
 
     @property
     def token_blocks(self) -> int:
@@ -77,9 +70,14 @@ class Geometry:
 
     # ---- stages ---------------------------------------------------------------------
     @property
-    def stage_tiles(self) -> int:
-        """Packed tiles along K in a stage."""
+    def slice_tiles(self) -> int:
+        """Packed tiles along K of a wave in a stage."""
         return self.schedule.tile_k // TILE
+
+    @property
+    def stage_tiles(self) -> int:
+        """Packed tiles along K in a stage: those of all slices."""
+        return self.slice_tiles * self.schedule.split_k
 
     @property
     def tile_chunks(self) -> int:
@@ -92,16 +90,32 @@ class Geometry:
         return TokenTile(self.tile_chunks * self.stage_tiles)
 
     @property
-    def pieces(self) -> int:
-        """Chunks of a stage that a thread copies, some of them perhaps beyond the tile."""
-        return -(-self.stage_chunks // self.threads)
-
-    @property
     def stage_chunks(self) -> int:
         """Chunks of a stage."""
         return self.schedule.tile_m * self.tile_chunks * self.stage_tiles
 
     @property
-    def shared_words(self) -> int:
-        """Words of LDS of a block."""
-        return self.schedule.stages * self.stage_chunks * CHUNK_WORDS
+    def pieces(self) -> int:
+        """Chunks of a stage that a thread copies, some of them perhaps beyond the tile."""
+        return -(-self.stage_chunks // self.threads)
+
+    # ---- results --------------------------------------------------------------------
+    @property
+    def joins(self) -> bool:
+        """Whether sums of several waves or lanes are added up through LDS."""
+        return waves.joins_waves(self.schedule)
+
+    @property
+    def parts(self) -> int:
+        """Partial sums of an output in LDS."""
+        return waves.parts(self.schedule)
+
+    @property
+    def pitch(self) -> int:
+        """Words between the partial sums of two tokens."""
+        return waves.sum_pitch(self.schedule)
+
+    @property
+    def shared_bytes(self) -> int:
+        """LDS of a block; partial sums reuse that of x."""
+        return waves.lds_bytes(self.groups.gemm, self.schedule)

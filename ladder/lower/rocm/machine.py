@@ -32,6 +32,9 @@ Form = Any
 SIGN_SELECTORS = {1: 8, 3: 9, 5: 10, 7: 11}
 """V_PERM's selectors that repeat the sign of a byte of the pair; other bytes have none."""
 
+SPREAD = 0x0C010C00
+"""V_PERM's selector that puts a zero above each of the two low bytes."""
+
 NARROW = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
 
 ROUND_BFLOAT = 0x7FFF
@@ -129,7 +132,7 @@ def _selector(selector: Expr) -> Expr:
         nibbles = [int(value) >> 4 * i & 0xF for i in range(4)]
         places = [SIGN_SELECTORS[n & 7] if n & 8 else n for n in nibbles]
         return T.uint32(sum(place << 8 * i for i, place in enumerate(places)))
-    halves = b.bind((selector | selector << T.uint32(8)) & T.uint32(0x00FF00FF))
+    halves = b.bind(intrinsic("uint32", "llvm.amdgcn.perm", selector, selector, T.uint32(SPREAD)))
     return b.bind((halves | halves << T.uint32(4)) & T.uint32(0x07070707))
 
 

@@ -1,13 +1,19 @@
-"""The pipeline of MFMA: x through LDS in two or more buffers, weights from memory to registers.
+"""The pipelines of AMD: x through two buffers of LDS, weights from memory to registers.
 
-``out^T = W · x^T``: a block owns ``tile_n`` weight rows and ``tile_m`` tokens. Packed words lie in the
-order of the matrix cores' operands, so a lane loads what it decodes and multiplies, one stage ahead.
-x is loaded to registers a stage ahead too, and written to LDS when the stage at hand is done: one
-barrier per stage. A lane of D holds four neighbouring rows of a token, which it stores as they are.
+``out^T = W · x^T``: a block owns rows of weights and ``tile_m`` tokens. Packed words lie in the order of
+the matrix cores' operands, so a lane loads what it decodes and multiplies, one stage ahead. x is loaded
+to registers a stage ahead too, and written to LDS when the stage at hand is done: one barrier per
+stage. Waves may split K; their sums are added up through LDS. ``mfma`` multiplies with matrix
+instructions, of whose result a lane holds four neighbouring rows of a token, ``dot`` multiplies few
+tokens with dot products within lanes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
+from itertools import product
+from operator import add
 from typing import Any
 
 from tvm.script import tirx as T
@@ -18,19 +24,22 @@ from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
-from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.geometry import Geometry
 from ladder.lower.rocm.groups import WaveGroupRegisters
-from ladder.lower.rocm.steps import owner, select_step
+from ladder.lower.rocm.steps import dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE
 from targets import TileDevice
 
 Expr = Any
+
+STEPS_OF = {"mfma": select_step, "dot": dot_step}
+"""Pipeline -> what selects its step for a device and a type of activations."""
 
 SPAN_GROUPS = 4
 """Groups of four words in 64 bytes of K, one for each quarter of a wave."""
@@ -49,7 +58,7 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
     device
         An AMD device with MFMA.
     schedule
-        An ``"mfma"`` schedule.
+        An ``"mfma"`` or ``"dot"`` schedule.
     name
         Symbol of the kernel's host entry.
 
@@ -65,16 +74,16 @@ def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> An
         If the schedule does not fit.
     """
     with b.function(name) as result:
-        Mfma(gemm, device, schedule).emit()
+        Kernel(gemm, device, schedule).emit()
     return result.func
 
 
-class Mfma:
+class Kernel:
     """One kernel being emitted."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
         self.gemm, self.device, self.schedule = gemm, device, schedule
-        self.step = select_step(device, gemm.activation)
+        self.step = STEPS_OF[schedule.pipeline](device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
         self.geo = Geometry(self.groups, self.step, device, schedule)
         self.decoder = wave_decoder(gemm, device)
@@ -82,7 +91,7 @@ class Mfma:
 
     def emit(self) -> None:
         """Emit the whole body: first stage, walk over K, stores."""
-        geo, stages = self.geo, self.schedule.stages
+        geo = self.geo
         self._locate()
         self._allocate()
         turns = b.keep((self.args.k_tiles + geo.stage_tiles - 1) // geo.stage_tiles)
@@ -98,39 +107,47 @@ class Mfma:
             self._fetch_tokens(ahead)
             self._fetch_weights(ahead)
             d.schedule_fence()
-            self._multiply_stage(multiplier, at.value, turn)
-            d.schedule_fence()
-            at.set(
-                T.if_then_else(at.value == (stages - 1) * geo.stage_chunks, 0, at.value + geo.stage_chunks)
-            )
-            self._write_tokens(at.value, ahead)
-        self._store()
+            following = b.keep(geo.stage_chunks - at.value)
+            self._multiply_stage(multiplier, at.value, turn, lambda: self._write_tokens(following, ahead))
+            at.set(following)
+        if not self._ends_flushed:
+            multiplier.flush_all([now for now, _ in self.group_registers[-geo.row_blocks :]])
+        if geo.joins:
+            self._join()
+        else:
+            self._store()
 
     # ---- set-up ---------------------------------------------------------------------
     def _locate(self) -> None:
         """Find out which tile this block and which part of it this lane works on."""
         geo, args, plan = self.geo, self.args, self.schedule
-        rows = (args.n_tiles + geo.row_tiles - 1) // geo.row_tiles
+        # 32-row blocks are counted over the whole weight.
+        self.all_blocks = args.n_tiles * (TILE // STEP_ROWS)
+        own = geo.rows // STEP_ROWS
+        rows = (self.all_blocks + own - 1) // own
         columns = (args.m + plan.tile_m - 1) // plan.tile_m
         dealt, self.thread = d.launch(rows * columns, geo.threads)
-        block = together(dealt, rows * columns, self.device.dies)
+        dies = self.device.dies
+        block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
         band = b.keep(columns * plan.raster)
         first = b.keep(T.truncdiv(block, band) * plan.raster)
         place = b.keep(T.truncmod(block, band))
         width = b.keep(T.min(rows - first, plan.raster))
-        row_tile = b.keep(first + T.truncmod(place, width))
+        row_tile = b.bind(first + T.truncmod(place, width))
         self.first_token = b.keep(T.truncdiv(place, width) * plan.tile_m)
         self.lane = b.bind(self.thread % WAVE)
-        wave = b.bind(self.thread // WAVE)
-        # 32-row blocks are counted over the whole weight.
-        self.row_block = b.keep(row_tile * (plan.tile_n // STEP_ROWS) + wave % geo.row_waves * geo.row_blocks)
-        self.wave_token = b.keep(wave // geo.row_waves * geo.warp_tokens)
+        wave, per_slice = b.bind(self.thread // WAVE), plan.warps // plan.split_k
+        self.first_block = b.keep(row_tile * own)
+        self.slice: Expr = wave // per_slice if plan.split_k > 1 else 0
+        place = wave % per_slice if plan.split_k > 1 else wave
+        self.row_block = b.keep(self.first_block + place % geo.row_waves * geo.row_blocks)
+        self.wave_token = b.keep(place // geo.row_waves * geo.warp_tokens)
         self.owner = b.bind(owner(self.lane))
 
     def _allocate(self) -> None:
         """Allocate LDS and registers."""
         geo, bits = self.geo, self.groups.bits
-        self.shared = d.shared(geo.shared_words)
+        self.shared = d.shared(geo.shared_bytes // 4)
         self.sums = Accumulators(
             self.groups,
             self.step,
@@ -141,7 +158,7 @@ class Mfma:
         )
         self.fetched = b.local(geo.pieces * CHUNK_WORDS, "uint32")
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
-        blocks = geo.row_blocks * geo.stage_tiles
+        blocks = geo.row_blocks * geo.slice_tiles
         self.words = [(b.local(bits, "uint32"), b.local(bits, "uint32")) for _ in range(blocks)]
         self.group_registers = [
             tuple(WaveGroupRegisters(self.groups, self.step, self.lane, types) for _ in range(2))
@@ -161,7 +178,7 @@ class Mfma:
         for index in range(self.geo.pieces):
             row, chunk = self._piece(index)
             token = b.bind(T.min(self.first_token + row, args.m - 1))
-            column = b.bind(turn * self.schedule.tile_k + chunk * per_chunk)
+            column = b.bind(turn * (self.geo.stage_tiles * TILE) + chunk * per_chunk)
             at = d.lanes(T.Select(column < args.k_x, column, 0), per_chunk)
             loaded = d.as_type(args.x[token, at], "uint32x4")
             b.store(self.fetched, loaded, d.lanes(index * CHUNK_WORDS, CHUNK_WORDS))
@@ -177,7 +194,7 @@ class Mfma:
             row, chunk = self._piece(index)
             span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
             first = b.bind(geo.tokens.word(row, span) + chunk % SPAN_GROUPS)
-            column = turn * self.schedule.tile_k + chunk * (CHUNK_BYTES // self.step.element_bytes)
+            column = turn * (geo.stage_tiles * TILE) + chunk * (CHUNK_BYTES // self.step.element_bytes)
             inside = b.bind(column < self.args.k_x)
 
             def write(index: int = index, first: Expr = first, inside: Expr = inside) -> None:
@@ -196,14 +213,18 @@ class Mfma:
     # ---- weights --------------------------------------------------------------------
     def _fetch_weights(self, turn: Expr) -> None:
         """Emit the loads of a stage's packed words, scales and zero points of this lane."""
-        for step in range(self.geo.stage_tiles):
-            tile = b.bind(T.min(turn * self.geo.stage_tiles + step, self.args.k_tiles - 1))
+        for step in range(self.geo.slice_tiles):
+            tile = b.bind(T.min(self._tile(turn, step), self.args.k_tiles - 1))
             for block in range(self.geo.row_blocks):
                 self._fetch_block(tile, step * self.geo.row_blocks + block, block)
 
+    def _tile(self, turn: Expr, step: int) -> Expr:
+        """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
+        return b.bind(turn * self.geo.stage_tiles + self.slice * self.geo.slice_tiles + step)
+
     def _fetch_block(self, tile: Expr, slot: int, block: int) -> None:
         # Blocks beyond N repeat the last ones; nothing of theirs is stored.
-        row = b.bind(T.min(self.row_block + block, self.args.n_tiles * (TILE // STEP_ROWS) - 1))
+        row = b.bind(T.min(self.row_block + block, self.all_blocks - 1))
         row_tile, half = b.bind(row // 2), b.bind(row % 2)
         at = 0
         for offset, width in load_order(self.groups.bits):
@@ -228,24 +249,32 @@ class Mfma:
             now.copy(then)
 
     # ---- products -------------------------------------------------------------------
-    def _multiply_stage(self, multiplier: TileMultiplier, stage: Expr, turn: Expr) -> None:
-        """Decode and multiply the packed tiles of a stage."""
+    def _multiply_stage(
+        self, multiplier: TileMultiplier, stage: Expr, turn: Expr, write: Callable[[], None]
+    ) -> None:
+        """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
         geo = self.geo
-        token, column = b.bind(self.wave_token + self.lane % self.step.tokens), b.bind(self.lane // 16)
-        for step in range(geo.stage_tiles):
+        last = (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
+        column, before = b.bind(self.lane // 16), self.slice * geo.slice_tiles * geo.tile_chunks
+        token = self.wave_token + (self.lane % self.step.tokens if self.step.tokens > 1 else 0)
+        token, group = b.bind(token), b.bind(before + column)
+        for step in range(geo.slice_tiles):
             slots = range(step * geo.row_blocks, (step + 1) * geo.row_blocks)
             registers: list[GroupRegisters] = [self.group_registers[slot][0] for slot in slots]
+            tile = self._tile(turn, step)
             for each in registers:
-                each.tile = step if geo.stage_tiles % 2 == 0 else turn
+                each.tile = step if geo.slice_tiles % 2 == 0 else tile
 
             def load_tokens(token_block: int, span: int, out: Any, step: int = step) -> None:
-                group = (step * geo.tile_chunks // SPAN_GROUPS + span) * SPAN_GROUPS
+                if (step, span, token_block) == last:
+                    d.schedule_fence()  # before, waiting for what was fetched would stop the work
+                    write()
+                ahead = step * geo.tile_chunks + span * SPAN_GROUPS
                 row = token + token_block * self.step.tokens
-                place = (stage + geo.tokens.place(row, group + column)) * CHUNK_WORDS
+                place = (stage + geo.tokens.place(row, group + ahead)) * CHUNK_WORDS
                 d.load(out, 0, self.shared, place, width=CHUNK_WORDS)
 
-            tile = b.bind(turn * geo.stage_tiles + step)
-            due = self.sums.flush_due(tile, self.args.k_tiles)
+            due = self._due(tile, step)
             real = T.min(tile, self.args.k_tiles - 1)
             self.sums.scale_tokens(self.args, self.lane, self.first_token + self.wave_token, real)
             words = [self.words[slot][0] for slot in slots]
@@ -253,6 +282,32 @@ class Mfma:
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(registers)
+
+    def _due(self, tile: Expr, step: int) -> Expr:
+        """Return whether sums must be flushed after a wave's tile ``step`` of a stage.
+
+        Tiles beyond K add nothing and have the scales of the last one. Where K is split, the next stage's
+        tiles lie further on: in another group, unless groups are longer than a stage.
+        """
+        tiles = self.geo.slice_tiles
+        last, periods = step == tiles - 1, self.sums.periods - {0}
+        if any((step + 1) % p == 0 for p in periods if tiles % p == 0):
+            return True
+        uneven = sorted(p for p in periods if tiles % p and (last or p % tiles))
+        if uneven and last and self.schedule.split_k > 1:
+            return True
+        due: Expr = False
+        for period in uneven:
+            ends = (tile + 1) % period == 0
+            due = T.Or(due, ends) if due is not False else ends
+        return due
+
+    @property
+    def _ends_flushed(self) -> bool:
+        """Whether the last stage leaves nothing in partial sums."""
+        periods, tiles = self.sums.periods, self.geo.slice_tiles
+        even = bool(periods) and all(p and tiles % p == 0 for p in periods)
+        return not self.sums.flushes or even or (self.schedule.split_k > 1 and 0 not in periods)
 
     # ---- output ---------------------------------------------------------------------
     def _store(self) -> None:
@@ -262,16 +317,55 @@ class Mfma:
             inner = lanes.token(self.lane, 0) + token_block * self.step.tokens
             m = b.bind(self.first_token + self.wave_token + inner)
             with b.when(m < self.args.m):
-                for block in range(geo.row_blocks):
-                    for first in range(0, lanes.accumulators, RUN):
-                        self._store_run(m, block, token_block, first)
+                for block, first in product(range(geo.row_blocks), range(0, lanes.accumulators, RUN)):
+                    row = (self.row_block + block) * STEP_ROWS + lanes.slot_row(self.lane, first)
+                    fragment = block * geo.token_blocks + token_block
+                    sums = [self.sums.result(fragment, first + i) for i in range(RUN)]
+                    self._store_run(sums, m, b.bind(row))
 
-    def _store_run(self, m: Expr, block: int, token_block: int, first: int) -> None:
-        n = b.bind((self.row_block + block) * STEP_ROWS + self.step.lanes.slot_row(self.lane, first))
+    def _store_run(self, sums: list[Expr], m: Expr, n: Expr) -> None:
         with b.when(n < self.args.n):
-            fragment = block * self.geo.token_blocks + token_block
-            sums = [T.Cast("float32", self.sums.result(fragment, first + i)) for i in range(RUN)]
-            store_run(self.gemm, self.args, sums, m, n)
+            store_run(self.gemm, self.args, [T.Cast("float32", value) for value in sums], m, n)
+
+    def _join(self) -> None:
+        """Add up the sums of all slices of K, and of all lanes of a row, and store them.
+
+        Partial sums lie in LDS as ``[part][token][row]``.
+        """
+        geo, lanes = self.geo, self.step.lanes
+        pitch, tokens = geo.pitch, self.schedule.tile_m
+        inside = b.bind((self.row_block - self.first_block) * STEP_ROWS)
+        part = self.slice
+        if lanes.partial_lanes:
+            part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
+        start = b.bind(part * (tokens * pitch) + self.wave_token * pitch + inside)
+        d.block_sync()
+        for fragment, index in product(range(geo.row_blocks * geo.token_blocks), range(lanes.accumulators)):
+            block, token_block = divmod(fragment, geo.token_blocks)
+            row, token = lanes.position(self.lane, index)
+            at = start + (token + token_block * self.step.tokens) * pitch + block * STEP_ROWS + row
+            b.store(self.shared, d.as_type(self.sums.result(fragment, index), "uint32"), at)
+        d.block_sync()
+        runs = geo.rows // RUN
+
+        def store(piece: Expr) -> None:
+            token, run = b.bind(piece // runs), b.bind(piece % runs * RUN)
+            m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + run)
+            with b.when(m < self.args.m):
+                self._store_run(self._joined(token * pitch + run), m, n)
+
+        each_piece(tokens * runs, geo.threads, self.thread, store)
+
+    def _joined(self, at: Expr) -> list[Expr]:
+        """Return the sums of a run of rows over all parts, in the order of K."""
+        kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
+        loaded = b.local(self.geo.parts * RUN, "uint32")
+        for part in range(self.geo.parts):
+            d.load(loaded, part * RUN, self.shared, part * size + at, width=RUN)
+        words = [
+            [d.as_type(loaded[part * RUN + i], kind) for part in range(self.geo.parts)] for i in range(RUN)
+        ]
+        return [b.bind(reduce(add, column)) for column in words]
 
 
 def together(block: Expr, blocks: Expr, dies: int) -> Expr:
@@ -280,8 +374,5 @@ def together(block: Expr, blocks: Expr, dies: int) -> Expr:
     Dies with an L2 of their own get blocks in turn (MI300X: eight). Neighbouring tiles share rows of x or
     weights, so a die should work on a run of them.
     """
-    if dies == 1:
-        return block
-    each, rest = b.bind(T.truncdiv(blocks, dies)), b.bind(T.truncmod(blocks, dies))
-    die = b.bind(T.truncmod(block, dies))
-    return b.keep(die * each + T.min(die, rest) + T.truncdiv(block, dies))
+    each, rest, die = T.truncdiv(blocks, dies), T.truncmod(blocks, dies), T.truncmod(block, dies)
+    return die * each + T.min(die, rest) + T.truncdiv(block, dies)
