@@ -84,7 +84,12 @@ PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
 CARRY_INTERVAL = 2048
-"""As `FP8_INTERVAL`, for sums that carry into 16 bits: longer, since that costs more."""
+"""As `FP8_INTERVAL`, for tiles whose sums carry into 16 bits: longer, since that costs more.
+
+Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, whose truncation adds up, are
+3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192). At M = 4096 and
+8192 x 8192 the carries take 19 us of 434; every 4096 of K they would take 10.
+"""
 
 PROMOTED_TOKENS = 128
 """Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
