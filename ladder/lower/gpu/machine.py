@@ -82,6 +82,9 @@ class Word:
 class Machine(ABC):
     """Instructions on 32-bit words. Equal instructions on equal words are performed once."""
 
+    exact = False
+    """Whether results of float instructions are known to need no rounding; most machines do not ask."""
+
     def __init__(self) -> None:
         self._made: dict[tuple[Any, ...], Word] = {}
         self._inputs: list[Word] = []

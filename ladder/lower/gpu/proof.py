@@ -168,10 +168,16 @@ def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lan
     return words
 
 
-def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> None:
+def prove(
+    recipe: Recipe,
+    conversion: Conversion,
+    meaning: Meaning = PLAIN,
+    machine: type[NumpyMachine] = NumpyMachine,
+) -> None:
     """Check a recipe for every valid code (and integer zero point) in every place.
 
     ``meaning`` must turn what the registers hold into the values without an error in float32.
+    ``machine`` executes it.
 
     Raises
     ------
@@ -192,7 +198,7 @@ def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> N
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
         expected = values[chosen] - zero[:, None, None]
-        _check(recipe, conversion, meaning, codes[chosen], expected, zero)
+        _check(machine(), recipe, conversion, meaning, codes[chosen], expected, zero)
 
 
 def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
@@ -200,6 +206,7 @@ def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
 
 
 def _check(
+    m: NumpyMachine,
     recipe: Recipe,
     conversion: Conversion,
     meaning: Meaning,
@@ -207,7 +214,6 @@ def _check(
     expected: Reals,
     zero: npt.NDArray[np.int64],
 ) -> None:
-    m = NumpyMachine()
     words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane, conversion.order)]
     operand = _zero_operand(m, conversion, zero) if conversion.zero == "integer" else None
     for register in range(codes.shape[1]):
