@@ -77,6 +77,17 @@ at 128 tokens, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
 
+CARRY_INTERVAL = 2048
+"""As `FP8_INTERVAL`, for tiles whose sums carry into 16 bits: longer, since that costs more.
+
+Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, whose truncation adds up, are
+3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192). At M = 4096 and
+8192 x 8192 the carries take 19 us of 434; every 4096 of K they would take 10.
+"""
+
+PROMOTED_TOKENS = 128
+"""Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -249,6 +260,13 @@ def promotes_rarely(gemm: Gemm) -> bool:
     return not gemm.scale and not gemm.token_group
 
 
+def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
+    plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_TOKENS
+    return wide and plain and promotes_rarely(gemm)
+
+
 def k_blocks(schedule: GpuSchedule) -> int:
     """Return the blocks that share K: wgmma's slices, or the blocks of a cluster of gemv or digits."""
     if schedule.pipeline in SLICED:
@@ -372,7 +390,8 @@ def table_bytes(gemm: Gemm) -> int:
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
-    row = 80 if gemm.output == "float32" else 32
+    together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
+    row = together if gemm.output == "float32" else 32
     staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
@@ -422,12 +441,18 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
+    if carries(gemm, schedule):
+        # Sums, half as many registers of heads, operands of a slab.
+        return sums * 3 // 2 + row_tiles * 16 + 8
     if promotes(gemm, schedule):
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
-        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
-        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
+        parted = schedule.tile_m > PROMOTED_TOKENS
+        partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
+        # A tile in parts decodes nothing ahead.
+        rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
+        return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
@@ -531,8 +556,9 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
-        yield "tile_m=256 leaves no registers for a second set of accumulators"
+    parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
+    if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_TOKENS and not parts:
+        yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
     if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
@@ -593,6 +619,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+    if carries(gemm, schedule) and row_bytes != SWIZZLE_ROW:
+        yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

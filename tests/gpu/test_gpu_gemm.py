@@ -260,6 +260,29 @@ def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) ->
 
 
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("k", [1003, 2200, 9216])
+def test_sums_of_fp8_that_carry(cluster: int, k: int) -> None:
+    """Half of what is allowed; blocks have no tile, one, or several."""
+    n = 2060
+    schedule = GpuSchedule(
+        "wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator", cluster=cluster
+    )
+    op = ladder.Matmul(n, k, "fp8_e4m3", "fp8_e4m3", output="float32", plan=Plan(((1 << 20, schedule),)))
+    weight = ladder.quantize(torch.randn(n, k, device="cuda"), "fp8_e4m3")
+    packed, exact_weight = op.pack(weight, "cuda"), weight.dequantize("float64").cuda()
+    for m in (100, 1500, 5000):
+        x, scale = (
+            torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn),
+            torch.rand(m, device="cuda") + 0.5,
+        )
+        exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
+        found = [op(x, packed, token_scale=scale) for _ in range(3)]
+        assert float((found[0].double() - exact).norm() / exact.norm()) <= 1e-3, f"M={m}"
+        assert all(torch.equal(found[0], y) for y in found), f"M={m}"
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
 def test_shares_give_the_same_bits_in_graphs_and_on_streams_side_by_side() -> None:
     name, m = "int4_g128", 300
     for n, k, tile_m in ((509, 1021, 64), (6144, 1408, 64), (16384, 1024, 8)):

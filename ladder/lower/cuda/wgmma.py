@@ -317,10 +317,10 @@ class Kernel:
         self.total: Any = None
         self._allocate_operands()
 
-    def _allocate_operands(self) -> None:
-        """Declare two sets of operand registers and what is fetched for one slab ahead."""
+    def _allocate_operands(self, sets: int = 2) -> None:
+        """Declare sets of operand registers, for a slab each, and what is fetched for one slab ahead."""
         geo = self.geo
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
+        self.operands = b.local(sets * geo.m64 * 16, "uint32")
         self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
         count = 2 * geo.held_rows
         scaled = geo.lane == 16 and self.scales is not None
