@@ -142,7 +142,7 @@ def _from_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
 
 
 def _to_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
-    """Return a row of V_CVT_PK_FP8_F32 and _BF8: two float32 to a half of a word; too large ones become NaN."""
+    """Return a row of V_CVT_PK_FP8_F32 and _BF8: two float32 to half a word; too large ones become NaN."""
 
     def translate(t: Translator, call: CallView) -> Read:
         low, high, old = (t.read(operand) for operand in call.operands[:3])
