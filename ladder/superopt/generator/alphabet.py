@@ -67,7 +67,10 @@ class Alphabet:
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
-        used = {name: {n for node in left if node.operator == name for n in _numbers(graph, node)} for name in NAMED}
+        used = {
+            name: {n for node in left if node.operator == name for n in _numbers(graph, node)}
+            for name in NAMED
+        }
         numbers = {number for node in computing for number in _numbers(graph, node)}
         return Alphabet(
             tuple(sorted(name for name, row in rows.items() if row.unary)),

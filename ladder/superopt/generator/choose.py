@@ -107,7 +107,9 @@ def _of_dimension(
         return [{left[0]: size}]
     found = [(tile, size // tile) for tile in tiles if size % tile == 0 and tile < size]
     if len(split) == 1:
-        return [{split[0]: rest, left[0]: tile} for tile, rest in found if not _parted(mapping, dimension, rest)]
+        return [
+            {split[0]: rest, left[0]: tile} for tile, rest in found if not _parted(mapping, dimension, rest)
+        ]
     return [
         {split[0]: parts, split[1]: rest // parts, left[0]: tile}
         for tile, rest in found for parts in PARTS if rest % parts == 0 and parts < rest

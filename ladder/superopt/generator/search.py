@@ -269,7 +269,10 @@ def search(
         if isinstance(result, str):
             counts.reject(result)
         if step is not None:
-            step(f"{program.name}: {len(finished)} of {len(structures)} proofs", len(finished) / len(structures))
+            step(
+                f"{program.name}: {len(finished)} of {len(structures)} proofs",
+                len(finished) / len(structures),
+            )
     good = [result for result in finished if isinstance(result, Found)]
     ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
@@ -455,7 +458,11 @@ def has_maxima(program: Program) -> bool:
 
 
 def _finished(
-    structures: Sequence[Structure], program: Program, limits: Limits, seed: int | None, deadline: float | None
+    structures: Sequence[Structure],
+    program: Program,
+    limits: Limits,
+    seed: int | None,
+    deadline: float | None,
 ) -> Iterator[Found | str]:
     """Finish structures, in processes if there are several, in order."""
     every = [(structure, program, limits, seed, deadline) for structure in structures]

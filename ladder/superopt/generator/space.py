@@ -454,7 +454,9 @@ def replayed(
 ) -> list[tuple[tuple[Extent, ...], Any]]:
     """Return shape and expression of inputs and steps as whole tensors, in the factors of a mapping."""
     values = [
-        Value(tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0)
+        Value(
+            tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0
+        )
         for axes, expression in inputs
     ]
     for step in steps:
