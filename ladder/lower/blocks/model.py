@@ -99,7 +99,7 @@ class _Estimate:
         """Return the sum of what overlaps and what does not."""
         c, plan = self.c, self.plan
         parts = (self._memory(), self._moved() / c.l2_bytes, self._under_way(), self._computing())
-        body = sum(part**c.sharpness for part in parts) ** (1 / c.sharpness)
+        body = float(sum(part**c.sharpness for part in parts) ** (1 / c.sharpness))
         joins = plan.sharers * c.join if plan.sharers > 1 else 0.0
         return c.launch + body + math.log2(plan.cluster) * c.doubling + joins
 
@@ -118,7 +118,7 @@ class _Estimate:
             if not node.tile.ttype.is_block and node in self.looped and tile_bytes(tensor) > STREAMED_BYTES
         ]
         reached = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
-        return sum(map(tile_bytes, tensors)) / (dram.bandwidth * dram.sustained * 1e-6 * reached)
+        return sum(map(tile_bytes, tensors)) / float(dram.bandwidth * dram.sustained * 1e-6 * reached)
 
     def _moved(self) -> float:
         """Return the bytes that blocks load, all together."""
