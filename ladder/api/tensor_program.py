@@ -285,7 +285,8 @@ def _mean(t: Tracer, x: Traced, dim: Any, keepdim: bool = False) -> Traced:
 
 
 def _softmax(t: Tracer, x: Traced, dim: int, **rest: Any) -> Traced:
-    exponential = t.elementwise("exp", x)
+    most = _reduction("reduce_max")(t, x, dim, True)
+    exponential = t.elementwise("exp", t.elementwise("sub", x, most))
     return t.elementwise("div", exponential, _reduction("reduce_sum")(t, exponential, dim, True))
 
 

@@ -58,6 +58,10 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
+            self.looped or plan.column_warps == 1,
+            "columns are split of what a loop accumulates; there is none",
+        )
+        require(
             not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
