@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.fused import Fused, Lowering
 from ladder.superopt.generator import Found, Limits, Program, Report, instantiate, search
+from ladder.superopt.generator.choose import tilings
 from ladder.superopt.verifier import Certificate, Stability, verify_equal
 from tile_types.errors import DeviceError, LadderError, ScheduleError, VerificationError
 
@@ -238,7 +239,7 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
     found: list[Trial] = []
     reason = "no tiles divide its sizes"
     for graph in report.found[:STRUCTURES]:
-        for factors in tilings(graph, report.program):
+        for factors in tilings(graph.structure.mapping, report.program, (1, *TILES)):
             try:
                 found += _lowerings(graph, instantiate(graph.structure, report.program, factors), device)
             except LadderError as error:
@@ -248,22 +249,6 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
             f"no verified graph of {report.program.name} can be lowered to {device.name}: {reason}"
         )
     return sorted(found, key=lambda trial: trial.predicted)[:count]
-
-
-def tilings(found: Found, program: Program) -> Iterator[dict[str, int]]:
-    """Yield every choice of tiles that divide the sizes: factors of `instantiate`."""
-    choices = []
-    for dimension, size in program.sizes.items():
-        *split, tile = found.structure.mapping.factors(dimension)
-        if not split:
-            choices.append([{tile: size}])
-        elif len(split) == 1:
-            tiles = [t for t in (1, *TILES) if size % t == 0 and t < size]
-            choices.append([{split[0]: size // t, tile: t} for t in tiles])
-        else:
-            raise ScheduleError(f"dimension {dimension} is split by both the grid and the loop")
-    for parts in itertools.product(*choices):
-        yield {name: number for part in parts for name, number in part.items()}
 
 
 def _lowerings(found: Found, graph: Graph, device: TileDevice) -> list[Trial]:

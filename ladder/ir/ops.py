@@ -94,7 +94,7 @@ def _accumulated(arguments: Any, tiles: Tiles, attributes: Attributes) -> Abstra
 
 
 def _shift(arguments: Any, tiles: Tiles, attributes: Attributes) -> AbstractExpression:
-    """A maximum is 0: programs that are compared must be equal whatever it is, so at 0 as well."""
+    """Take a maximum as 0: programs that are compared are equal whatever it is, so at 0 as well."""
     return ("const", 0.0)
 
 
