@@ -88,7 +88,7 @@ def calls_for(arch: str) -> Calls:
     reads: dict[str, Callable[[Translator, CallView], Any]] = {
         **lanes.READS,
         **arithmetic.READS,
-        **arithmetic.conversions(core.bytes_as),
+        **arithmetic.rows_of(core.bytes_as, core.flushes),
         **mfma.rows(core),
     }
 
