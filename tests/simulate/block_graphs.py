@@ -57,7 +57,7 @@ def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[
     """Simulate a kernel whose last input is a quantized weight; as `run`."""
     import torch
 
-    from ladder.lower.blocks.packed import gemm_of
+    from ladder.lower.blocks.analysis import gemm_of
     from ladder.runtime.packed import pack
     from tile_types import quantize
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram
+from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
@@ -20,8 +20,8 @@ from tile_types.errors import ScheduleError
 if TYPE_CHECKING:
     from ladder.lower.blocks.packed import PackedLayout
 
-FRAGMENT_BYTES = 512
-"""An accumulator fragment of a warp: four float32 per lane."""
+FRAGMENT_BYTES, ROW_BYTES = 512, 128
+"""A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
 
 ELEMENTS = 8
 """16-bit elements of a chunk."""
@@ -58,7 +58,7 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
-            not self.flat or plan.sharers * plan.column_warps == 1,
+            not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
@@ -74,9 +74,11 @@ class Geometry:
             f"{self.device.name} has no tensor copies; use copies='lanes'",
         )
         for node in self.program.loads:
+            kind = node.tile.ttype
             require(
-                node.tile.ttype.name in ("float16", "bfloat16") or node.tile.ttype.is_block,
-                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit and quantized types are loaded",
+                kind.name in HALVES or (kind.name == "float32" if self.direct else kind.is_block),
+                f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
+                " operators those of 16 and 32 bits",
             )
         require(
             self.shared_bytes <= self.device.shared_per_block,
@@ -90,9 +92,18 @@ class Geometry:
         return any(stage == LOOP for stage in self.program.stages.values())
 
     @cached_property
-    def flat(self) -> bool:
-        """Whether threads have runs of rows, for want of matrix products (`lanes.FlatLanes`)."""
+    def direct(self) -> bool:
+        """Whether there are no matrix products: tiles are then loaded into registers."""
         return all(node.operator != "matmul" for node in self.program.block.nodes)
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether threads have runs of rows (`lanes.FlatLanes`): without products, where columns allow it."""
+        run = 8 * WARP * self.schedule.row_warps
+        return self.direct and all(
+            self.program.shape(node.name)[1] % run == 0 and node.tile.ttype.name in HALVES
+            for node in self.program.loads
+        )
 
     def row_fragments(self, rows: int) -> int:
         """Return the fragments along rows of a warp.
@@ -150,7 +161,7 @@ class Geometry:
         """The layout of every loaded tile, chosen together."""
         candidates: list[Candidate] = []
         found: dict[str, TileLayout | PackedLayout] = {}
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             rows, columns = self.program.shape(node.name)
             if node.tile.ttype.is_block:
                 found[node.name] = self._packed(node, rows, columns)
@@ -166,7 +177,7 @@ class Geometry:
         return {**found, **choose(candidates, budget)}
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
-        from ladder.lower.blocks.packed import PackedLayout, gemm_of
+        from ladder.lower.blocks.packed import PackedLayout
 
         shape = self.program.block.tile(node.inputs[0]).known_shape
         return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
@@ -207,7 +218,7 @@ class Geometry:
     def stage_offsets(self) -> Mapping[str, int]:
         """Offset of each loop tile within a stage."""
         offsets, at = {}, 0
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             if self.is_looped(node):
                 offsets[node.name] = at
                 at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
@@ -237,12 +248,16 @@ class Geometry:
 
     @cached_property
     def published(self) -> Mapping[str, int]:
-        """First fragment of each accumulator among those that a warp publishes."""
+        """First byte of each accumulator in what a warp publishes."""
         offsets, at = {}, 0
         for name in self.published_values:
             offsets[name] = at
-            at += self.fragments(self.program.shape(name))
+            at += self.fragments(self.program.shape(name)) * self.fragment_bytes(name)
         return offsets
+
+    def fragment_bytes(self, name: str) -> int:
+        """Return the bytes of a fragment that a warp publishes."""
+        return ROW_BYTES if self.program.shape(name)[1] == 1 else FRAGMENT_BYTES
 
     @property
     def published_values(self) -> tuple[str, ...]:
@@ -252,15 +267,16 @@ class Geometry:
         return (*(node.name for node in nodes), *maxima)
 
     @property
-    def published_fragments(self) -> int:
-        """Fragments that a warp publishes."""
-        return sum(self.fragments(self.program.shape(name)) for name in self.published_values)
+    def published_bytes(self) -> int:
+        """Bytes that a warp publishes."""
+        names = self.published_values
+        return sum(self.fragments(self.program.shape(name)) * self.fragment_bytes(name) for name in names)
 
     @cached_property
     def regions(self) -> Mapping[str, Lifetime]:
         """What lies in shared memory, and in which stages of the kernel it is alive."""
         plan, found = self.schedule, {}
-        if self.flat:
+        if self.direct:
             sums = [
                 node for node in self.program.block.nodes if node.operator in ("reduce_sum", "reduce_max")
             ]
@@ -278,7 +294,7 @@ class Geometry:
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
         if self.merges:
-            found["sums"] = Lifetime(plan.warps * self.published_fragments * FRAGMENT_BYTES, 2, 2)
+            found["sums"] = Lifetime(plan.warps * self.published_bytes, 2, 2)
         return found
 
     def _last_use_of(self, name: str) -> int:

@@ -20,7 +20,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, RunningMaximum
-from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, known
+from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of, known
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
@@ -149,8 +149,6 @@ class BlockKernel:
         if not node.tile.ttype.is_block:
             self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
             return
-        from ladder.lower.blocks.packed import gemm_of
-
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
         parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
         for part, dtype in parts.items():
@@ -238,9 +236,9 @@ class BlockKernel:
         self.loop_copies: list[TileCopy] = []
         self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
-            if geo.is_looped(node) and not geo.flat:
+            if geo.is_looped(node) and not geo.direct:
                 self.loop_copies.append(self.tensor_copies.get(node.name) or self._copy_of(node, TileCopy))
-            elif not geo.flat:
+            elif not geo.direct:
                 self.block_copies.append(self._copy_of(node, TileCopy))
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
@@ -433,6 +431,9 @@ class BlockKernel:
     def _store(self, node: Node) -> None:
         """Store a result: each of the groups that share the loop takes some of its columns."""
         value = self.values[node.inputs[0]]
+        if value.shape[1] == 1:
+            self._store_rows(node, value)
+            return
         columns, rest = divmod(value.shape[1], self.lanes.columns)
         if rest:
             raise ScheduleError(
@@ -462,6 +463,20 @@ class BlockKernel:
                     with b.when(row < rows) if rows % self.lanes.rows else _always():
                         self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
 
+    def _store_rows(self, node: Node, value: v.Value) -> None:
+        """Store a value of one column: one of those who have a row stores it."""
+        rows, out = value.shape[0], self.tensors[node.name]
+        begin, pitch = self.place.begin(node, None)
+        for m in range(self.row_fragments(rows)):
+            elements = value.row(m)
+            for run, element in enumerate(elements):
+                place, column = self.lanes.position(m, 0, run)
+                row = b.bind(self.first_row(rows) + place)
+                # The first column's threads; of groups that share the loop, the first.
+                first = T.And(column == 0, T.And(self.worker == 0, self.column_warp == 0))
+                with b.when(T.And(first, row < rows)):
+                    b.store(out, T.Cast(str(out.dtype), element), begin + row * pitch)
+
     def _store_run(self, out: Any, elements: Sequence[Expr], at: Expr) -> None:
         """Store neighbouring elements at once."""
         dtype, at = str(out.dtype), b.bind(at)
@@ -486,8 +501,9 @@ def _elements(node: Node) -> int:
 
 def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
     geo, name = kernel.geo, node.name
-    if geo.flat:
-        return v.GlobalRow(kernel, node, kernel.shape(name), node.tile.ttype.name)
+    if geo.direct:
+        kind = v.GlobalRow if geo.flat else v.GlobalTile
+        return kind(kernel, node, kernel.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)
     offset = geo.stage_offsets[name] if looped else geo.offsets[name]
     base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)

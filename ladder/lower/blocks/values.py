@@ -479,6 +479,38 @@ class ColumnReduce(Value):
         return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals]
 
 
+class GlobalTile(Value):
+    """A tile of a graph without products, whose columns are too few for `GlobalRow`."""
+
+    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
+        super().__init__(kernel, node.name, shape, dtype)
+        self.node, self.source = node, kernel.tensors[node.inputs[0]]
+
+    def _places(self, m: int, n: Expr) -> list[Expr]:
+        """Return the places of a thread's runs of columns."""
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        rows, places = self.shape[0], []
+        for run in range(self.kernel.lanes.runs):
+            row, column = self.kernel.lanes.position(m, n, run)
+            row = T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0
+            places.append(first + row * pitch + column)
+        return places
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        pair = range(2)
+        return [self._loaded(place + i) for place in self._places(m, n) for i in pair]
+
+    def _row(self, m: int) -> list[Expr]:
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        rows = self.shape[0]
+        runs = (self.kernel.lanes.position(m, 0, run)[0] for run in range(self.kernel.lanes.runs))
+        places = [T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0 for row in runs]
+        return [self._loaded(first + row * pitch) for row in places]
+
+    def _loaded(self, at: Expr) -> Expr:
+        return hold(T.Cast("float32", self.source[at]))
+
+
 class GlobalRow(Value):
     """A 16-bit tile of a graph without products: threads load what they take, straight into registers."""
 
