@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ladder.api.matmul import Matmul as Matmul
     from ladder.api.quantization import quantize as quantize
     from ladder.api.quantization import quantize_tokens as quantize_tokens
+    from ladder.api.superoptimize import superoptimize as superoptimize
     from ladder.capture import compile as compile
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
@@ -61,6 +62,7 @@ _HOMES = {
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
+    "ladder.api.superoptimize": ("superoptimize",),
     "ladder.capture": ("compile",),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),

@@ -83,7 +83,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "seconds": report.seconds, "complete": report.complete, "ranked_by": NO_KERNELS,
         "graphs": [
             {
-                "graph": str(found.graph), "operators": [step.operator for step in found.structure.steps],
+                "graph": str(found.graph), "operators": [step.label for step in found.structure.steps],
                 "cost_bytes": found.cost, "certificate": found.certificate.as_json(),
                 "extents": found.extents, "error": found.stability.error,
                 "error_of_program": found.stability.original,
@@ -102,7 +102,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     """Return one row per verified graph, cheapest first."""
     return [
         (
-            str(number), " ".join(step.operator for step in found.structure.steps),
+            str(number), " ".join(step.label for step in found.structure.steps),
             "·".join(found.structure.mapping.grid) or "-", found.structure.mapping.loop or "-",
             f"{found.cost / 1024:.0f}", f"{found.certificate.delta:.0e}", f"{found.stability.error:.0e}",
         )

@@ -292,11 +292,14 @@ MUTANTS: dict[str, Mutant] = {
         "wgmma", lambda: remove(INIT, 2), "barrier", "no initialised mbarrier"
     ),
     # ---- the epilogue ---------------------------------------------------------------------------
-    "wgmma: staging read without a warp barrier": Mutant(
-        "wgmma", lambda: remove("tirx.cuda.warp_sync", 0), "race"
+    "wgmma: staging read without a barrier": Mutant(
+        "wgmma", lambda: remove("tirx.ptx.bar_sync_count", 0), "race"
     ),
-    "wgmma: staging reused without a warp barrier": Mutant(
-        "wgmma two tiles", lambda: remove("tirx.cuda.warp_sync", 1), "race", "overwrites bytes read by"
+    "wgmma: staging reused without a barrier": Mutant(
+        "wgmma two tiles", lambda: remove("tirx.ptx.bar_sync_count", 1), "race", "overwrites bytes read by"
+    ),
+    "split: staging read without a warp barrier": Mutant(
+        "split", lambda: remove("tirx.cuda.warp_sync", 0), "race"
     ),
     # ---- clusters -------------------------------------------------------------------------------
     "cluster: blocks start without each other": Mutant(

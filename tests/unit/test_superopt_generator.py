@@ -15,7 +15,8 @@ from ladder.ir.interpret import abstract_expressions
 from ladder.superopt.expressions import normal
 from ladder.superopt.generator import Limits, Program, Report, get_program, instantiate, search
 from ladder.superopt.generator.ablation import ablation
-from ladder.superopt.generator.instantiate import axes_of, choose_factors, symbolic_program
+from ladder.superopt.generator.choose import choose_factors
+from ladder.superopt.generator.instantiate import axes_of, symbolic_program
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE
 from ladder.superopt.generator.threads import fuse_threads

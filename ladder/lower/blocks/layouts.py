@@ -12,7 +12,7 @@ from ladder.lower.blocks.shared import TileLayout
 from tile_types.errors import ScheduleError
 
 PADS = (0, 1)
-"""Chunks that may be left free between rows: an odd pitch has no conflicts."""
+"""Chunks that may be left free between rows: an odd pitch has no conflicts. Nor have swizzled panels."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,9 @@ class Candidate:
     @property
     def options(self) -> tuple[TileLayout, ...]:
         """Layouts to choose from."""
-        return tuple(TileLayout(self.rows, self.chunks, self.chunks + pad) for pad in PADS)
+        panels = TileLayout.panels(self.rows, self.chunks)
+        padded = (TileLayout(self.rows, self.chunks, self.chunks + pad) for pad in PADS)
+        return (*padded, *([panels] if panels else []))
 
     def cost(self, layout: TileLayout) -> int:
         """Return accesses of shared memory, eight rows of a chunk being one without conflicts."""

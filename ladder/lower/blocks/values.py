@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.graph import Node
 from ladder.ir.operator import Operator
 from ladder.lower import builder as b
+from ladder.lower.blocks.lanes import over_lanes
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
@@ -89,18 +91,17 @@ class Value:
 
     # ---- parts, as users ask for them ---------------------------------------------------------------
     def fragment(self, m: int, n: Expr) -> list[Expr]:
-        """Return the four float32 elements of a thread in a fragment: (g, 2c), (g, 2c+1), (g+8, ...)."""
+        """Return the float32 elements of a thread in a fragment, see `ladder.lower.blocks.lanes`."""
         if self.shape[1] == 1:
-            top, bottom = self.row(m)
-            return [top, top, bottom, bottom]
+            return self.kernel.lanes.spread(self.row(m))
         return list(self._once(("fragment", m, n), lambda: self._fragment(m, n)))
 
     def row(self, m: int) -> list[Expr]:
-        """Return a thread's two float32 elements, rows g and g + 8, of a value of one column."""
+        """Return a thread's float32 elements of a value of one column."""
         return list(self._once(("row", m), lambda: self._row(m)))
 
     def partial_row(self, m: int) -> list[Expr]:
-        """Return what is summed over the four lanes of a row to give `row`, or `row` itself."""
+        """Return what is summed over the threads of a row to give `row`, or `row` itself."""
         return self.row(m)
 
     @property
@@ -118,6 +119,13 @@ class Value:
         ``transposed``: the value is stored as ``[N, K]``.
         """
         return self.kernel.spilled(self).operand_b(k, n, count, transposed)
+
+    def column_factors(self, n: Expr) -> list[Expr] | None:
+        """Return what sums over this second operand are multiplied with, by column, or None."""
+        return None
+
+    depth_run = 1
+    """Steps along K that a second operand prepares together."""
 
     # ---- how they are computed ----------------------------------------------------------------------
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
@@ -143,7 +151,7 @@ class Constant(Value):
         self.number = number
 
     def _row(self, m: int) -> list[Expr]:
-        return [T.float32(self.number)] * 2
+        return [T.float32(self.number)] * self.kernel.lanes.row_elements
 
 
 class SharedTile(Value):
@@ -194,29 +202,33 @@ class SharedTile(Value):
             ("a", self.layout, rows, m),
             lambda: self._byte(T.min(first + m * 16 + lanes, rows - 1), lane // 16),
         )
-        return self._matrices(place, 2 * k * 16, 4, "")
+        return self._matrices(place, (0, 2 * k), 4, "")
 
     def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
         lane = self.kernel.lane
         if transposed:
             row, chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
             place = self.kernel.kept(("bt", self.layout), lambda: self._byte(row, chunk))
-            offset = self.layout.byte(n * 8, 2 * k)
+            # Rows further: a number, or one that the layout cannot fold.
+            offset = (n * 8, 2 * k)
         else:
             place = self.kernel.kept(("b", self.layout), lambda: self._byte(lane % 16, lane // 16))
-            offset = self.layout.byte(k * DEPTH, n)
+            offset = (k * DEPTH, n)
         # The lanes of the second fragment give addresses that one fragment alone ignores.
         return self._matrices(place, offset, 2 * count, "" if transposed else ".trans")
 
     def _byte(self, row: Expr, chunk: Expr) -> Expr:
         return T.Cast("uint32", self.layout.byte(row, chunk))
 
-    def _matrices(self, place: Expr, offset: Expr, count: int, mode: str) -> list[Expr]:
+    def _matrices(self, place: Expr, offset: tuple[Expr, Expr], count: int, mode: str) -> list[Expr]:
         words = b.local(count, "uint32")
         registers = [words[i] for i in range(count)]
-        offset = T.uint32(offset) if isinstance(offset, int) else T.Cast("uint32", offset)
         start = self._once(("start", place), lambda: b.Variable("uint32", self.base + place))
-        b.ptx(f"ldmatrix.sync.aligned.m8n8.x{count}{mode}.shared.b16", *registers, start.value + offset)
+        b.ptx(
+            f"ldmatrix.sync.aligned.m8n8.x{count}{mode}.shared.b16",
+            *registers,
+            self.layout.moved(start.value, *offset),
+        )
         return registers
 
 
@@ -271,6 +283,23 @@ class Convert(Value):
 
     def _operand_a(self, m: int, k: int) -> list[Expr]:
         return self.source.operand_a(m, k)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether this is a decoded weight."""
+        return self.source.depth_run > 1
+
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+        if self.is_packed:
+            return self.source.operand_b(k, n, count, transposed)
+        return super().operand_b(k, n, count, transposed)
+
+    def column_factors(self, n: Expr) -> list[Expr] | None:
+        return self.source.column_factors(n) if self.is_packed else None
+
+    @property
+    def depth_run(self) -> int:  # type: ignore[override]
+        return self.source.depth_run
 
 
 class Concat(Value):
@@ -334,28 +363,37 @@ class Matmul(Value):
 
     def add_into(self, sums: Any) -> None:
         """Emit ``sums += a · b`` for all fragments of the warp."""
-        rows, columns = self.kernel.row_fragments(self.shape[0]), self.shape[1] // FRAGMENT_COLUMNS
-        for k in range(self.depth):
-            first = [self.a.operand_a(m, k) for m in range(rows)]
+        rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
+        begin = self.kernel.first_column(columns)
+        run = self.b.depth_run
+        for start in range(0, self.depth, run):
+            first = {(m, k): self.a.operand_a(m, k) for k in range(start, start + run) for m in range(rows)}
             for n in range(0, columns, 2):
-                count = min(2, columns - n)
-                second = self.b.operand_b(k, n, count, self.transposed)
-                for m in range(rows):
-                    for i in range(count):
-                        place = 4 * (m * columns + n + i)
-                        emit_step(self.kernel.step, "", sums, place, first[m], second[2 * i : 2 * i + 2])
+                count, column = min(2, columns - n), b.bind(begin + n)
+                for k in range(start, start + run):
+                    second = self.b.operand_b(k, column, count, self.transposed)
+                    for m in range(rows):
+                        for i in range(count):
+                            place = 4 * (m * columns + n + i)
+                            emit_step(self.kernel.step, "", sums, place, first[m, k], second[2 * i :][:2])
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         if isinstance(n, int):
             sums, columns = self._once(("sums",), self._all), self.shape[1] // FRAGMENT_COLUMNS
-            return [sums[4 * (m * columns + n) + i] for i in range(4)]
+            return self.scaled([sums[4 * (m * columns + n) + i] for i in range(4)], n)
         sums = zeros(4)
         for k in range(self.depth):
             second = self.b.operand_b(k, n, 1, self.transposed)
             emit_step(self.kernel.step, "", sums, 0, self.a.operand_a(m, k), second)
         return [sums[i] for i in range(4)]
 
+    def scaled(self, sums: list[Expr], n: Expr) -> list[Expr]:
+        """Return finished sums of a fragment times the factors of their columns, if they have any."""
+        factors = self.b.column_factors(n)
+        return sums if factors is None else [hold(x * factors[i % 2]) for i, x in enumerate(sums)]
+
     def _all(self) -> Any:
+        self.kernel.require_whole_columns(self.name)
         sums = zeros(4 * self.kernel.fragments(self.shape))
         self.add_into(sums)
         return sums
@@ -384,13 +422,15 @@ COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduc
 
 
 class Reduce(Value):
-    """A reduction over the columns: in a thread, then (`row`) over the four lanes of a row."""
+    """A reduction over the columns: in a thread, then (`row`) over the threads of a row."""
 
     def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(kernel, name, shape, "float32")
         self.combine, self.source, self.operator = COMBINE[operator], source, operator
-        if source.shape[1] % FRAGMENT_COLUMNS:
-            raise ScheduleError(f"%{name}: columns are reduced by {FRAGMENT_COLUMNS}, got {source.shape[1]}")
+        if source.shape[1] % kernel.lanes.columns:
+            raise ScheduleError(
+                f"%{name}: columns are reduced by {kernel.lanes.columns}, got {source.shape[1]}"
+            )
 
     @property
     def is_partial(self) -> bool:
@@ -400,21 +440,90 @@ class Reduce(Value):
         return list(self._once(("partial", m), lambda: self._partial(m)))
 
     def _partial(self, m: int) -> list[Expr]:
+        lanes = self.kernel.lanes
         totals: list[Expr] = []
-        for n in range(self.source.shape[1] // FRAGMENT_COLUMNS):
-            part = self.source.fragment(m, n)
-            pairs = [self.combine(part[0], part[1]), self.combine(part[2], part[3])]
-            totals = [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if n else pairs
+        for n in range(self.source.shape[1] // lanes.columns):
+            parts = lanes.fold(self.source.fragment(m, n), self.combine)
+            totals = [hold(self.combine(x, y)) for x, y in zip(totals, parts, strict=True)] if n else parts
         return [hold(total) for total in totals]
 
     def _row(self, m: int) -> list[Expr]:
-        return [over_lanes(part, self.combine) for part in self.partial_row(m)]
+        return self.kernel.lanes.join_row(self.name, self.partial_row(m), self.combine)
 
 
-def over_lanes(value: Expr, combine: Any) -> Expr:
-    """Combine a value over the four lanes of a row; all of them get the result."""
-    total = b.Variable("float32", value)
-    for distance in (1, 2):
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), total.value, distance, 32, 32)
-        total.set(combine(total.value, other))
-    return total.value
+class ColumnReduce(Value):
+    """A reduction over the rows; each warp of a group computes all of it."""
+
+    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
+        super().__init__(kernel, name, shape, "float32")
+        self.combine, self.source = COMBINE[operator], source
+        if source.shape[0] % FRAGMENT_ROWS or kernel.lanes.elements != 4:
+            raise ScheduleError(
+                f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
+                f" got {source.shape[0]}"
+            )
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        pair = self._once(("columns", n), lambda: self._pair(n))
+        return [*pair, *pair]
+
+    def _pair(self, n: Expr) -> list[Expr]:
+        totals: list[Expr] = []
+        with self.kernel.whole_rows():
+            for m in range(self.source.shape[0] // FRAGMENT_ROWS):
+                part = self.source.fragment(m, n)
+                pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
+                totals = (
+                    [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if m else pairs
+                )
+        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals]
+
+
+class GlobalTile(Value):
+    """A tile of a graph without products, whose columns are too few for `GlobalRow`."""
+
+    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
+        super().__init__(kernel, node.name, shape, dtype)
+        self.node, self.source = node, kernel.tensors[node.inputs[0]]
+
+    def _places(self, m: int, n: Expr) -> list[Expr]:
+        """Return the places of a thread's runs of columns."""
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        rows, places = self.shape[0], []
+        for run in range(self.kernel.lanes.runs):
+            row, column = self.kernel.lanes.position(m, n, run)
+            row = T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0
+            places.append(first + row * pitch + column)
+        return places
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        pair = range(2)
+        return [self._loaded(place + i) for place in self._places(m, n) for i in pair]
+
+    def _row(self, m: int) -> list[Expr]:
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        rows = self.shape[0]
+        runs = (self.kernel.lanes.position(m, 0, run)[0] for run in range(self.kernel.lanes.runs))
+        places = [T.min(self.kernel.first_row(rows) + row, rows - 1) if rows > 1 else 0 for row in runs]
+        return [self._loaded(first + row * pitch) for row in places]
+
+    def _loaded(self, at: Expr) -> Expr:
+        return hold(T.Cast("float32", self.source[at]))
+
+
+class GlobalRow(Value):
+    """A 16-bit tile of a graph without products: threads load what they take, straight into registers."""
+
+    def __init__(self, kernel: BlockKernel, node: Node, shape: Shape, dtype: str) -> None:
+        super().__init__(kernel, node.name, shape, dtype)
+        self.node, self.source = node, kernel.tensors[node.inputs[0]]
+        if shape[1] % kernel.lanes.columns:
+            raise ScheduleError(f"%{node.name}: threads share rows by {kernel.lanes.columns}, got {shape[1]}")
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        first, pitch = self.kernel.place.begin(self.node, self.kernel.loop_step)
+        row, column = self.kernel.lanes.position(m if self.shape[0] > 1 else 0, n, 0)
+        words = b.local(4, "uint32")
+        place = self.source.ptr_to([first + row * pitch + column])
+        b.ptx("ld.global.v4.u32", *(words[i] for i in range(4)), place)
+        return [hold(half) for i in range(4) for half in unpack(words[i], self.dtype)]

@@ -139,12 +139,16 @@ class NumpyMachine(Machine):
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
         return self._join([round_to("float16", single) for single in singles])
 
-    def _do_table_lane(self) -> Words:
-        return np.array([4 * 5], np.uint32)  # as lane 5 sees it
+    def _do_dot(self, a: Words, addend: Words, weights: int) -> Words:
+        pairs = [(a >> np.uint32(8 * i) & 0xFF, np.uint32(weights >> 8 * i & 0xFF)) for i in range(4)]
+        return sum((byte * weight for byte, weight in pairs), addend).astype(np.uint32)
 
-    def _do_look_up(self, offset: Words, entries: tuple[int, ...], row: int) -> Words:
-        entry, column = np.divmod(offset, np.uint32(row))
-        if np.any(column != self._do_table_lane()):
+    def _do_table_lane(self, absolute: bool) -> Words:
+        return np.array([4 * 5 + 1152 * absolute], np.uint32)  # as lane 5 sees a table somewhere
+
+    def _do_look_up(self, at: Words, entries: tuple[int, ...], row: int, absolute: bool) -> Words:
+        entry, column = np.divmod(at - self._do_table_lane(absolute), np.uint32(row))
+        if np.any(column):
             raise VerificationError("a table is read outside the lane's own column")
         return np.array(entries, np.uint32)[entry]
 
