@@ -124,6 +124,8 @@ def _dots(step: DotStep, acc: Any, at: int, a: list[Index], x: list[Index]) -> N
     kind = "int32" if step.carrier == "uint32" else "float32"
     total = as_type(acc[at], kind)
     for weights, tokens in zip(a, x, strict=True):
+        if getattr(weights, "value", None) == 0:  # takes no part
+            continue
         operands = (as_type(register, step.operand) for register in (weights, tokens))
         total = intrinsic(kind, step.spelling, *operands, total, T.bool(False))
     b.store(acc, as_type(total, str(acc.dtype)), at)
