@@ -29,7 +29,7 @@ KERNELS = [
     ("gfx942", "nf4", "float16", "dot", "v_dot2"),
     ("gfx942", "int8", "int8", "mfma", "v_mfma_i32_16x16x32_i8"),
     ("gfx942", "fp8_e5m2", "fp8_e4m3", "mfma", "v_mfma_f32_16x16x32_bf8_fp8"),
-    ("gfx950", "mxfp4", "float16", "mfma", "v_mfma_f32_16x16x16_f16"),
+    ("gfx950", "mxfp4", "float16", "mfma", "v_mfma_f32_16x16x32_f16"),
 ]
 
 
