@@ -12,7 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, divisions, lds_bytes, tile_rows, wave_registers
+from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -50,7 +50,7 @@ TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
 WAVES = ("mfma", "dot")
-"""Pipelines of waves of 64 lanes, which may have 512 registers each."""
+"""Pipelines of waves of 64 lanes."""
 
 SLICED = ("gemv", "digits")
 """Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
@@ -514,7 +514,7 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "digits":
         return launch_registers(schedule.warps)
     if schedule.pipeline in WAVES:
-        return min(512, device.registers_per_unit // block_threads(schedule))
+        return min(MOST_REGISTERS, device.registers_per_unit // block_threads(schedule))
     spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
     return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 

@@ -8,7 +8,6 @@ rounded, which alone takes half of their bound (`drawn` has results of all types
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -20,8 +19,9 @@ from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.simulate.operator import simulate
+from schedules.estimate import gemm_at
 from schedules.legal import is_legal
-from schedules.policy import best_schedule, make_plan
+from schedules.policy import best_schedule
 from schedules.schedule import Plan, Schedule
 from schedules.tuning import TuningDatabase
 from targets import get_device
@@ -33,6 +33,7 @@ ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 TOKENS = (1, 16, 64, 129)
 N, K, GROUP = 99, 330, 64
 LAYER = 4096
+TUNED = TuningDatabase(None)
 
 
 def _problem(target: str, activation: str, weight: str, m: int, n: int = N, k: int = K) -> Problem:
@@ -62,20 +63,12 @@ def _pairs() -> list[tuple[str, str, str]]:
 PAIRS = _pairs()
 
 
-@cache
-def _plan(target: str, activation: str, weight: str) -> Plan:
-    """Return the plan of a layer."""
-    gemm = _problem(target, activation, weight, 1, LAYER, LAYER).gemm
-    return make_plan(gemm, get_device(target), TuningDatabase(None))
-
-
 def _schedule(problem: Problem) -> Schedule:
     """Return the layer's schedule, or where the small shape does not take it the one of its own."""
-    gemm = problem.gemm
-    chosen: Any = _plan(problem.target, gemm.activation, problem.weight).schedule_for(problem.m)
-    return (
-        chosen if is_legal(gemm, problem.device, chosen) else best_schedule(gemm, problem.device, problem.m)
-    )
+    device, m = problem.device, problem.m
+    layer = gemm_at(problem.gemm, LAYER, LAYER)
+    chosen: Any = TUNED.lookup(device, layer, m) or best_schedule(layer, device, m)
+    return chosen if is_legal(problem.gemm, device, chosen) else best_schedule(problem.gemm, device, m)
 
 
 def check(target: str, activation: str, weight: str, m: int) -> None:

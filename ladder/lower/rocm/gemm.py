@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from math import gcd
 from operator import add
 from typing import Any
 
@@ -166,9 +167,11 @@ class Kernel:
         blocks = geo.row_blocks * geo.slice_tiles
         widths = [width for _, width in load_order(bits)]
         self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks)]
+        # Neighbouring tiles of a stage that have their scales in common share registers.
+        self.share = gcd(self.groups.span or geo.slice_tiles, geo.slice_tiles)
         self.group_registers = [
             tuple(WaveGroupRegisters(self.groups, self.step, self.lane, types) for _ in range(2))
-            for _ in range(blocks)
+            for _ in range(blocks // self.share)
         ]
 
     # ---- tokens ---------------------------------------------------------------------
@@ -223,21 +226,30 @@ class Kernel:
         for step in range(self.geo.slice_tiles):
             tile = b.bind(T.min(self._tile(turn, step), self.args.k_tiles - 1))
             for block in range(self.geo.row_blocks):
-                self._fetch_block(tile, step * self.geo.row_blocks + block, block, half)
+                self._fetch_words(tile, step, block, half)
+                if step % self.share == 0:
+                    registers = self._registers(step, block, half)
+                    registers.fetch(GroupReader(self.groups, self.args, tile, self._row(block)))
+
+    def _registers(self, step: int, block: int, half: int) -> WaveGroupRegisters:
+        """Return the scales and zero points of a tile of a stage."""
+        return self.group_registers[step // self.share * self.geo.row_blocks + block][half]
+
+    def _row(self, block: int) -> Expr:
+        """Return a 32-row block of the weight; those beyond N repeat the last one, and are not stored."""
+        return b.bind(T.min(self.row_block + block, self.all_blocks - 1))
 
     def _tile(self, turn: Expr, step: int) -> Expr:
         """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
         return b.bind(turn * self.geo.stage_tiles + self.slice * self.geo.slice_tiles + step)
 
-    def _fetch_block(self, tile: Expr, slot: int, block: int, half: int) -> None:
-        # Blocks beyond N repeat the last ones; nothing of theirs is stored.
-        row = b.bind(T.min(self.row_block + block, self.all_blocks - 1))
+    def _fetch_words(self, tile: Expr, step: int, block: int, half: int) -> None:
+        row = self._row(block)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
-        words = self.words[slot][half].buffers
+        words = self.words[step * self.geo.row_blocks + block][half].buffers
         for buffer, (offset, width) in zip(words, load_order(self.groups.bits), strict=True):
             place = offset + (upper * WAVE + self.owner) * width
             d.load(buffer, self.args.words, row_tile, tile, place, width=width)
-        self.group_registers[slot][half].fetch(GroupReader(self.groups, self.args, tile, row))
 
     # ---- products -------------------------------------------------------------------
     def _multiply_stage(
@@ -250,8 +262,8 @@ class Kernel:
         token = self.wave_token + (self.lane % self.step.tokens if self.step.tokens > 1 else 0)
         token, group = b.bind(token), b.bind(before + column)
         for step in range(geo.slice_tiles):
-            slots = range(step * geo.row_blocks, (step + 1) * geo.row_blocks)
-            registers: list[GroupRegisters] = [self.group_registers[slot][half] for slot in slots]
+            blocks = range(geo.row_blocks)
+            registers: list[GroupRegisters] = [self._registers(step, block, half) for block in blocks]
             tile, index, period = self._tile(turn, step), *self._place(half, step)
             for each in registers:
                 each.tile = tile if period % 2 else index
@@ -268,11 +280,13 @@ class Kernel:
             due = self._due(turn, half, step)
             real = T.min(tile, self.args.k_tiles - 1)
             self.sums.scale_tokens(self.args, self.lane, self.first_token + self.wave_token, real)
-            words = [self.words[slot][half] for slot in slots]
+            words = [self.words[step * geo.row_blocks + block][half] for block in blocks]
             multiplier.emit(words, registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(registers)
+            if geo.joins:
+                d.schedule_fence()  # or LLVM decodes all tiles of a stage at once, in hundreds of registers
 
     def _place(self, half: int, step: int) -> tuple[int, int]:
         """Return which of a run of neighbouring tiles a wave's tile is, and how many those are.
