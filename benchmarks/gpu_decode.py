@@ -105,7 +105,7 @@ def emit(case: Case, device: Any, name: str) -> Any:
             pool.commit()
             decoder.fill_table(room, thread, THREADS)
             b.block_sync()
-            table = SharedTable(room, b.bind(thread % 32 * 4))
+            table = SharedTable.of(room, b.bind(thread % 32))
         own, registers = b.local(decoder.words, "uint32"), b.local(decoder.lane, "uint32")
         sums, other = b.local(step.lanes.accumulators, step.carrier), b.local(4, "uint32")
         for i in range(step.lanes.accumulators):

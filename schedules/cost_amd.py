@@ -55,6 +55,15 @@ COPY_OPERATIONS = 8
 STEP_OPERATIONS = 12
 """Vector operations per wave and packed 32 x 64 tile besides decoding: addresses, moves, loop."""
 
+BFLOAT_DECODE = 2.4
+"""bfloat16 operands are made of float32 values: vector instructions in place of one of float16.
+
+Counted (`ladder.lower.rocm.ranking`): int1 to int8 take 2.3 to 2.9 times those of float16.
+"""
+
+BFLOAT_SCALE = 5.0
+"""Vector instructions by which a scale multiplies a bfloat16 operand: widened, multiplied, rounded."""
+
 FABRIC_BYTES = 17.2e12
 """Bytes per second that the dies of an MI300 read from the fabric's cache (CDNA3 whitepaper)."""
 
@@ -149,7 +158,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     bytes_of_x = tokens * span * operand_bytes(gemm)
     weights = rows * span * waves.token_waves
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
-    operations = 0.0 if operands else weights * decode_ops(gemm, schedule.placement) / WAVE
+    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule.placement) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
@@ -165,6 +174,14 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
     idle = max(1.0, SIMDS / schedule.warps)
     return Stage(matrix * idle, operations * idle, lds, l1)
+
+
+def wave_decode_ops(gemm: Gemm, placement: str) -> float:
+    """Return the vector instructions that a weight takes a lane until it is an operand."""
+    if gemm.activation != "bfloat16":
+        return decode_ops(gemm, placement)
+    scaled = BFLOAT_SCALE if gemm.scale and placement == "operand" else 0.0
+    return decode_ops(gemm, "accumulator") * BFLOAT_DECODE + scaled
 
 
 def _unit_clocks(

@@ -157,8 +157,11 @@ DIGIT_ISSUE_CYCLES = 4.9
 DIGIT_COLUMN_CYCLES = 22
 """digits: the same per eight columns: two products, and running sums."""
 
-DIGIT_SPLIT_CYCLES = 26.5
+DIGIT_SPLIT_CYCLES = 19
 """digits: clocks of a scheduler per 32 elements of x of 16 bits that a block splits into digits."""
+
+DIGIT_CLUSTER_CYCLES = 1e3
+"""digits: what `GEMV_CLUSTER_CYCLES` is for gemv (two blocks against one at 8192 x 28672, not fitted)."""
 
 DIGIT_BLOCK_CYCLES = 3.57e03
 """digits: starting a block: its first x, and adding up its slices."""
@@ -388,14 +391,14 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
 
 def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
     """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
-    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = schedule.warp_rows // 16
     fragments = -(-digit_columns(gemm, schedule) // 8)
     issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
     items = min(m, schedule.tile_m) * padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)
-    splitting = DIGIT_SPLIT_CYCLES * items / 4
+    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster
     tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting
+    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue + splitting
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 

@@ -272,7 +272,7 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
     small = m * gemm.n <= device.units * 128 * 128
     # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
-    busy = k_blocks(tile) == 1 or tile.pipeline != "gemv" or (tile.warps >= 16 and tile.warps % 4 == 0)
+    busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
     # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     return long_enough and busy and digits and not (tile.persistent and not tile.stream_k and small)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import TILE, lane_of
+from schedules.layouts import TILE, lane_of, packed_group
 from schedules.schedule import GpuSchedule
 from tile_types import get_type
 
@@ -21,11 +21,14 @@ STEP_ROWS = 32
 STEP_TOKENS = 16
 """Tokens of an MFMA step."""
 
-SPARE_REGISTERS = 60
+SPARE_REGISTERS = 40
 """Registers for addresses and values on their way, beside those that `wave_registers` counts (measured)."""
 
-BFLOAT_REGISTERS = 32
-"""The same for bfloat16 operands, which are made of float32 values (measured)."""
+GRANULE_REGISTERS = 120
+"""The same where several scale groups of a tile end on accumulators: products of many are in flight."""
+
+MOST_REGISTERS = 252
+"""Registers of a lane up to which no kernel was seen to spill, by estimate; two waves then share a SIMD."""
 
 
 def tile_rows(schedule: GpuSchedule) -> int:
@@ -138,9 +141,12 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     tokens = schedule.tile_m // division(schedule).token_waves
     held = 2 * tokens if schedule.pipeline == "dot" else STEP_ROWS * tokens // WAVE
     sums = blocks * held * (1 + promoted)
+    operands = 8 * blocks + 4 * (tokens // step_tokens(schedule))
     words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles
     pieces = -(-stage_bytes(gemm, schedule) // 16 // lanes) * 4
-    rows = 8 if promoted and schedule.pipeline == "mfma" else 2
-    groups = 2 * blocks * tiles * rows if gemm.scale else 0
-    rest = SPARE_REGISTERS + (BFLOAT_REGISTERS if gemm.activation == "bfloat16" else 0)
-    return sums + 8 * blocks + words + pieces + groups + rest
+    granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1
+    rows = 4 if promoted and schedule.pipeline == "mfma" else 2
+    groups = 2 * blocks * tiles * rows * granules if gemm.scale else 0
+    many = promoted and granules > 1 and schedule.pipeline == "mfma"
+    ends = GRANULE_REGISTERS if many and gemm.scale else 0
+    return sums + operands + words + pieces + groups + ends + SPARE_REGISTERS

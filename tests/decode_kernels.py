@@ -87,7 +87,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
         pool = b.shared_pool()
         room = pool.alloc((max(1, *(decoder.table_words for decoder in decoders)),), "uint32", align=128)
         pool.commit()
-        shared = SharedTable(room, b.bind(thread % 32 * 4))
+        shared = SharedTable.of(room, b.bind(thread % 32))
         start = 0
         for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
             scale = (scales[index, 0], scales[index, 1]) if is_scaled(gemm, placement) else None

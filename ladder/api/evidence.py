@@ -57,6 +57,11 @@ def _written(stage: str, pattern: str) -> Callable[[Report, Sources], int | None
     return find
 
 
+def _counted(stage: str, pattern: str) -> Callable[[Report, Sources], int | None]:
+    """Return how often a stage's text has an instruction."""
+    return lambda report, sources: len(re.findall(pattern, sources[stage])) if stage in sources else None
+
+
 def _shared(report: Report, sources: Sources) -> int | None:
     """Return static and dynamic shared memory of a CUDA kernel."""
     dynamic = _written("tir", r'"tirx\.dyn_smem_bytes": (?:T\.\w+\()?(\d+)')(report, sources)
@@ -111,6 +116,7 @@ VENDORS: Mapping[str, Vendor] = {
         "mfma",
         {"asm": r"\bv_(?:mfma|smfmac|wmma)_\w+"},
         (
+            Fact("dots", _counted("asm", r"\bv_dot\d\w*")),
             Fact("vgpr", _reported("vgpr")),
             Fact("agpr", _reported("agpr")),
             Fact("sgpr", _reported("sgpr")),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.api.lowered import Lowered
 from ladder.cli.console import finite
-from ladder.cli.operands import make_operands
+from ladder.cli.operands import cancellation, make_operands
 from ladder.cli.problem import Problem
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M, Request
@@ -96,6 +96,7 @@ def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
     group = problem.group if problem.group is not None else -1
     small = replace(problem, m=m, n=n, k=k, group_size=None if problem.ttype.is_block else group)
     operands = make_operands(small, gemm)
+    exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
     request = Request(gemm, problem.device.name, Plan(((ANY_M, schedule),)))
     result = simulate(
         Lowered(request),
@@ -103,7 +104,8 @@ def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
         pack(gemm, problem.device, operands.weight),
         operands.bias,
         operands.token_scale,
-        expected=gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale),
+        expected=exact,
+        cancellation=cancellation(operands, exact),
     )
     return SimulatedCheck(
         m,

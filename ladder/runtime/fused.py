@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.printer import print_graph
+from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.packed import PackedWeight, layout_of
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ class Fused:
     def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
         self.lowering, self.device, self.kernels = lowering, device, tuple(kernels)
         self.family = family_of(device)
+        types = [node.tile.ttype for node in lowering.graph.inputs]
+        self.operand = next((ttype.name for ttype in types if not ttype.is_block), "")
         self.entries = [load_entry(kernel, self.family) for kernel in kernels]
 
     @staticmethod
@@ -109,13 +113,13 @@ class Fused:
         """What the device compiler reported of each kernel."""
         return [report for kernel in self.kernels for report in kernel.manifest["resources"].values()]
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
         """Run the kernels.
 
         Parameters
         ----------
         *inputs
-            Contiguous tensors of the program's shapes and types, in order.
+            Contiguous tensors of the program's shapes and types, in order; quantized weights packed.
 
         Returns
         -------
@@ -129,20 +133,37 @@ class Fused:
         import torch
 
         graph = self.lowering.graph
-        values = {}
-        for node, tensor in zip(graph.inputs, inputs, strict=True):
-            self._check(node, tensor)
-            values[node.name] = tensor
+        values: dict[str, list[torch.Tensor]] = {}
+        for node, given in zip(graph.inputs, inputs, strict=True):
+            values[node.name] = self._arrays(node, given)
         where = inputs[0].device
+        shaped: dict[str, torch.Tensor] = {}
         for node, entry in zip(self.lowering.blocks, self.entries, strict=True):
             results = [
                 torch.empty(tile.known_shape, dtype=torch_dtype(tile.ttype.name), device=where)
                 for tile in node.tiles
             ]
-            entry(*(values[name].view(-1) for name in node.inputs), *(result.view(-1) for result in results))
-            values.update(zip(node.values, results, strict=True))
-        found = tuple(values[output] for output in graph.outputs)
+            entry(
+                *(array for name in node.inputs for array in values[name]),
+                *(result.view(-1) for result in results),
+            )
+            values.update({name: [y.view(-1)] for name, y in zip(node.values, results, strict=True)})
+            shaped.update(zip(node.values, results, strict=True))
+        found = tuple(shaped[output] for output in graph.outputs)
         return found[0] if len(found) == 1 else found
+
+    def _arrays(self, node: Node, given: Any) -> list[torch.Tensor]:
+        """Return the kernels' arguments for an input, each as one axis."""
+        if not node.tile.ttype.is_block:
+            self._check(node, given)
+            return [given.view(-1)]
+        gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
+            raise DTypeError(
+                f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"
+                " e.g. ladder.Matmul(...).pack(weight)"
+            )
+        return [array.view(-1) for array in given.tensors]
 
     def _check(self, node: Node, tensor: torch.Tensor) -> None:
         tile = node.tile

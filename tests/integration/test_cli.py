@@ -230,6 +230,19 @@ def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder:
     assert report["bound_by"] in report["predicted_parts_us"]
 
 
+def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
+    report = ladder("gemm", "--target", "rocm/gfx942", "-m", "3", "-n", "96", "-k", "160", "--json").json
+    assert report["passed"]
+    assert 0 < report["relative_error"] <= report["tolerance"]
+    assert report["simulated"]["findings"] == []
+    assert report["mfma"] + report["dots"] > 0
+    assert report["vgpr"] > 0
+    assert report["agpr"] >= 0
+    assert report["lds_bytes"] > 0
+    assert report["spills"] == report["scratch_bytes"] == 0
+    assert report["predicted_us"] > 0
+
+
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> None:

@@ -13,6 +13,7 @@ from benchmarks.superopt_graphs import (
     lora,
     norm_transition,
     rmsnorm_matmul,
+    split_attention,
 )
 from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule
@@ -22,7 +23,7 @@ from targets import get_device
 
 __all__ = [
     "Case", "add_then_multiply", "attention", "gated_mlp", "lora", "norm_transition", "rmsnorm_matmul",
-    "run", "run_quantized",
+    "run", "run_kernels", "run_quantized", "split_attention",
 ]  # fmt: skip
 
 
@@ -53,11 +54,30 @@ def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[Simulation
     return _simulated(case, function, arrays, arrays, options)
 
 
+def run_kernels(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[list[SimulationResult], float]:
+    """Simulate all kernels of a graph, one after the other, the first with the schedule; as `run`."""
+    generator, values, results = np.random.default_rng(0), {}, []
+    for node in case.graph.inputs:
+        drawn = generator.standard_normal(node.tile.known_shape) * 0.5
+        values[node.name] = drawn.astype(_numpy(node.tile.ttype.name))
+    meant = [array.astype(np.float64) for array in values.values()]
+    for node in (node for node in case.graph.nodes if node.body is not None):
+        outs = [np.full(tile.known_shape, np.nan, _numpy(tile.ttype.name)) for tile in node.tiles]
+        plan = BlockSchedule() if results else schedule
+        function = emit(node.body, get_device("cuda/sm_90a"), plan, "simulated")
+        flat = [array.reshape(-1) for array in (*(values[name] for name in node.inputs), *outs)]
+        results.append(simulate_launch(function, flat, outputs=tuple(range(-len(outs), 0)), **options))
+        values.update(zip(node.values, outs, strict=True))
+    wanted = case.meaning(*meant)
+    found = values[case.graph.outputs[0]].astype(np.float64)
+    return results, float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
 def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
     """Simulate a kernel whose last input is a quantized weight; as `run`."""
     import torch
 
-    from ladder.lower.blocks.packed import gemm_of
+    from ladder.lower.blocks.analysis import gemm_of
     from ladder.runtime.packed import pack
     from tile_types import quantize
 

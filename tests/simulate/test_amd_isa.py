@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from amd_kernels import compute, intrinsic
+from tvm.script import tirx as T
 
 from ladder.simulate import UnknownCallError
 from ladder.simulate.amd import mfma
@@ -218,3 +219,14 @@ def test_16_byte_reads_are_served_in_fours() -> None:
 def test_unknown_architectures_are_named() -> None:
     with pytest.raises(UnknownCallError, match="gfx942"):
         calls_for("gfx906")
+
+
+@pytest.mark.parametrize(("arch", "kept"), [("gfx90a", False), ("gfx942", True)])
+def test_cdna2_flushes_subnormals_in_dot_products_too(arch: str, kept: bool) -> None:
+    def body(lane: object) -> object:
+        tiny = T.Cast("float16", T.Cast("float32", lane) * T.float32(2.0**-20))
+        pair = T.Broadcast(tiny, 2)
+        return intrinsic("float32", "fdot2", pair, T.Broadcast(T.float16(1), 2), T.float32(0), False)
+
+    found = compute(arch, body, "float32")
+    assert np.array_equal(found, LANE * np.float32(2.0**-19) if kept else np.zeros(64))

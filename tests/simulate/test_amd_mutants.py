@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from problems import bound_of, gemm, run
-from rewriting import NOTHING, Once, is_store, remove, rewrite, rewrite_expression, stored
+from rewriting import NOTHING, Once, called, is_store, remove, rewrite, rewrite_expression, stored
 from test_mutants import Mutant
 from tvm import ir, tirx
 
@@ -125,17 +125,20 @@ def _cleared_sums(dtype: str) -> Once:
 
 MUTANTS: dict[str, Mutant] = {
     # ---- barriers ---------------------------------------------------------------------------------
-    "mfma: barrier of the main loop removed": Mutant("mfma", lambda: remove(SYNC, 0), "race"),
-    "mfma int8: barrier of the main loop removed": Mutant("mfma int8", lambda: remove(SYNC, 0), "race"),
-    "dot: barrier of the main loop removed": Mutant("dot", lambda: remove(SYNC, 0), "race"),
+    "mfma: barrier of a turn removed": Mutant("mfma", lambda: _without_sync("mfma", 0), "race"),
+    "mfma: barrier of every second turn removed": Mutant("mfma", lambda: _without_sync("mfma", 1), "race"),
+    "mfma int8: barrier of a turn removed": Mutant(
+        "mfma int8", lambda: _without_sync("mfma int8", 0), "race"
+    ),
+    "dot: barrier of a turn removed": Mutant("dot", lambda: _without_sync("dot", 0), "race"),
     "dot: sums overwrite x without a barrier": Mutant(
-        "dot", lambda: remove(SYNC, 1), "race", "overwrites bytes read by"
+        "dot", lambda: _without_sync("dot", -2), "race", "overwrites bytes read by"
     ),
     "dot: sums joined without a barrier": Mutant(
-        "dot", lambda: remove(SYNC, 2), "race", "reads bytes written by"
+        "dot", lambda: _without_sync("dot", -1), "race", "reads bytes written by"
     ),
     "mfma split: sums joined without a barrier": Mutant(
-        "mfma split", lambda: remove(SYNC, 2), "race", "reads bytes written by"
+        "mfma split", lambda: _without_sync("mfma split", -1), "race", "reads bytes written by"
     ),
     # ---- stages -----------------------------------------------------------------------------------
     "mfma: the next stage goes where the last one is read": Mutant("mfma", lambda: _stage_kept(), "race"),
@@ -172,7 +175,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     # ---- registers --------------------------------------------------------------------------------
     "mfma: sums not cleared": Mutant("mfma", lambda: _cleared_sums("float32"), "uninitialised"),
-    "mfma int8: sums not cleared": Mutant("mfma int8", lambda: _cleared_sums("int32"), "uninitialised"),
+    "mfma int8: sums not cleared": Mutant("mfma int8", lambda: _cleared_sums("uint32"), "uninitialised"),
     "dot: sums not cleared": Mutant("dot", lambda: _cleared_sums("float32"), "uninitialised"),
     "mfma: A and B swapped": Mutant(
         "mfma", lambda: stored("local", "float32", value=_calls(MFMA, _swapped)), "wrong values"
@@ -192,13 +195,19 @@ MUTANTS: dict[str, Mutant] = {
 
 
 def _stage_kept() -> Once:
-    """Return a change that stays at the first stage: the other one is what is left of both."""
+    """Return a change that writes x of every turn to the first stage."""
 
-    def matches(s: Any) -> bool:
-        stored = is_store(s, "local", "int32") and type(s.value).__name__ == "Sub"
-        return stored and type(s.value.a).__name__ == "IntImm"
+    def to_first(e: Any) -> Any:
+        return e.b if type(e).__name__ == "Add" and type(e.a).__name__ == "IntImm" else None
 
-    return Once(matches, lambda s: tirx.BufferStore(s.buffer, tirx.IntImm("int32", 0), s.indices))
+    return stored("shared", "uint32", index=to_first)
+
+
+def _without_sync(kernel: str, index: int) -> Once:
+    """Return a change that removes a barrier, counted from the end if negative."""
+    seen: list[Any] = []
+    rewrite(_kernel(kernel), lambda s: seen.append(s) if called(s) == SYNC else None)
+    return remove(SYNC, index % len(seen))
 
 
 def _everywhere(change: Callable[[Any], Any]) -> Callable[[Any], Any]:

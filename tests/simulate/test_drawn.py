@@ -14,7 +14,7 @@ from ladder.simulate.machine import ORDERS
 from schedules.legal import AXES, RULES
 from targets import get_device
 
-COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12}
+COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12, "rocm/gfx950": 8}
 """Target -> draws of a normal run; ``--long`` takes 25 times as many, with another seed."""
 
 RARE = frozenset({("gemv", "warps"), ("digits", "warps"), ("digits", "split_k"), ("gemv", "split_k")})

@@ -45,6 +45,29 @@ def test_a_bias_and_eight_bits(weight: ladder.QuantizedTensor) -> None:
     assert np.isfinite(result.y).all()
 
 
+@pytest.mark.parametrize("activation", ["float16", "int8"])
+def test_experts(activation: str) -> None:
+    """The tokens of five experts, one without any, and rows of nobody at both ends."""
+    torch.manual_seed(1)
+    op = ladder.GroupedMatmul(
+        E=5, N=70, K=200, weight="int4", group_size=64, activation=activation, target="cuda/sm_90a"
+    )
+    weights = [ladder.quantize(torch.randn(70, 200), "int4", group_size=64) for _ in range(5)]
+    x, offsets = torch.randn(24, 200).half(), torch.tensor([1, 4, 4, 9, 20, 23], dtype=torch.int32)
+    exact = torch.full((24, 70), torch.nan, dtype=torch.float64)
+    for expert, weight in enumerate(weights):
+        rows = slice(int(offsets[expert]), int(offsets[expert + 1]))
+        exact[rows] = x[rows].double() @ torch.as_tensor(weight.dequantize()).T
+    expected = exact if activation == "float16" else None
+    result = ladder.simulate(op, x, op.pack(weights), ranges=offsets, expected=expected)
+    assert not result.findings, result.report()
+    rows = exact.numpy()[1:23]
+    error = np.linalg.norm(result.y[1:23] - rows) / np.linalg.norm(rows)
+    assert error <= (5e-4 if activation == "float16" else 2e-2)
+    with pytest.raises(ladder.ShapeError, match="ranges"):
+        ladder.simulate(op, x, op.pack(weights))
+
+
 def test_wrong_values_are_a_finding(weight: ladder.QuantizedTensor) -> None:
     op, x = _operator(), torch.randn(2, 200).half()
     result = ladder.simulate(op, x, op.pack(weight), expected=torch.ones(2, 130))

@@ -2,25 +2,26 @@
 
 Schedules are those that the policy chooses for a layer of 4096 x 4096 (tuned ones where there are), at a
 shape with remainders in every dimension. A normal run simulates each pair of types at one M, which rotates
-from pair to pair; ``--long`` simulates all of them.
+from pair to pair; ``--long`` simulates all of them. bfloat16 products are compared before their results are
+rounded, which alone takes half of their bound (`drawn` has results of all types).
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 
 from ladder.api.lowered import Lowered
-from ladder.cli.operands import make_operands
+from ladder.cli.operands import cancellation, make_operands
 from ladder.cli.problem import Problem
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.simulate.operator import simulate
+from schedules.estimate import gemm_at
 from schedules.legal import is_legal
-from schedules.policy import best_schedule, make_plan
+from schedules.policy import best_schedule
 from schedules.schedule import Plan, Schedule
 from schedules.tuning import TuningDatabase
 from targets import get_device
@@ -30,15 +31,17 @@ from tile_types.errors import LadderError
 TARGETS = ("cuda/sm_80", "cuda/sm_90a", "rocm/gfx90a", "rocm/gfx942")
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 TOKENS = (1, 16, 64, 129)
-N, K, GROUP = 131, 330, 64
+N, K, GROUP = 99, 330, 64
 LAYER = 4096
+TUNED = TuningDatabase(None)
 
 
 def _problem(target: str, activation: str, weight: str, m: int, n: int = N, k: int = K) -> Problem:
     block = next(ttype for ttype in list_types() if ttype.name == weight)
     grouped = not block.is_block and block.elem_bits <= 8
     group = None if block.is_block else GROUP if grouped else -1
-    return Problem(weight, activation, group, m, n, k, target=target)
+    output = "float32" if activation == "bfloat16" else None
+    return Problem(weight, activation, group, m, n, k, output=output, target=target)
 
 
 def _pairs() -> list[tuple[str, str, str]]:
@@ -60,20 +63,12 @@ def _pairs() -> list[tuple[str, str, str]]:
 PAIRS = _pairs()
 
 
-@cache
-def _plan(target: str, activation: str, weight: str) -> Plan:
-    """Return the plan of a layer."""
-    gemm = _problem(target, activation, weight, 1, LAYER, LAYER).gemm
-    return make_plan(gemm, get_device(target), TuningDatabase(None))
-
-
 def _schedule(problem: Problem) -> Schedule:
     """Return the layer's schedule, or where the small shape does not take it the one of its own."""
-    gemm = problem.gemm
-    chosen: Any = _plan(problem.target, gemm.activation, problem.weight).schedule_for(problem.m)
-    return (
-        chosen if is_legal(gemm, problem.device, chosen) else best_schedule(gemm, problem.device, problem.m)
-    )
+    device, m = problem.device, problem.m
+    layer = gemm_at(problem.gemm, LAYER, LAYER)
+    chosen: Any = TUNED.lookup(device, layer, m) or best_schedule(layer, device, m)
+    return chosen if is_legal(problem.gemm, device, chosen) else best_schedule(problem.gemm, device, m)
 
 
 def check(target: str, activation: str, weight: str, m: int) -> None:
@@ -83,7 +78,15 @@ def check(target: str, activation: str, weight: str, m: int) -> None:
     exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
     lowered = Lowered(Request(gemm, target, Plan(((ANY_M, _schedule(problem)),))))
     packed = pack(gemm, problem.device, operands.weight)
-    result = simulate(lowered, operands.x, packed, None, operands.token_scale, expected=exact)
+    result = simulate(
+        lowered,
+        operands.x,
+        packed,
+        None,
+        operands.token_scale,
+        expected=exact,
+        cancellation=cancellation(operands, exact),
+    )
     assert not result.findings, result.report()
     assert result.blocks[0] == result.blocks[1]
 

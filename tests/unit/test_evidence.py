@@ -28,6 +28,7 @@ SASS = """
 ASM = """
  v_mfma_f32_16x16x16_f16 a[0:3], v[0:1], v[2:3], a[0:3]
  v_mfma_i32_16x16x32_i8 a[0:3], v[0:1], v[2:3], a[0:3]
+ v_dot2_f32_f16 v1, v2, v3, v1
  v_mul_f32_e32 v1, v2, v3
 """
 REPORT = {"registers": 168, "spill_stores": 8, "spill_loads": 4, "stack": 16, "shared": 32}
@@ -69,6 +70,7 @@ def test_evidence_of_an_amd_kernel() -> None:
     report = {"vgpr": 128, "agpr": 32, "sgpr": 40, "vgpr_spills": 0, "lds_bytes": 20480, "threads": 256}
     found = gather(MI300, report, {"asm": ASM}, COST, lambda stage: None).as_json()
     assert (found["mfma"], found["vgpr"], found["agpr"], found["spills"]) == (2, 128, 32, 0)
+    assert found["dots"] == 1
     assert (found["lds_bytes"], found["blocks_per_unit"], found["occupancy"]) == (20480, 3, 0.375)
 
 

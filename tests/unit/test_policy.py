@@ -48,7 +48,7 @@ ILLEGAL = [
     ({"warps": 16}, "64 rows"),
     ({"split_k": 2}, "do not split K"),
     ({"tile_n": 256}, "registers"),
-    ({"placement": "accumulator"}, "second set of accumulators"),
+    ({"placement": "accumulator"}, "apply on the operand"),
 ]
 
 

@@ -37,7 +37,7 @@ def test_a_tile_is_multiplied(step: Any, half: int) -> None:
     x = np.random.default_rng(1).integers(0, 9, (step.tokens, 64))
     spans = x.reshape(step.tokens, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
     out = np.zeros((STEP_ROWS, step.tokens), np.int64)
-    for index in range(words.shape[1] // 4):
+    for index in range(0, words.shape[1] // 4, step.steps):
         for issue in step.issues:
             _issue(step, issue, index, words, spans, half, bits, out)
     assert np.array_equal(out, codes[half * STEP_ROWS : (half + 1) * STEP_ROWS] @ x.T)
@@ -49,7 +49,7 @@ def _issue(
     """Add one instruction's products: by the ISA's rows and columns for MFMA, lane by lane for dots."""
     a: list[list[int]] = []
     for lane in range(WAVE):
-        registers = words[half * WAVE + owner(lane)][4 * index : 4 * index + 4]
+        registers = words[half * WAVE + owner(lane)][4 * index : 4 * (index + step.steps)]
         a.append([e for r in issue.a for e in _elements(registers[r], bits)])
     for lane in range(WAVE):
         column, token = step.lanes.operand(lane)[1], lane % step.tokens

@@ -5,7 +5,7 @@ m so far (online softmax): parts are scaled to the greatest of their maxima befo
 
 Where m is subtracted in exponents that end in such accumulators, the running maximum may stand for m
 itself: ``x`` then has the factor ``exp(-M)`` already and is added, or accumulated by the matrix
-instructions, as it is.
+instructions, as it is. Where x does not depend on m (partial sums of another kernel), it is multiplied.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.blocks.analysis import LOOP
-from ladder.lower.blocks.geometry import FRAGMENT_BYTES
 from ladder.lower.blocks.values import COMBINE, Matmul, Value, exponential, hold, zeros
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
@@ -30,8 +28,22 @@ Expr = Any
 LOWEST = -3.0e38
 """Stands for minus infinity: differences of two such numbers are 0, not NaN."""
 
-KINDS = {"sum": (0.0, "reduce_sum"), "max": (LOWEST, "reduce_max"), "rescale": (0.0, "reduce_sum")}
+
+def _later(x: Expr, y: Expr) -> Expr:
+    """Return what came last."""
+    return y
+
+
+KINDS = {
+    "sum": (0.0, COMBINE["reduce_sum"]),
+    "rescale": (0.0, COMBINE["reduce_sum"]),
+    "max": (LOWEST, COMBINE["reduce_max"]),
+    "last": (0.0, _later),
+}
 """Kind -> what it begins with, and how parts are joined."""
+
+SUMS = ("sum", "rescale")
+"""Kinds that add, so that parts may be added late and products in place."""
 
 LINEAR = ("matmul", "reduce_sum", "convert", "mul", "div", "accumulate")
 """Operators that keep a factor per row of their first operand."""
@@ -58,8 +70,7 @@ class Accumulator(Value):
             )
         self.source, self.kind = operands[0], kind
         self.maximum = operands[1].name if len(operands) == 2 else None
-        self.start, join = KINDS[kind]
-        self.join = COMBINE[join]
+        self.start, self.join = KINDS[kind]
         self.columns = kernel.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
 
@@ -77,18 +88,35 @@ class Accumulator(Value):
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
+        own = self._own_factors()
         if not self.is_row:
             self.kernel.require_whole_columns(self.name)
         for m in range(self.kernel.row_fragments(self.shape[0])):
             if self.is_row:
-                self._join(self.each * m, self.source.partial_row(m))
+                part = self.source.partial_row(m) if self._defers() else self.source.row(m)
+                self._join(self.each * m, self._times(own, m, part))
             for n in range(0 if self.is_row else self.columns):
                 part = self.source.fragment(m, n)
-                self._join(self.each * m + len(part) * n, part)
+                self._join(self.each * m + len(part) * n, self._times(own, m, part))
 
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
-        return len(self.kernel.program.users[self.source.name]) == 1 and self.kind != "max"
+        alone = len(self.kernel.program.users[self.source.name]) == 1
+        return alone and self.kind in SUMS and not self._is_apart()
+
+    def _is_apart(self) -> bool:
+        """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
+        return self.maximum is not None and not self.kernel.rescaler.reaches(self.maximum, self.source.name)
+
+    def _own_factors(self) -> list[list[Expr]] | None:
+        """Return what the step's elements are multiplied with, by fragment and row, or None."""
+        return self.kernel.rescaler.maxima[self.maximum].own if self._is_apart() and self.maximum else None
+
+    def _times(self, factors: list[list[Expr]] | None, m: int, elements: list[Expr]) -> list[Expr]:
+        if factors is None:
+            return elements
+        spread = factors[m] if self.is_row else self.kernel.lanes.spread(factors[m])
+        return [x * factor for x, factor in zip(elements, spread, strict=True)]
 
     def _join(self, first: int, elements: list[Expr]) -> None:
         for i, element in enumerate(elements):
@@ -112,7 +140,11 @@ class Accumulator(Value):
 
     def _own_row(self, m: int) -> list[Expr]:
         own = [self.registers[self.each * m + i] for i in range(self.each)]
-        return self.kernel.lanes.join_row(self.name, own, self.join) if self.source.is_partial else own
+        return self.kernel.lanes.join_row(self.name, own, self.join) if self._defers() else own
+
+    def _defers(self) -> bool:
+        """Whether the threads of a row sum their parts of it after the loop."""
+        return self.source.is_partial and self.kind in SUMS
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger
@@ -141,8 +173,11 @@ class RunningMaximum(Value):
     def step(self) -> None:
         """Take in the step's maximum; keep what accumulators are to be multiplied with."""
         self.factors: list[list[Expr]] = []
+        self.own: list[list[Expr]] = []
         for m in range(self.kernel.row_fragments(self.shape[0])):
-            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(self.source.row(m))]
+            local = self.source.row(m)
+            news = [hold(T.max(self.registers[2 * m + i], part)) for i, part in enumerate(local)]
+            self.own.append([hold(exponential(x - new)) for x, new in zip(local, news, strict=True)])
             self.factors.append(
                 [hold(exponential(self.registers[2 * m + i] - new)) for i, new in enumerate(news)]
             )
@@ -184,7 +219,10 @@ class Rescaler:
         """Check that the maximum m occurs only as ``exp(... - m)`` before accumulators that take m."""
         program = self.kernel.program
         for user in program.users[name]:
-            if user.operator == "accumulate" and user.inputs[1] == name and user.inputs[0] != name:
+            if user.operator == "accumulate":
+                # As the maximum that others are scaled to, or accumulated itself.
+                if user.inputs[1:] == (name,) and user.inputs[0] == name:
+                    raise ScheduleError(f"%{user.name} rescales the maximum %{name} by itself")
                 continue
             exponents = program.users[user.name]
             if (
@@ -208,6 +246,14 @@ class Rescaler:
             if user.operator != "accumulate":
                 self._require_linear(user.name, maximum)
 
+    def reaches(self, maximum: str, value: str) -> bool:
+        """Return whether a value of the loop depends on a maximum."""
+        if value == maximum:
+            return True
+        node = self.kernel.program.block.producer(value)
+        inner = node.operator not in ("accumulate", "load")
+        return inner and any(self.reaches(maximum, name) for name in node.inputs)
+
     def begin(self) -> None:
         """Allocate registers."""
         for running in self.maxima.values():
@@ -221,7 +267,7 @@ class Rescaler:
     def end_step(self) -> None:
         """Forget the factors of a step."""
         for running in self.maxima.values():
-            running.factors = []
+            running.factors, running.own = [], []
 
     def factors(self, name: str | None, m: int) -> list[Expr]:
         """Return the factors of rows g and g + 8."""
@@ -244,18 +290,23 @@ class Merger:
         """Write this group's accumulators where others read them, and wait for theirs."""
         kernel, geo = self.kernel, self.kernel.geo
         b.block_sync()  # the tiles of the loop lie in the same place
-        warp = b.bind(kernel.warp * geo.published_fragments)
+        warp = b.bind(self.offset + kernel.warp * geo.published_bytes)
         for name in geo.published_values:
             source = self._source(name)
             columns = geo.column_fragments(source.shape[1])
             for m in range(geo.row_fragments(source.shape[0])):
                 for n in range(columns):
-                    fragment = warp + geo.published[name] + m * columns + n
-                    place = kernel.base + T.Cast(
-                        "uint32", self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
-                    )
-                    b.ptx("st.shared.v4.f32", place, *source.held(m, n))
+                    byte = warp + geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
+                    place = kernel.base + T.Cast("uint32", byte + self._lane_byte(name))
+                    held = source.held(m, n)
+                    with b.when(kernel.lane % 4 == 0 if source.shape[1] == 1 else True):
+                        b.ptx("st.shared.v4.f32", place, *held)
         self._meet()
+
+    def _lane_byte(self, name: str) -> Expr:
+        """Return where a lane's elements lie in a fragment: the lanes of a row have the same."""
+        lane = self.kernel.lane
+        return lane // 4 * 16 if self.kernel.shape(name)[1] == 1 else lane * 16
 
     def _source(self, name: str) -> Any:
         return self.kernel.rescaler.maxima.get(name) or self.kernel.values[name]
@@ -301,8 +352,8 @@ class Merger:
         warp = group * self.plan.group_warps + kernel.row_warp
         if self.plan.column_warps > 1:
             warp, n = warp + n // columns * self.plan.row_warps, n % columns
-        fragment = warp * geo.published_fragments + geo.published[name] + m * columns + n
-        byte = self.offset + fragment * FRAGMENT_BYTES + kernel.lane * 16
+        fragment = geo.published[name] + (m * columns + n) * geo.fragment_bytes(name)
+        byte = self.offset + warp * geo.published_bytes + fragment + self._lane_byte(name)
         if self.plan.cluster == 1:
             words = b.local(4, "float32")
             place = kernel.base + T.Cast("uint32", byte)
@@ -321,4 +372,4 @@ def _greatest(values: list[Expr]) -> Expr:
     return total
 
 
-__all__ = ["LOOP", "Accumulator", "Merger", "Rescaler", "RunningMaximum"]
+__all__ = ["Accumulator", "Merger", "Rescaler", "RunningMaximum"]

@@ -11,15 +11,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ladder.ir.build import node_attributes
+from ladder.ir.gemm import Gemm, has_power_scales
 from ladder.ir.graph import Axis, Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.errors import ScheduleError
 from tile_types.tile import Tile
+from tile_types.ttype import TType
 
 BEFORE, LOOP, AFTER = "before", "loop", "after"
 """Stages of a value: it is the same in all steps of the loop, differs in each, or follows accumulators."""
 
 STAGES = (BEFORE, LOOP, AFTER)
+
+HALVES = ("float16", "bfloat16")
+"""Types that matrix instructions take."""
 
 
 def inlined(block: Graph) -> Graph:
@@ -104,17 +109,17 @@ class BlockProgram:
 
     @property
     def operand(self) -> str:
-        """The 16-bit type that loaded tiles have and products are computed in.
+        """The 16-bit type that products are computed in: that of the tiles they take.
 
         Raises
         ------
         ScheduleError
-            If there are several, or none.
+            If there are several.
         """
-        types = sorted({node.tile.ttype.name for node in self.loads if not node.tile.ttype.is_block})
-        if len(types) != 1:
-            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {', '.join(types) or 'none'}")
-        return types[0]
+        types = sorted({node.tile.ttype.name for node in self.loads if node.tile.ttype.name in HALVES})
+        if len(types) > 1:
+            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {' and '.join(types)}")
+        return types[0] if types else HALVES[0]
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Node, ...]]:
@@ -156,6 +161,24 @@ class BlockProgram:
     def shape(self, value: str) -> tuple[int, int]:
         """Return rows and columns of a value."""
         return matrix_of(self.block.tile(value), f"%{value}")
+
+
+def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
+    """Return the normal form of a product with a weight ``[N, K]``, which decides its packed arrays.
+
+    Raises
+    ------
+    ScheduleError
+        If it has zero points, or exponents for scales.
+    """
+    n, k = shape[-2:]
+    group = min(ttype.shape[-1], k)
+    if ttype.zero_kind != "none" or (group < k and has_power_scales(ttype)):
+        raise ScheduleError(f"{ttype.name}: block graphs read weights with float scales and no zero points")
+    return Gemm(
+        n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
+        group_size=group, scale=group < k,
+    )  # fmt: skip
 
 
 def known(axis: Axis) -> int:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, STAGES, BlockProgram
+from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
     from ladder.lower.blocks.packed import PackedLayout
 
-FRAGMENT_BYTES = 512
-"""An accumulator fragment of a warp: four float32 per lane."""
+FRAGMENT_BYTES, ROW_BYTES = 512, 128
+"""A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
 
 ELEMENTS = 8
 """16-bit elements of a chunk."""
@@ -58,9 +58,15 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
-            not self.flat or plan.sharers * plan.column_warps == 1,
+            self.looped or plan.column_warps == 1,
+            "columns are split of what a loop accumulates; there is none",
+        )
+        require(
+            not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
+        if self.looped and not self.direct:
+            self._check_accumulators()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -74,9 +80,11 @@ class Geometry:
             f"{self.device.name} has no tensor copies; use copies='lanes'",
         )
         for node in self.program.loads:
+            kind = node.tile.ttype
             require(
-                node.tile.ttype.name in ("float16", "bfloat16") or node.tile.ttype.is_block,
-                f"%{node.name} is {node.tile.ttype.name}; tiles of 16-bit and quantized types are loaded",
+                kind.name in HALVES or (kind.name == "float32" if self.direct else kind.is_block),
+                f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
+                " operators those of 16 and 32 bits",
             )
         require(
             self.shared_bytes <= self.device.shared_per_block,
@@ -84,15 +92,41 @@ class Geometry:
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
         )
 
+    def _check_accumulators(self) -> None:
+        """Check that what the loop accumulates can be shared as the schedule says."""
+        split = self.schedule.column_warps > 1
+        for node in self.program.accumulators:
+            kind = node_attributes(node)["kind"]
+            require(
+                kind != "last" or not self.merges, f"%{node.name} keeps the last step: groups share no loop"
+            )
+            wide = self.program.shape(node.name)[1] > 1
+            source = self.program.block.producer(node.inputs[0])
+            alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
+            in_place = alone and kind == "sum"
+            require(
+                not (split and wide) or in_place,
+                f"%{node.name} is taken within the loop as a whole; use column_warps=1",
+            )
+
     @property
     def looped(self) -> bool:
         """Whether the block graph has a loop."""
         return any(stage == LOOP for stage in self.program.stages.values())
 
     @cached_property
-    def flat(self) -> bool:
-        """Whether threads have runs of rows, for want of matrix products (`lanes.FlatLanes`)."""
+    def direct(self) -> bool:
+        """Whether there are no matrix products: tiles are then loaded into registers."""
         return all(node.operator != "matmul" for node in self.program.block.nodes)
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether threads have runs of rows (`lanes.FlatLanes`): without products, where columns allow it."""
+        run = 8 * WARP * self.schedule.row_warps
+        return self.direct and all(
+            self.program.shape(node.name)[1] % run == 0 and node.tile.ttype.name in HALVES
+            for node in self.program.loads
+        )
 
     def row_fragments(self, rows: int) -> int:
         """Return the fragments along rows of a warp.
@@ -150,7 +184,7 @@ class Geometry:
         """The layout of every loaded tile, chosen together."""
         candidates: list[Candidate] = []
         found: dict[str, TileLayout | PackedLayout] = {}
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             rows, columns = self.program.shape(node.name)
             if node.tile.ttype.is_block:
                 found[node.name] = self._packed(node, rows, columns)
@@ -159,14 +193,14 @@ class Geometry:
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
             reads = self.program.steps if self.is_looped(node) else 1
             if self.is_looped(node) and self.schedule.copies == "tensor":
-                found[node.name] = require_panels(node.name, rows, columns // ELEMENTS)
+                found[node.name] = copied_layout(node.name, rows, columns // ELEMENTS)
                 continue
             candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
         budget = self.device.shared_per_block - self.spill_bytes
         return {**found, **choose(candidates, budget)}
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
-        from ladder.lower.blocks.packed import PackedLayout, gemm_of
+        from ladder.lower.blocks.packed import PackedLayout
 
         shape = self.program.block.tile(node.inputs[0]).known_shape
         return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
@@ -189,6 +223,16 @@ class Geometry:
                 found[name] = TileLayout(rows, chunks, chunks | 1)
         return found
 
+    @property
+    def column_reductions(self) -> tuple[str, ...]:
+        """Values reduced over rows: warps share them through shared memory."""
+        return tuple(
+            node.name
+            for node in self.program.block.nodes
+            if node.operator in ("reduce_sum", "reduce_max")
+            and node_attributes(node)["axis"] % len(node.tile.shape) == len(node.tile.shape) - 2
+        )
+
     def _computed_parts(self, value: str) -> list[str]:
         node = self.program.block.producer(value)
         if node.operator == "concat":
@@ -200,14 +244,15 @@ class Geometry:
     @property
     def spill_bytes(self) -> int:
         """Shared memory of spilled values."""
-        return sum(layout.bytes for layout in self.spills.values()) * self.schedule.groups
+        columns = sum(4 * self.program.shape(name)[1] for name in self.column_reductions)
+        return (sum(layout.bytes for layout in self.spills.values()) + columns) * self.schedule.groups
 
     # ---- regions of shared memory ---------------------------------------------------------------------
     @cached_property
     def stage_offsets(self) -> Mapping[str, int]:
         """Offset of each loop tile within a stage."""
         offsets, at = {}, 0
-        for node in () if self.flat else self.program.loads:
+        for node in () if self.direct else self.program.loads:
             if self.is_looped(node):
                 offsets[node.name] = at
                 at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
@@ -237,12 +282,16 @@ class Geometry:
 
     @cached_property
     def published(self) -> Mapping[str, int]:
-        """First fragment of each accumulator among those that a warp publishes."""
+        """First byte of each accumulator in what a warp publishes."""
         offsets, at = {}, 0
         for name in self.published_values:
             offsets[name] = at
-            at += self.fragments(self.program.shape(name))
+            at += self.fragments(self.program.shape(name)) * self.fragment_bytes(name)
         return offsets
+
+    def fragment_bytes(self, name: str) -> int:
+        """Return the bytes of a fragment that a warp publishes."""
+        return ROW_BYTES if self.program.shape(name)[1] == 1 else FRAGMENT_BYTES
 
     @property
     def published_values(self) -> tuple[str, ...]:
@@ -252,15 +301,16 @@ class Geometry:
         return (*(node.name for node in nodes), *maxima)
 
     @property
-    def published_fragments(self) -> int:
-        """Fragments that a warp publishes."""
-        return sum(self.fragments(self.program.shape(name)) for name in self.published_values)
+    def published_bytes(self) -> int:
+        """Bytes that a warp publishes."""
+        names = self.published_values
+        return sum(self.fragments(self.program.shape(name)) * self.fragment_bytes(name) for name in names)
 
     @cached_property
     def regions(self) -> Mapping[str, Lifetime]:
         """What lies in shared memory, and in which stages of the kernel it is alive."""
         plan, found = self.schedule, {}
-        if self.flat:
+        if self.direct:
             sums = [
                 node for node in self.program.block.nodes if node.operator in ("reduce_sum", "reduce_max")
             ]
@@ -277,8 +327,12 @@ class Geometry:
             found[f"spill {name}"] = Lifetime(
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
+        for name in self.column_reductions:
+            first = STAGES.index(self.program.stages[name])
+            last = max(first, self._last_use_of(name))
+            found[f"columns {name}"] = Lifetime(4 * plan.groups * self.program.shape(name)[1], first, last)
         if self.merges:
-            found["sums"] = Lifetime(plan.warps * self.published_fragments * FRAGMENT_BYTES, 2, 2)
+            found["sums"] = Lifetime(plan.warps * self.published_bytes, 2, 2)
         return found
 
     def _last_use_of(self, name: str) -> int:

@@ -8,6 +8,7 @@ for others within the loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, RunningMaximum
-from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, known
+from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of, known
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
@@ -149,8 +150,6 @@ class BlockKernel:
         if not node.tile.ttype.is_block:
             self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
             return
-        from ladder.lower.blocks.packed import gemm_of
-
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
         parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
         for part, dtype in parts.items():
@@ -238,9 +237,9 @@ class BlockKernel:
         self.loop_copies: list[TileCopy] = []
         self.block_copies: list[TileCopy] = []
         for node in self.program.loads:
-            if geo.is_looped(node) and not geo.flat:
+            if geo.is_looped(node) and not geo.direct:
                 self.loop_copies.append(self.tensor_copies.get(node.name) or self._copy_of(node, TileCopy))
-            elif not geo.flat:
+            elif not geo.direct:
                 self.block_copies.append(self._copy_of(node, TileCopy))
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
@@ -285,10 +284,15 @@ class BlockKernel:
     def _spill_stage(self, stage: str) -> None:
         """Compute the values of a stage that pass through shared memory, a barrier after each depth."""
         names = {node.name: node.inputs for node in self.program.block.nodes}
-        shared = {name for name in self.geo.spills if self.program.stages[name] == stage}
+        through = {*self.geo.spills, *self.geo.column_reductions}
+        shared = {name for name in through if self.program.stages[name] == stage}
         for level in levels(names, shared):
             for name in level:
-                self._spill(self.values[name])
+                value = self.values[name]
+                if isinstance(value, v.ColumnReduce):
+                    value.share()
+                if name in self.geo.spills:
+                    self._spill(value)
             self.group_sync()
 
     def _spill(self, value: v.Value) -> None:
@@ -401,6 +405,7 @@ class BlockKernel:
 
     def _hoist(self) -> None:
         """Load operands that are the same in all steps before the loop, as far as registers allow."""
+        self._hoist_rows()
         left = HOISTED_REGISTERS
         for value in self.values.values():
             if not isinstance(value, v.Matmul) or self.program.stages[value.name] != LOOP:
@@ -413,6 +418,20 @@ class BlockKernel:
                 for m in range(rows):
                     for k in range(value.depth):
                         value.a.operand_a(m, k)
+
+    def _hoist_rows(self) -> None:
+        """Compute columns that are the same in all steps, and their reciprocals, before the loop."""
+        for node in self.program.block.nodes:
+            value = self.values.get(node.name)
+            if value is None or value.shape[1] != 1 or self.program.stages[node.name] != BEFORE:
+                continue
+            users = self.program.users[node.name]
+            if math.prod(value.shape) == 1 or all(self.program.stages[u.name] == BEFORE for u in users):
+                continue
+            for m in range(self.row_fragments(value.shape[0])):
+                value.row(m)
+                if any(user.operator == "div" and user.inputs[1] == node.name for user in users):
+                    value.inverses(m, 0)
 
     # ---- the end ------------------------------------------------------------------------------------------
     def _finish(self) -> None:
@@ -433,6 +452,9 @@ class BlockKernel:
     def _store(self, node: Node) -> None:
         """Store a result: each of the groups that share the loop takes some of its columns."""
         value = self.values[node.inputs[0]]
+        if value.shape[1] == 1:
+            self._store_rows(node, value)
+            return
         columns, rest = divmod(value.shape[1], self.lanes.columns)
         if rest:
             raise ScheduleError(
@@ -462,6 +484,20 @@ class BlockKernel:
                     with b.when(row < rows) if rows % self.lanes.rows else _always():
                         self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
 
+    def _store_rows(self, node: Node, value: v.Value) -> None:
+        """Store a value of one column: one of those who have a row stores it."""
+        rows, out = value.shape[0], self.tensors[node.name]
+        begin, pitch = self.place.begin(node, None)
+        for m in range(self.row_fragments(rows)):
+            elements = value.row(m)
+            for run, element in enumerate(elements):
+                place, column = self.lanes.position(m, 0, run)
+                row = b.bind(self.first_row(rows) + place)
+                # The first column's threads; of groups that share the loop, the first.
+                first = T.And(column == 0, T.And(self.worker == 0, self.column_warp == 0))
+                with b.when(T.And(first, row < rows)):
+                    b.store(out, T.Cast(str(out.dtype), element), begin + row * pitch)
+
     def _store_run(self, out: Any, elements: Sequence[Expr], at: Expr) -> None:
         """Store neighbouring elements at once."""
         dtype, at = str(out.dtype), b.bind(at)
@@ -486,8 +522,9 @@ def _elements(node: Node) -> int:
 
 def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
     geo, name = kernel.geo, node.name
-    if geo.flat:
-        return v.GlobalRow(kernel, node, kernel.shape(name), node.tile.ttype.name)
+    if geo.direct:
+        kind = v.GlobalRow if geo.flat else v.GlobalTile
+        return kind(kernel, node, kernel.shape(name), node.tile.ttype.name)
     looped = geo.is_looped(node)
     offset = geo.stage_offsets[name] if looped else geo.offsets[name]
     base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)

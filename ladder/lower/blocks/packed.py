@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.gemm import Gemm, has_power_scales
+from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.blocks.copies import LINE_BYTES, TileCopy
+from ladder.lower.blocks.copies import TileCopy
 from ladder.lower.blocks.shared import CHUNK_BYTES
 from ladder.lower.blocks.values import Shape, Value
 from ladder.lower.gpu.decode import Decoder, load_order, make_decoder
 from ladder.lower.gpu.groups import Groups
 from schedules.layouts import TILE
 from targets import TileDevice
-from tile_types import TType
 from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -40,24 +39,6 @@ QUARTERS = 4
 
 STEPS = TILE // 16
 """Steps of 16 elements along K of a packed tile."""
-
-
-def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
-    """Return the normal form of a product with a weight ``[N, K]``, which decides its packed arrays.
-
-    Raises
-    ------
-    ScheduleError
-        If it has zero points, or exponents for scales.
-    """
-    n, k = shape[-2:]
-    group = min(ttype.shape[-1], k)
-    if ttype.zero_kind != "none" or (group < k and has_power_scales(ttype)):
-        raise ScheduleError(f"{ttype.name}: block graphs read weights with float scales and no zero points")
-    return Gemm(
-        n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
-        group_size=group, scale=group < k,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -313,4 +294,4 @@ def _word(value: Expr) -> Expr:
     return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
 
 
-__all__ = ["LINE_BYTES", "PackedCopy", "PackedLayout", "PackedTile", "gemm_of"]
+__all__ = ["PackedCopy", "PackedLayout", "PackedTile"]

@@ -110,7 +110,8 @@ class Geometry(Slices):
         fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
         least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
         sharing = self.device.shared_per_unit // (least + 1024)
-        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
+        most = min(self.device.max_blocks_per_unit, RESIDENT_THREADS // self.threads)
+        return max(1, min(fitting, sharing, most))
 
     @property
     def run(self) -> int:

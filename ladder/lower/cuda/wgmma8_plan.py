@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, promotes_rarely
+from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, PROMOTED_TOKENS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -75,6 +75,8 @@ class Loop:
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
         tile = self.geo.schedule.tile_m
+        if self.geo.promotes:
+            return min(tile, PROMOTED_TOKENS)
         return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
@@ -113,6 +115,19 @@ class Loop:
     def drains(self) -> bool:
         """Whether every unit is promoted before the next one starts."""
         return not self.long and self.banks == 1
+
+    @property
+    def parted(self) -> bool:
+        """Whether the tokens of a large tile are multiplied and promoted in parts.
+
+        Nothing is decoded ahead then: sums and totals leave registers for one set of operands.
+        """
+        return self.drains and self.positions > 1
+
+    @property
+    def operand_sets(self) -> int:
+        """Slabs whose operands have registers."""
+        return 1 if self.parted else 2
 
     @property
     def turn(self) -> int:

@@ -132,16 +132,15 @@ class PairTable:
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values."""
-        value = m.look_up(self.entries, self.row, self._offset(m, words[index // 4], index % 4))
+        value = self._load(m, words[index // 4], index % 4)
         return value if zero is None else m.float_sub(self.operand, value, zero)
 
-    def _offset(self, m: Machine, codes: Word, byte: int) -> Word:
-        lane = m.table_lane()
+    def _load(self, m: Machine, codes: Word, byte: int) -> Word:
         if self.row == 256:  # bytes: of the lane, of the codes, and the lane's upper byte, which is 0
-            return m.permute(codes, lane, m.constant(0x5504 | byte << 4))
-        row = self.row.bit_length() - 1
-        moved = m.shift(codes, row - 8 * byte)
-        return m.lop3(moved, m.constant((TABLE_ENTRIES - 1) << row), lane, AND_XOR)
+            offset = m.permute(codes, m.table_lane(), m.constant(0x5504 | byte << 4))
+            return m.look_up(self.entries, self.row, offset)
+        address = m.dot(codes, self.row << 8 * byte, m.table_lane(absolute=True))
+        return m.look_up(self.entries, self.row, address, absolute=True)
 
 
 def operand_bits(conversion: Conversion) -> tuple[int, ...]:

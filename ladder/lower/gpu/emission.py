@@ -27,6 +27,7 @@ NARROW = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f16x2", "fp8_e5m2": "cvt.rn.satfi
 
 SPELLINGS = {
     "permute": "prmt.b32 %0, %1, %2, %3;",
+    "dot": "dp4a.u32.u32 %0, %1, %2, %3;",
     "float_sub": "sub.rn.{type} %0, %1, %2;",
     "float_mul": "mul.rn.{type} %0, %1, %2;",
     "float_fma": "fma.rn.{type} %0, %1, %2, %3;",
@@ -51,6 +52,12 @@ def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
     )
 
 
+LOOK_UP_AT = """
+static __device__ __forceinline__ unsigned int ladder_look_up_at(unsigned int address) {
+  return *reinterpret_cast<const unsigned int*>(__cvta_shared_to_generic(address));
+}
+"""
+
 LOOK_UP = """
 static __device__ __forceinline__ unsigned int ladder_look_up(const unsigned int* table, unsigned int at) {
   return *reinterpret_cast<const unsigned int*>(reinterpret_cast<const char*>(table) + at);
@@ -64,9 +71,11 @@ static __device__ __forceinline__ unsigned int {name}_value(int code) {{
 }}
 static __device__ __forceinline__ void {name}(unsigned int* table, int thread, int threads) {{
 #pragma unroll 1
-  for (int at = thread; at < 2048; at += threads) {{
-    unsigned int pair = {name}_value(at / 8 % 16) | {name}_value(at / 128) << 16;
-    reinterpret_cast<uint4*>(table)[at / 8 * {row} + at % 8] = make_uint4(pair, pair, pair, pair);
+  for (int codes = thread; codes < 256; codes += threads) {{
+    const unsigned int pair = {name}_value(codes % 16) | {name}_value(codes / 16) << 16;
+    uint4* row = reinterpret_cast<uint4*>(table) + codes * {row};
+#pragma unroll
+    for (int i = 0; i < 8; i++) row[i ^ codes % 8] = make_uint4(pair, pair, pair, pair);
   }}
 }}
 """
@@ -75,8 +84,8 @@ static __device__ __forceinline__ void {name}(unsigned int* table, int thread, i
 def fill_pairs(buffer: Any, values: Sequence[int], row: int, thread: Expr, threads: int) -> None:
     """Emit one thread's share of a table of all pairs of 16 values, repeated for 32 lanes.
 
-    Entries begin ``row`` bytes apart. Values are immediate operands: constant memory would have to
-    be read first, by every launch.
+    Entries begin ``row`` bytes apart; the threads of a pass write to different banks. Values are
+    immediate operands: constant memory would have to be read first, by every launch.
     """
     fours = [sum(value << (16 * i) for i, value in enumerate(values[at : at + 4])) for at in range(0, 16, 4)]
     text = [f"{four:#x}ull" for four in fours]
@@ -95,10 +104,19 @@ class SharedTable:
         uint32 words, as many as the decoder says.
     lane_offset
         ``4 * lane``.
+    address
+        uint32: where this lane's column begins in shared memory.
     """
 
     buffer: Any
     lane_offset: Expr
+    address: Expr
+
+    @classmethod
+    def of(cls, buffer: Any, lane: Expr) -> SharedTable:
+        """Emit what a lane keeps of a table."""
+        address = b.keep(T.cuda.cvta_generic_to_shared(buffer.ptr_to([lane])))
+        return cls(buffer, b.keep(4 * lane), address)
 
 
 class TirMachine(Machine):
@@ -135,6 +153,9 @@ class TirMachine(Machine):
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         return self._call("ladder_prmt", SPELLINGS["permute"], x, y, selector)
 
+    def _do_dot(self, x: Expr, addend: Expr, weights: int) -> Expr:
+        return self._call("ladder_dot", SPELLINGS["dot"], x, T.uint32(weights), addend)
+
     def _do_subtract(self, x: Expr, y: Expr) -> Expr:
         return x - y
 
@@ -163,11 +184,13 @@ class TirMachine(Machine):
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
         return self._call("ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", high, low, kind="f")
 
-    def _do_table_lane(self) -> Expr:
-        return self._shared.lane_offset
+    def _do_table_lane(self, absolute: bool) -> Expr:
+        return self._shared.address if absolute else self._shared.lane_offset
 
-    def _do_look_up(self, offset: Expr, entries: tuple[int, ...], row: int) -> Expr:
-        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), offset)
+    def _do_look_up(self, at: Expr, entries: tuple[int, ...], row: int, absolute: bool) -> Expr:
+        if absolute:
+            return b.call_inline("ladder_look_up_at", LOOK_UP_AT, "uint32", at)
+        return b.call_inline("ladder_look_up", LOOK_UP, "uint32", self._shared.buffer.ptr_to([0]), at)
 
     @property
     def _shared(self) -> SharedTable:

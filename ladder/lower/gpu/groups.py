@@ -216,21 +216,16 @@ class GroupRegisters:
             if self.scales is not None and granule < self._scale_parts:
                 for i in range(self.rows):
                     at = granule * self.rows + i
-                    b.store(self.scales, read("scales", granule, 0, self._scale_row(i)), at)
+                    self.put("scales", at, read("scales", granule, 0, self._scale_row(i)))
             if self.zeros is not None:
                 for part in range(self.parts):
                     for i in range(OPERAND_ROWS):
                         at = self._zero_at(granule, part, i)
-                        b.store(self.zeros, read("zeros", granule, part, self._operand_row(i)), at)
+                        self.put("zeros", at, read("zeros", granule, part, self._operand_row(i)))
 
-    def copy(self, other: GroupRegisters) -> None:
-        """Emit copies of what another set of the same kind has loaded."""
-        for mine, source, count in (
-            (self.scales, other.scales, self._scale_count),
-            (self.zeros, other.zeros, self._zero_count),
-        ):
-            for i in range(count if mine is not None else 0):
-                b.store(mine, source[i], i)
+    def put(self, array: str, at: int, value: Expr) -> None:
+        """Emit ``value`` becoming element ``at`` of ``"scales"`` or ``"zeros"``."""
+        b.store(getattr(self, array), value, at)
 
     def replicated(self, array: str, at: int) -> Expr:
         """Return element ``at`` of ``"scales"`` or ``"zeros"`` in all lanes of a word."""
@@ -250,10 +245,14 @@ class GroupRegisters:
         return self.tile % 2 * self.groups.per_tile + granule if isinstance(self.tile, int) else granule
 
     def _exponent_word(self, row: int) -> Expr:
-        """Return a row's word of exponents: the tile's ones first where it is not known when emitting."""
+        """Return a row's word of exponents."""
+        return self._own_exponents(self.scales[row])
+
+    def _own_exponents(self, word: Expr) -> Expr:
+        """Return a word of exponents: the tile's ones first where it is not known when emitting."""
         if isinstance(self.tile, int):
-            return self.scales[row]
-        return b.bind(self.scales[row] >> (T.Cast("uint32", T.bitwise_and(self.tile, 1)) * T.uint32(16)))
+            return word
+        return b.bind(word >> (T.Cast("uint32", T.bitwise_and(self.tile, 1)) * T.uint32(16)))
 
     def operand_scales(self, granule: int) -> tuple[Expr, Expr] | None:
         """Return the scales of rows g and g+8 as the decoder takes them, if they go onto operands.

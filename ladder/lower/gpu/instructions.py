@@ -145,6 +145,8 @@ class MatrixStep:
         Elements of K after which partial sums must move to float32 registers; 0 for never.
     tokens
         Tokens of a step.
+    steps
+        Steps that an instruction takes at once: it then has four registers of W and two of x for each.
     """
 
     activation: str
@@ -155,6 +157,7 @@ class MatrixStep:
     carrier: str = "float32"
     promote: int = 0
     tokens: int = STEP_TOKENS
+    steps: int = 1
 
     @property
     def element_bytes(self) -> int:

@@ -139,12 +139,16 @@ class NumpyMachine(Machine):
         singles = [np.ascontiguousarray(word).view(np.float32).astype(np.float64) for word in (low, high)]
         return self._join([round_to("float16", single) for single in singles])
 
-    def _do_table_lane(self) -> Words:
-        return np.array([4 * 5], np.uint32)  # as lane 5 sees it
+    def _do_dot(self, a: Words, addend: Words, weights: int) -> Words:
+        pairs = [(a >> np.uint32(8 * i) & 0xFF, np.uint32(weights >> 8 * i & 0xFF)) for i in range(4)]
+        return sum((byte * weight for byte, weight in pairs), addend).astype(np.uint32)
 
-    def _do_look_up(self, offset: Words, entries: tuple[int, ...], row: int) -> Words:
-        entry, column = np.divmod(offset, np.uint32(row))
-        if np.any(column != self._do_table_lane()):
+    def _do_table_lane(self, absolute: bool) -> Words:
+        return np.array([4 * 5 + 1152 * absolute], np.uint32)  # as lane 5 sees a table somewhere
+
+    def _do_look_up(self, at: Words, entries: tuple[int, ...], row: int, absolute: bool) -> Words:
+        entry, column = np.divmod(at - self._do_table_lane(absolute), np.uint32(row))
+        if np.any(column):
             raise VerificationError("a table is read outside the lane's own column")
         return np.array(entries, np.uint32)[entry]
 
@@ -168,10 +172,16 @@ def place(codes: npt.NDArray[np.uint32], bits: int, lane: int, order: str = "lan
     return words
 
 
-def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> None:
+def prove(
+    recipe: Recipe,
+    conversion: Conversion,
+    meaning: Meaning = PLAIN,
+    machine: type[NumpyMachine] = NumpyMachine,
+) -> None:
     """Check a recipe for every valid code (and integer zero point) in every place.
 
     ``meaning`` must turn what the registers hold into the values without an error in float32.
+    ``machine`` executes it.
 
     Raises
     ------
@@ -192,7 +202,7 @@ def prove(recipe: Recipe, conversion: Conversion, meaning: Meaning = PLAIN) -> N
         index = batch[:, None] + np.arange(32)[None, :] * rotation
         chosen = (index % len(codes)).reshape(len(batch), lane, 32 // lane)
         expected = values[chosen] - zero[:, None, None]
-        _check(recipe, conversion, meaning, codes[chosen], expected, zero)
+        _check(machine(), recipe, conversion, meaning, codes[chosen], expected, zero)
 
 
 def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
@@ -200,6 +210,7 @@ def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
 
 
 def _check(
+    m: NumpyMachine,
     recipe: Recipe,
     conversion: Conversion,
     meaning: Meaning,
@@ -207,7 +218,6 @@ def _check(
     expected: Reals,
     zero: npt.NDArray[np.int64],
 ) -> None:
-    m = NumpyMachine()
     words = [m.input(word) for word in place(codes, conversion.bits, conversion.lane, conversion.order)]
     operand = _zero_operand(m, conversion, zero) if conversion.zero == "integer" else None
     for register in range(codes.shape[1]):

@@ -112,13 +112,15 @@ class TileMultiplier:
         """Emit a granule's steps of one row block within a span."""
         low = granule * self.groups.registers - span * self.span
         loaded = self._loaded(token_block)
-        for step in range(2):
-            inside = [low <= r < low + self.groups.registers for r in range(4 * step, 4 * step + 4)]
+        together = self.accumulators.step.steps
+        for step in range(0, 2, together):
+            registers = range(4 * step, 4 * (step + together))
+            inside = [low <= r < low + self.groups.registers for r in registers]
             if not any(inside):
                 continue
-            tokens = [loaded[2 * step], loaded[2 * step + 1]]
-            first = block * self.span + 4 * step
-            a = [self.operands[first + r] if inside[r] else None for r in range(4)]
+            tokens = [loaded[r] for r in range(2 * step, 2 * (step + together))]
+            first = block * self.span
+            a = [self.operands[first + r] if yes else None for r, yes in zip(registers, inside, strict=True)]
             self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
             if block == 0:
                 self.accumulators.add_tokens(token_block, a, tokens)

@@ -22,6 +22,7 @@ from ladder.lower.gpu.emission import SharedTable, TirMachine
 from ladder.lower.gpu.groups import NOTHING_LEFT, Leftover
 from ladder.lower.gpu.machine import Machine, Word, repeat
 from ladder.lower.rocm.machine import FnuzMachine, RocmMachine
+from ladder.lower.rocm.ranking import best_recipe
 from targets import TileDevice
 
 Expr = Any
@@ -60,15 +61,15 @@ class WaveDecoder(Decoder):
         zero: tuple[Word, ...] | None,
     ) -> Word:
         value = super().value(m, words, index, factors, zero)
-        if not (self.fnuz and self._has_special_codes):
+        if not (self.fnuz and self._has_negative_zero):
             return value
-        return m.input(b.bind(to_fnuz(value.content, self.operand)))
+        return m.input(without_negative_zero(value.content))
 
     @property
-    def _has_special_codes(self) -> bool:
-        """Whether the type has a negative zero, NaN or infinities."""
+    def _has_negative_zero(self) -> bool:
+        """Whether the type has one; of its codes only finite ones are packed."""
         values = self.conversion.ttype.values()
-        return bool(np.any(~np.isfinite(values) | ((values == 0) & np.signbit(values))))
+        return bool(np.any((values == 0) & np.signbit(values)))
 
 
 def wave_decoder(gemm: Gemm, device: TileDevice) -> WaveDecoder:
@@ -81,6 +82,7 @@ def wave_decoder(gemm: Gemm, device: TileDevice) -> WaveDecoder:
     """
     plain = make_decoder(gemm, device)
     parts = {field.name: getattr(plain, field.name) for field in fields(plain)}
+    parts["choice"] = best_recipe(plain.conversion)
     return WaveDecoder(**parts, fnuz=reads_fnuz(device, gemm.activation))
 
 
@@ -94,18 +96,22 @@ def left_by_fnuz(device: TileDevice, activation: str) -> Leftover:
     return FNUZ_LEFT if reads_fnuz(device, activation) else NOTHING_LEFT
 
 
+def _bytes4(byte: int) -> Expr:
+    return T.uint32(repeat(byte, 8))
+
+
+def without_negative_zero(word: Expr) -> Expr:
+    """Turn codes of -0 among four codes into 0: finite OCP codes become fnuz codes of half their value."""
+    some = (word & _bytes4(0x7F)) + _bytes4(0x7F)  # top bits: set unless the magnitude is 0
+    return b.bind(word & (some | _bytes4(0x7F)))
+
+
 def to_fnuz(word: Expr, core: str) -> Expr:
     """Turn four OCP codes into fnuz codes of half their value.
 
     -0 becomes 0; NaN and infinity become NaN. No byte carries into another.
     """
-
-    def bytes4(byte: int) -> Expr:
-        return T.uint32(repeat(byte, 8))
-
-    magnitude = b.bind(word & bytes4(0x7F))
-    some = b.bind(magnitude + bytes4(0x7F))  # top bits: set unless the magnitude is 0
-    number = b.bind(word & (some | bytes4(0x7F)))
-    special = b.bind((magnitude + bytes4(0x80 - NOT_FINITE[core])) & bytes4(0x80))
+    magnitude = word & _bytes4(0x7F)
+    special = b.bind((magnitude + _bytes4(0x80 - NOT_FINITE[core])) & _bytes4(0x80))
     below = special - (special >> T.uint32(7))
-    return (number & (below ^ T.uint32(0xFFFFFFFF))) | special
+    return (without_negative_zero(word) & (below ^ T.uint32(0xFFFFFFFF))) | special

@@ -6,6 +6,7 @@ wide accesses as vectors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.script import tirx as T
@@ -63,10 +64,38 @@ def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
     return T.call_llvm_pure_intrin(dtype, name, *operands)
 
 
-def load(target: Any, at: int, source: Any, *index: Expr, width: int) -> None:
-    """Emit one access of ``width`` elements: ``target[at..] = source[..., last index..]``, of one type."""
+def load(target: Any, source: Any, *index: Expr, width: int) -> None:
+    """Emit one access: ``width`` elements of ``source`` from the last index on fill ``target``."""
     place = (*index[:-1], lanes(index[-1], width))
-    b.store(target, source[place], lanes(at, width))
+    b.store(target, source[place], lanes(0, width))
+
+
+class Pieces:
+    """Words in buffers as wide as the loads that fill them, indexed as one.
+
+    LLVM keeps a buffer in one vector: of words that arrive at different times it would wait for the
+    last, and copy, where the loop begins anew.
+
+    Parameters
+    ----------
+    widths
+        Words of each buffer.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self.buffers = [b.local(width, "uint32") for width in widths]
+        self.places = [
+            (buffer, at) for buffer, w in zip(self.buffers, widths, strict=True) for at in range(w)
+        ]
+
+    def __getitem__(self, index: int) -> Expr:
+        """Return a word."""
+        buffer, at = self.places[index]
+        return buffer[at]
+
+    def store(self, piece: int, value: Expr, width: int) -> None:
+        """Emit a vector becoming the content of one buffer."""
+        b.store(self.buffers[piece], value, lanes(0, width))
 
 
 def shuffle_xor(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:

@@ -11,8 +11,10 @@ tokens with dot products within lanes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from math import gcd
 from operator import add
 from typing import Any
 
@@ -20,7 +22,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
@@ -29,7 +31,7 @@ from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.geometry import Geometry
-from ladder.lower.rocm.groups import WaveGroupRegisters
+from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
 from ladder.lower.rocm.steps import dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -43,9 +45,6 @@ STEPS_OF = {"mfma": select_step, "dot": dot_step}
 
 SPAN_GROUPS = 4
 """Groups of four words in 64 bytes of K, one for each quarter of a wave."""
-
-RUN = 4
-"""Neighbouring rows of a token that a lane of D holds."""
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
@@ -94,28 +93,35 @@ class Kernel:
         geo = self.geo
         self._locate()
         self._allocate()
-        turns = b.keep((self.args.k_tiles + geo.stage_tiles - 1) // geo.stage_tiles)
+        # Two turns at a time: registers and LDS of a stage change places without copies. Were the second
+        # conditional, LLVM would sink its loads into it.
+        two = 2 * geo.stage_tiles
+        pairs = b.keep((self.args.k_tiles + two - 1) // two)
         self._fetch_tokens(T.int32(0))
-        self._fetch_weights(T.int32(0))
-        self._write_tokens(T.int32(0), T.int32(0))
+        self._fetch_weights(T.int32(0), 0)
+        self._write_tokens(0, T.int32(0))
         multiplier = TileMultiplier(self.decoder, self.sums)
-        at = b.Variable("int32", 0)
-        with b.loop(turns, rolled=True) as turn:
-            d.block_sync()
-            self._use_weights()
-            ahead = b.bind(T.min(turn + 1, turns - 1))
-            self._fetch_tokens(ahead)
-            self._fetch_weights(ahead)
-            d.schedule_fence()
-            following = b.keep(geo.stage_chunks - at.value)
-            self._multiply_stage(multiplier, at.value, turn, lambda: self._write_tokens(following, ahead))
-            at.set(following)
-        if not self._ends_flushed:
-            multiplier.flush_all([now for now, _ in self.group_registers[-geo.row_blocks :]])
+        with b.loop(pairs, rolled=True) as pair:
+            self.is_last = pair == pairs - 1
+            for half in range(2):
+                self._turn(multiplier, b.bind(2 * pair + half), half)
+        if self.sums.periods == {0}:
+            multiplier.flush_all([sets[0] for sets in self.group_registers[: geo.row_blocks]])
         if geo.joins:
             self._join()
         else:
             self._store()
+
+    def _turn(self, multiplier: TileMultiplier, turn: Expr, half: int) -> None:
+        """Multiply a stage, which is in set ``half`` of registers and LDS; fetch the next to the other."""
+        other = 1 - half
+        d.block_sync()
+        ahead = b.bind(turn + 1)
+        self._fetch_tokens(ahead)
+        d.schedule_fence()  # x is awaited first: loads return in order
+        self._fetch_weights(ahead, other)
+        d.schedule_fence()
+        self._multiply_stage(multiplier, turn, half, lambda: self._write_tokens(other, ahead))
 
     # ---- set-up ---------------------------------------------------------------------
     def _locate(self) -> None:
@@ -159,10 +165,13 @@ class Kernel:
         self.fetched = b.local(geo.pieces * CHUNK_WORDS, "uint32")
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         blocks = geo.row_blocks * geo.slice_tiles
-        self.words = [(b.local(bits, "uint32"), b.local(bits, "uint32")) for _ in range(blocks)]
+        widths = [width for _, width in load_order(bits)]
+        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks)]
+        # Neighbouring tiles of a stage that have their scales in common share registers.
+        self.share = gcd(self.groups.span or geo.slice_tiles, geo.slice_tiles)
         self.group_registers = [
             tuple(WaveGroupRegisters(self.groups, self.step, self.lane, types) for _ in range(2))
-            for _ in range(blocks)
+            for _ in range(blocks // self.share)
         ]
 
     # ---- tokens ---------------------------------------------------------------------
@@ -183,13 +192,14 @@ class Kernel:
             loaded = d.as_type(args.x[token, at], "uint32x4")
             b.store(self.fetched, loaded, d.lanes(index * CHUNK_WORDS, CHUNK_WORDS))
 
-    def _write_tokens(self, stage: Expr, turn: Expr) -> None:
-        """Emit the writes of the pieces fetched for a turn to the stage at chunk ``stage``; zeros beyond K.
+    def _write_tokens(self, half: int, turn: Expr) -> None:
+        """Emit the writes of the pieces fetched for a turn to LDS; zeros beyond K.
 
         Word c of chunk i of 64 bytes goes to place 4c + i, so that the lanes of column group c find
         their operands of two steps side by side.
         """
         geo, fnuz = self.geo, reads_fnuz(self.device, self.gemm.activation)
+        stage = half * geo.stage_chunks * CHUNK_WORDS
         for index in range(geo.pieces):
             row, chunk = self._piece(index)
             span = b.bind(chunk // SPAN_GROUPS * SPAN_GROUPS)
@@ -202,7 +212,7 @@ class Kernel:
                     word = T.Select(inside, self.fetched[index * CHUNK_WORDS + c], T.uint32(0))
                     word = to_fnuz(word, self.gemm.activation) if fnuz else word
                     # The swizzle is an exclusive or of multiples of four words.
-                    b.store(self.shared, word, stage * CHUNK_WORDS + (first ^ (c * CHUNK_WORDS)))
+                    b.store(self.shared, word, stage + (first ^ (c * CHUNK_WORDS)))
 
             if (index + 1) * geo.threads <= self.schedule.tile_m * geo.tokens.chunks:
                 write()
@@ -211,59 +221,52 @@ class Kernel:
                     write()
 
     # ---- weights --------------------------------------------------------------------
-    def _fetch_weights(self, turn: Expr) -> None:
+    def _fetch_weights(self, turn: Expr, half: int) -> None:
         """Emit the loads of a stage's packed words, scales and zero points of this lane."""
         for step in range(self.geo.slice_tiles):
             tile = b.bind(T.min(self._tile(turn, step), self.args.k_tiles - 1))
             for block in range(self.geo.row_blocks):
-                self._fetch_block(tile, step * self.geo.row_blocks + block, block)
+                self._fetch_words(tile, step, block, half)
+                if step % self.share == 0:
+                    registers = self._registers(step, block, half)
+                    registers.fetch(GroupReader(self.groups, self.args, tile, self._row(block)))
+
+    def _registers(self, step: int, block: int, half: int) -> WaveGroupRegisters:
+        """Return the scales and zero points of a tile of a stage."""
+        return self.group_registers[step // self.share * self.geo.row_blocks + block][half]
+
+    def _row(self, block: int) -> Expr:
+        """Return a 32-row block of the weight; those beyond N repeat the last one, and are not stored."""
+        return b.bind(T.min(self.row_block + block, self.all_blocks - 1))
 
     def _tile(self, turn: Expr, step: int) -> Expr:
         """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
         return b.bind(turn * self.geo.stage_tiles + self.slice * self.geo.slice_tiles + step)
 
-    def _fetch_block(self, tile: Expr, slot: int, block: int) -> None:
-        # Blocks beyond N repeat the last ones; nothing of theirs is stored.
-        row = b.bind(T.min(self.row_block + block, self.all_blocks - 1))
-        row_tile, half = b.bind(row // 2), b.bind(row % 2)
-        at = 0
-        for offset, width in load_order(self.groups.bits):
-            place = offset + (half * WAVE + self.owner) * width
-            d.load(self.words[slot][1], at, self.args.words, row_tile, tile, place, width=width)
-            at += width
-
-        def read(name: str, granule: int, part: int, inner: Expr) -> Expr:
-            array = self.args.scales if name == "scales" else self.args.zeros
-            index = self.groups.row(tile, granule), row * STEP_ROWS + inner
-            value = array[index[0], part, index[1]] if len(array.shape) == 3 else array[index]
-            return d.to_word(value, str(array.dtype))
-
-        self.group_registers[slot][1].fetch(read)
-
-    def _use_weights(self) -> None:
-        """Make what was fetched for the next stage that of the stage at hand."""
-        for current, following in self.words:
-            for i in range(self.groups.bits):
-                b.store(current, following[i], i)
-        for now, then in self.group_registers:
-            now.copy(then)
+    def _fetch_words(self, tile: Expr, step: int, block: int, half: int) -> None:
+        row = self._row(block)
+        row_tile, upper = b.bind(row // 2), b.bind(row % 2)
+        words = self.words[step * self.geo.row_blocks + block][half].buffers
+        for buffer, (offset, width) in zip(words, load_order(self.groups.bits), strict=True):
+            place = offset + (upper * WAVE + self.owner) * width
+            d.load(buffer, self.args.words, row_tile, tile, place, width=width)
 
     # ---- products -------------------------------------------------------------------
     def _multiply_stage(
-        self, multiplier: TileMultiplier, stage: Expr, turn: Expr, write: Callable[[], None]
+        self, multiplier: TileMultiplier, turn: Expr, half: int, write: Callable[[], None]
     ) -> None:
         """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
         geo = self.geo
-        last = (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
+        stage, last = half * geo.stage_chunks, (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
         column, before = b.bind(self.lane // 16), self.slice * geo.slice_tiles * geo.tile_chunks
         token = self.wave_token + (self.lane % self.step.tokens if self.step.tokens > 1 else 0)
         token, group = b.bind(token), b.bind(before + column)
         for step in range(geo.slice_tiles):
-            slots = range(step * geo.row_blocks, (step + 1) * geo.row_blocks)
-            registers: list[GroupRegisters] = [self.group_registers[slot][0] for slot in slots]
-            tile = self._tile(turn, step)
+            blocks = range(geo.row_blocks)
+            registers: list[GroupRegisters] = [self._registers(step, block, half) for block in blocks]
+            tile, index, period = self._tile(turn, step), *self._place(half, step)
             for each in registers:
-                each.tile = step if geo.slice_tiles % 2 == 0 else tile
+                each.tile = tile if period % 2 else index
 
             def load_tokens(token_block: int, span: int, out: Any, step: int = step) -> None:
                 if (step, span, token_block) == last:
@@ -272,42 +275,43 @@ class Kernel:
                 ahead = step * geo.tile_chunks + span * SPAN_GROUPS
                 row = token + token_block * self.step.tokens
                 place = (stage + geo.tokens.place(row, group + ahead)) * CHUNK_WORDS
-                d.load(out, 0, self.shared, place, width=CHUNK_WORDS)
+                d.load(out, self.shared, place, width=CHUNK_WORDS)
 
-            due = self._due(tile, step)
+            due = self._due(turn, half, step)
             real = T.min(tile, self.args.k_tiles - 1)
             self.sums.scale_tokens(self.args, self.lane, self.first_token + self.wave_token, real)
-            words = [self.words[slot][0] for slot in slots]
+            words = [self.words[step * geo.row_blocks + block][half] for block in blocks]
             multiplier.emit(words, registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(registers)
+            if geo.joins:
+                d.schedule_fence()  # or LLVM decodes all tiles of a stage at once, in hundreds of registers
 
-    def _due(self, tile: Expr, step: int) -> Expr:
-        """Return whether sums must be flushed after a wave's tile ``step`` of a stage.
+    def _place(self, half: int, step: int) -> tuple[int, int]:
+        """Return which of a run of neighbouring tiles a wave's tile is, and how many those are.
 
-        Tiles beyond K add nothing and have the scales of the last one. Where K is split, the next stage's
-        tiles lie further on: in another group, unless groups are longer than a stage.
+        Runs begin at multiples of their length: two stages, or one where other waves have what follows.
         """
         tiles = self.geo.slice_tiles
-        last, periods = step == tiles - 1, self.sums.periods - {0}
-        if any((step + 1) % p == 0 for p in periods if tiles % p == 0):
-            return True
-        uneven = sorted(p for p in periods if tiles % p and (last or p % tiles))
-        if uneven and last and self.schedule.split_k > 1:
-            return True
-        due: Expr = False
-        for period in uneven:
-            ends = (tile + 1) % period == 0
-            due = T.Or(due, ends) if due is not False else ends
-        return due
+        return (half * tiles + step, 2 * tiles) if self.schedule.split_k == 1 else (step, tiles)
 
-    @property
-    def _ends_flushed(self) -> bool:
-        """Whether the last stage leaves nothing in partial sums."""
-        periods, tiles = self.sums.periods, self.geo.slice_tiles
-        even = bool(periods) and all(p and tiles % p == 0 for p in periods)
-        return not self.sums.flushes or even or (self.schedule.split_k > 1 and 0 not in periods)
+    def _due(self, turn: Expr, half: int, step: int) -> Expr:
+        """Return whether sums must be flushed after a wave's tile ``step`` of a stage.
+
+        Tiles beyond K add nothing and have the scales of the last one. Where K is split, a wave's next
+        tile after a stage is in another group, unless groups are longer than a stage.
+        """
+        tiles, periods = self.geo.slice_tiles, sorted(self.sums.periods - {0})
+        last, (index, run) = step == tiles - 1, self._place(half, step)
+        if not periods or any((index + 1) % p == 0 for p in periods if run % p == 0):
+            return bool(periods)
+        if last and self.schedule.split_k > 1:
+            return True
+        tile = self._tile(turn, step)
+        due = [(tile + 1) % p == 0 for p in periods if run % p and (last or p % tiles)]
+        due += [self.is_last] if last and half else []
+        return reduce(T.Or, due) if due else False
 
     # ---- output ---------------------------------------------------------------------
     def _store(self) -> None:
@@ -359,13 +363,43 @@ class Kernel:
     def _joined(self, at: Expr) -> list[Expr]:
         """Return the sums of a run of rows over all parts, in the order of K."""
         kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
-        loaded = b.local(self.geo.parts * RUN, "uint32")
-        for part in range(self.geo.parts):
-            d.load(loaded, part * RUN, self.shared, part * size + at, width=RUN)
-        words = [
-            [d.as_type(loaded[part * RUN + i], kind) for part in range(self.geo.parts)] for i in range(RUN)
-        ]
-        return [b.bind(reduce(add, column)) for column in words]
+        loaded = [b.local(RUN, "uint32") for _ in range(self.geo.parts)]
+        for part, words in enumerate(loaded):
+            d.load(words, self.shared, part * size + at, width=RUN)
+        return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]
+
+
+@dataclass(frozen=True)
+class GroupReader:
+    """Loads the scales and zero points of a 32-row block for a K tile, as words.
+
+    Parameters
+    ----------
+    groups, args
+        Where they lie.
+    tile, row
+        The K tile, and the block.
+    """
+
+    groups: Groups
+    args: Arguments
+    tile: Expr
+    row: Expr
+
+    def _place(self, granule: int, row: Expr) -> tuple[Expr, Expr]:
+        return self.groups.row(self.tile, granule), self.row * STEP_ROWS + row
+
+    def __call__(self, name: str, granule: int, part: int, row: Expr) -> Expr:
+        """Return one element, zero-extended to a word."""
+        array = self.args.scales if name == "scales" else self.args.zeros
+        group, column = self._place(granule, row)
+        value = array[group, part, column] if len(array.shape) == 3 else array[group, column]
+        return d.to_word(value, str(array.dtype))
+
+    def run(self, granule: int, row: Expr, words: int) -> Expr:
+        """Return the scales of neighbouring rows from ``row`` on as a vector of words."""
+        group, column = self._place(granule, row)
+        return d.as_type(self.args.scales[group, d.lanes(column, RUN)], f"uint32x{words}")
 
 
 def together(block: Expr, blocks: Expr, dies: int) -> Expr:

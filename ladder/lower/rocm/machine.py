@@ -37,6 +37,9 @@ SPREAD = 0x0C010C00
 
 NARROW = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
 
+UPPER_HALVES = 0x07060302
+"""V_PERM's selector of the upper halves of two words."""
+
 ROUND_BFLOAT = 0x7FFF
 
 
@@ -55,7 +58,11 @@ def bitwise(table: int) -> Form:
 
 
 class RocmMachine(TirMachine):
-    """Emits decoder instructions for AMD GPUs."""
+    """Emits decoder instructions for AMD GPUs.
+
+    While ``exact``, float32 results for bfloat16 operands are cut off rather than rounded: where a
+    recipe is proven so (`ladder.lower.rocm.ranking`), none has bits to round.
+    """
 
     def _do_lop3(self, x: Expr, y: Expr, z: Expr, table: int) -> Expr:
         operands = {"x": x, "y": y, "z": z}
@@ -79,7 +86,7 @@ class RocmMachine(TirMachine):
             return as_type(_calculate(operation, "float16x2", *values), "uint32")
         halves = [_bfloat_halves(operand) for operand in operands]
         low, high = (_calculate(operation, "float32", *(half[i] for half in halves)) for i in (0, 1))
-        return join_bfloat(low, high)
+        return (join_exact if self.exact else join_bfloat)(low, high)
 
     def _do_float_sub(self, x: Expr, y: Expr, core: str) -> Expr:
         return self._float("sub", core, x, y)
@@ -142,9 +149,15 @@ def _bfloat_halves(word: Expr) -> tuple[Expr, Expr]:
     return T.reinterpret(low, dtype="float32"), T.reinterpret(high, dtype="float32")
 
 
+def join_exact(low: Expr, high: Expr) -> Expr:
+    """Cut two float32 values off to bfloat16, in one word."""
+    words = [T.reinterpret(value, dtype="uint32") for value in (high, low)]
+    return intrinsic("uint32", "llvm.amdgcn.perm", *words, T.uint32(UPPER_HALVES))
+
+
 def join_bfloat(low: Expr, high: Expr) -> Expr:
     """Round two float32 values to bfloat16, ties to even, in one word. Operands are no NaN."""
     bits = [b.bind(T.reinterpret(value, dtype="uint32")) for value in (low, high)]
     odd = [(value >> T.uint32(16)) & T.uint32(1) for value in bits]
     rounded = [b.bind(value + (one + T.uint32(ROUND_BFLOAT))) for value, one in zip(bits, odd, strict=True)]
-    return intrinsic("uint32", "llvm.amdgcn.perm", rounded[1], rounded[0], T.uint32(0x07060302))
+    return intrinsic("uint32", "llvm.amdgcn.perm", rounded[1], rounded[0], T.uint32(UPPER_HALVES))

@@ -62,13 +62,17 @@ def owner(lane: Index) -> Index:
 WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
 PAIRS = (Issue((0, 2), (0, 1), (0, 1, 2, 3)), Issue((1, 3), (0, 1), (4, 5, 6, 7)))
+QUADS = (
+    Issue((0, 2, 4, 6), (0, 1, 2, 3), (0, 1, 2, 3)),
+    Issue((1, 3, 5, 7), (0, 1, 2, 3), (4, 5, 6, 7)),
+)
 SINGLES = (
     Issue((0,), (0,), (0, 1, 2, 3)),
     Issue((1,), (0,), (4, 5, 6, 7)),
     Issue((2,), (1,), (0, 1, 2, 3)),
     Issue((3,), (1,), (4, 5, 6, 7)),
 )
-"""Issues of an instruction that takes two registers of each operand, or one."""
+"""Issues of an instruction that takes two registers of each operand, four (those of two steps), or one."""
 
 ROW_PAIRS = (Issue((0, 2), (0, 1), (0,)), Issue((1, 3), (0, 1), (1,)))
 """The same for dot products: a sum for row g and one for g+8."""
@@ -124,6 +128,8 @@ def _dots(step: DotStep, acc: Any, at: int, a: list[Index], x: list[Index]) -> N
     kind = "int32" if step.carrier == "uint32" else "float32"
     total = as_type(acc[at], kind)
     for weights, tokens in zip(a, x, strict=True):
+        if getattr(weights, "value", None) == 0:  # takes no part
+            continue
         operands = (as_type(register, step.operand) for register in (weights, tokens))
         total = intrinsic(kind, step.spelling, *operands, total, T.bool(False))
     b.store(acc, as_type(total, str(acc.dtype)), at)
@@ -142,8 +148,10 @@ def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **oth
 
 
 STEPS: tuple[WaveStep, ...] = (
+    _mfma("float16", "f32.16x16x32.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
     _mfma("float16", "f32.16x16x16f16", "float16x4"),
     _mfma("bfloat16", "f32.16x16x16bf16.1k", "int16x4"),
+    _mfma("int8", "i32.16x16x64.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
     _mfma("int8", "i32.16x16x32.i8", "int64", "mfma.i8.k32", carrier="uint32"),
     _mfma("int8", "i32.16x16x16i8", "int32", carrier="uint32", issues=SINGLES),
     _mfma("fp8_e4m3", "f32.16x16x32.{w}.fp8", "int64", "mfma.fp8"),

@@ -214,6 +214,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         with yielded_turn():
             log = _ask_one(request, device)
         binary, source = paths["code_object"].read_bytes(), paths["assembly"].read_text()
+    source = re.sub(r"(?<=code_object_version )\d+", str(CODE_OBJECT), source)
     return Compilation(source, binary, log, read_resources(binary))
 
 

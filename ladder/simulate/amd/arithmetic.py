@@ -109,20 +109,39 @@ def as_word(value: Value) -> Array:
     return (held.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
 
 
-def _dot_halves(t: Translator, call: CallView) -> Read:
+LEAST_SUM = 2.0**-126
+
+SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
+"""Least normal number of operands that CDNA2 flushes; those of 32 bits it keeps."""
+
+
+def flushed(values: Array, least: float) -> Array:
+    """Replace what is nearer to zero than the least normal number by zero."""
+    kept: Array = np.where(np.abs(values) < least, np.zeros((), values.dtype), values)
+    return kept
+
+
+def _dot_halves(flushes: bool) -> Callable[[Translator, CallView], Read]:
     """V_DOT2_F32_F16 and _BF16: two products of halves and a float32, rounded once."""
-    a, b, c = (t.read(operand) for operand in call.operands[:3])
-    kind = NUMPY[str(call.operands[0].ty)]
-    if element_of(str(call.operands[0].ty))[1] != 2 or t.number(call.operands[3]):
-        raise UnknownCallError(f"{call.name} of {call.operands[0].ty}, or clamped")
 
-    def read(cohort: Cohort) -> Value:
-        x, y = (np.asarray(part(cohort), kind).astype(np.float64) for part in (a, b))
-        products = x * y
-        total = odd(*two_sum(products[..., 0], products[..., 1]))
-        return odd(*two_sum(total, np.asarray(c(cohort), np.float64))).astype(np.float32)
+    def translate(t: Translator, call: CallView) -> Read:
+        a, b, c = (t.read(operand) for operand in call.operands[:3])
+        name, count = element_of(str(call.operands[0].ty))
+        if count != 2 or t.number(call.operands[3]):
+            raise UnknownCallError(f"{call.name} of {call.operands[0].ty}, or clamped")
 
-    return read
+        def read(cohort: Cohort) -> Value:
+            x, y = (np.asarray(part(cohort), NUMPY[name]).astype(np.float64) for part in (a, b))
+            if flushes:
+                x, y = flushed(x, SMALLEST[name]), flushed(y, SMALLEST[name])
+            products = np.broadcast_to(x * y, np.broadcast_shapes((x * y).shape, (2,)))
+            total = odd(*two_sum(products[..., 0], products[..., 1]))
+            result = odd(*two_sum(total, np.asarray(c(cohort), np.float64))).astype(np.float32)
+            return flushed(result, LEAST_SUM) if flushes else result
+
+        return read
+
+    return translate
 
 
 def _from_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
@@ -196,8 +215,6 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.udot4": _words(_dot(8, (False, False))),
     "llvm.amdgcn.sdot8": _words(_dot(4, (True, True))),
     "llvm.amdgcn.udot8": _words(_dot(4, (False, False))),
-    "llvm.amdgcn.fdot2": _dot_halves,
-    "llvm.amdgcn.fdot2.f32.bf16": _dot_halves,
     "llvm.amdgcn.fmed3": _of_floats(_median, "float32"),
     "llvm.fma": _fma,
     "tirx.fma": _fma,
@@ -205,7 +222,11 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
 """Calls that return a value of this lane."""
 
 
-def conversions(floats: Mapping[str, str]) -> dict[str, Callable[[Translator, CallView], Any]]:
-    """Return the rows that depend on what an architecture's 8-bit floats mean."""
-    rows = {f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()}
+def rows_of(floats: Mapping[str, str], flushes: bool) -> dict[str, Callable[[Translator, CallView], Any]]:
+    """Return the rows in which architectures differ: meaning of 8-bit floats, fate of subnormals."""
+    dots = dict.fromkeys(("llvm.amdgcn.fdot2", "llvm.amdgcn.fdot2.f32.bf16"), _dot_halves(flushes))
+    rows = {
+        **dots,
+        **{f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()},
+    }
     return {**rows, **{f"llvm.amdgcn.cvt.pk.{name}.f32": _to_bytes(dtype) for name, dtype in floats.items()}}

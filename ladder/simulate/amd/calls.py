@@ -22,7 +22,8 @@ FOURS = ((0, 20), (4, 16), (8, 28), (12, 24), (32, 52), (36, 48), (40, 60), (44,
 
 LDS = Banks(WAVE, reads={16: tuple((*range(a, a + 4), *range(b, b + 4)) for a, b in FOURS)})
 """32 banks: passes serve lanes that follow each other, but for 16-byte reads (ROCm blog "Avoiding LDS Bank
-Conflicts on AMD GPUs Using CK-Tile Framework", 2025)."""
+Conflicts on AMD GPUs Using CK-Tile Framework", 2025). gfx950 has 64, whose passes are not published: its
+conflicts are counted as if it had 32."""
 
 CORES = {core.arch: core for core in (mfma.CDNA2, mfma.CDNA3, mfma.CDNA4)}
 
@@ -87,7 +88,7 @@ def calls_for(arch: str) -> Calls:
     reads: dict[str, Callable[[Translator, CallView], Any]] = {
         **lanes.READS,
         **arithmetic.READS,
-        **arithmetic.conversions(core.bytes_as),
+        **arithmetic.rows_of(core.bytes_as, core.flushes),
         **mfma.rows(core),
     }
 

@@ -8,7 +8,8 @@ lane's operand:
 * D[i][j]: lane N * (i // 4 % (64 // N)) + j, register 4 * (i // (256 // N)) + i % 4.
 
 Products are summed in float64 and rounded once. CDNA2 reads subnormal 16-bit operands as zeros and writes
-subnormal sums as zeros (PyTorch, "Numerical accuracy", reduced precision on MI200 devices); CDNA3 keeps them.
+subnormal sums as zeros, as its V_DOT2 does (PyTorch, "Numerical accuracy", reduced precision on MI200
+devices); CDNA3 keeps them.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder.simulate.amd.arithmetic import LEAST_SUM, SMALLEST, flushed
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.program import Read
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
@@ -165,18 +167,6 @@ def scatter_d(d: Array) -> Array:
     waves, rows, _ = d.shape
     parts = d.reshape(waves, -1, LANES // rows, 4, rows)
     return parts.transpose(0, 2, 4, 1, 3).reshape(waves, LANES, -1)
-
-
-def flushed(values: Array, least: float) -> Array:
-    """Replace what is nearer to zero than the least normal number by zero."""
-    kept: Array = np.where(np.abs(values) < least, np.zeros((), values.dtype), values)
-    return kept
-
-
-LEAST_SUM = 2.0**-126
-
-SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
-"""Least normal number of operands that CDNA2 flushes; those of 32 bits it keeps."""
 
 
 def multiply(what: Product, core: Core, a: Array, b: Array, c: Array) -> Array:
