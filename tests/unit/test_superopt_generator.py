@@ -150,6 +150,12 @@ def test_gqa_is_flash_decoding(reports):
     assert found is not reports["gqa"].found[0] or found.structure.mapping.split == "S"
 
 
+def test_pages_draw_both_block_graphs(reports):
+    text = page(reports["gqa"], limit=1)
+    for part in ("gqa_block", "gqa_combine", "grid Hg=2, Sg=", "kind=rescale", "reduce_max", "states explored"):
+        assert part in text
+
+
 def test_attention_without_its_maximum_overflows(reports):
     """The same steps without the running maximum: equal, and rejected by the floating-point test."""
     found = reports["gqa"].found[0]
