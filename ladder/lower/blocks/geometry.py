@@ -58,9 +58,15 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
+            self.looped or plan.column_warps == 1,
+            "columns are split of what a loop accumulates; there is none",
+        )
+        require(
             not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
+        if self.looped and not self.direct:
+            self._check_accumulators()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -85,6 +91,23 @@ class Geometry:
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
         )
+
+    def _check_accumulators(self) -> None:
+        """Check that what the loop accumulates can be shared as the schedule says."""
+        split = self.schedule.column_warps > 1
+        for node in self.program.accumulators:
+            kind = node_attributes(node)["kind"]
+            require(
+                kind != "last" or not self.merges, f"%{node.name} keeps the last step: groups share no loop"
+            )
+            wide = self.program.shape(node.name)[1] > 1
+            source = self.program.block.producer(node.inputs[0])
+            alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
+            in_place = alone and kind == "sum"
+            require(
+                not (split and wide) or in_place,
+                f"%{node.name} is taken within the loop as a whole; use column_warps=1",
+            )
 
     @property
     def looped(self) -> bool:
