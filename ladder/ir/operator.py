@@ -21,7 +21,7 @@ AbstractExpression = str | tuple[Any, ...]
 LAX_CLASSES = ("multilinear", "division", "exp", "root", "other")
 """Mirage's LAX classes; ``root`` is decided by residues, ``other`` is outside LAX."""
 
-ROLES = ("value", "input", "load", "accumulate", "store", "graph")
+ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
 """What walkers do with a node: all but ``value`` are given context, see `CONTEXT`."""
 
 REQUIRED: Any = object()
@@ -78,6 +78,7 @@ ATTRIBUTE_KINDS: Mapping[str, Callable[[object], bool]] = {
     "extents": _each(_is_extent),
     "ints": _each(_is_int),
     "sizes": _each(_is_pair_of_name_and_extent),
+    "literal": lambda value: True,
 }
 """Kind -> whether a literal is of it. Extents may be symbolic and are rewritten by `bind`."""
 
@@ -181,8 +182,8 @@ class Operator:
 
     @property
     def unary(self) -> bool:
-        """Whether it is an element-wise function of one operand, fit for an epilogue."""
-        return self.elementwise and self.arity == (1, 1)
+        """Whether it is an element-wise function of one number, fit for an epilogue."""
+        return self.elementwise and self.arity == (1, 1) and self.result_type is arithmetic_type
 
     def lax_class(self, attributes: Attributes) -> str:
         """Return the LAX class under these attributes."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ladder.ir import arrange, finite, numeric, scalars, shapes
 from ladder.ir.extents import product
+from ladder.ir.model_ops import MODEL_ROWS
 from ladder.ir.operator import (
     AbstractExpression,
     Attribute,
@@ -319,7 +320,10 @@ _BLOCK_GRAPH = (
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         row.name: row
-        for rows in (_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _MOVES, _BLOCK_GRAPH)
+        for rows in (
+            *(_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _MOVES),
+            *(_BLOCK_GRAPH, MODEL_ROWS),
+        )
         for row in rows
     }
 )
