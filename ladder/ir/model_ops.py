@@ -148,7 +148,7 @@ SOURCES = (
     Operator(
         "size", (0, 0), _no_shape, _size, None, _named("size"), "other", bytes=no_bytes,
         attributes={"extent": Attribute("extent"), "type": Attribute("type")},
-        result_type=shapes.target_type, doc="an extent as a number",
+        result_type=shapes.target_type, engine="leaf", doc="an extent as a number",
     ),
 )  # fmt: skip
 
@@ -172,7 +172,7 @@ ELEMENTWISE = (
 LIBRARY = (
     Operator(
         "take", (2, 2), _taken, _take, None, _named("take"), "other", result_type=_table_type,
-        doc="rows of a table by number (embedding)",
+        engine="library", doc="rows of a table by number (embedding)",
     ),
     Operator(
         "attention", (3, 4), _attended, _attention, None, _named("attention"), "other", _attention_flops,
@@ -180,7 +180,7 @@ LIBRARY = (
             "causal": Attribute("flag", False), "choose": Attribute("flag", False),
             "scale": Attribute("number", None),
         },
-        result_type=_table_type,
+        result_type=_table_type, engine="library",
         doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count",
     ),
     Operator(
@@ -189,7 +189,7 @@ LIBRARY = (
             "target": Attribute("name"), "arguments": Attribute("literal", ()),
             "keywords": Attribute("literal", ()),
         },
-        role="call", levels=("kernel",), doc="a call of torch's library; the results' tiles are stated",
+        role="call", levels=("kernel",), engine="library", doc="a call of torch's library; the results' tiles are stated",
     ),
 )  # fmt: skip
 

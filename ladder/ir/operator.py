@@ -24,6 +24,10 @@ LAX_CLASSES = ("multilinear", "division", "exp", "root", "other")
 ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
 """What walkers do with a node: all but ``value`` are given context, see `CONTEXT`."""
 
+ENGINES = ("chain", "view", "leaf", "product", "library")
+"""``chain``: loops over memory, fused; ``view``: an address, no work of its own; ``leaf``: a number;
+``product``: a matrix product; ``library``: a call of torch."""
+
 REQUIRED: Any = object()
 
 CONTEXT = {
@@ -155,6 +159,8 @@ class Operator:
         One of `ROLES`.
     levels
         Graph levels it may appear at.
+    engine
+        What executes it in a model, one of `ENGINES`.
     doc
         One line for tables.
     """
@@ -173,6 +179,7 @@ class Operator:
     result_type: Callable[[Tiles, Attributes], TType] = arithmetic_type
     role: str = "value"
     levels: tuple[str, ...] = LEVELS
+    engine: str = "chain"
     doc: str = ""
 
     @property

@@ -183,7 +183,7 @@ _SOURCES = (
         attributes={
             "value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type"),
         },
-        result_type=shapes.target_type, doc="one number in every element",
+        result_type=shapes.target_type, engine="leaf", doc="one number in every element",
     ),
 )  # fmt: skip
 
@@ -212,12 +212,13 @@ _CONVERSIONS = (
 _CONTRACTIONS = (
     Operator(
         "contract", (1, None), shapes.indexed, numeric.contract, finite.contract, _sum_of_products,
-        flops=_contract_flops, attributes={**_INDEXED, "type": _TYPE},
+        flops=_contract_flops, attributes={**_INDEXED, "type": _TYPE}, engine="product",
         doc="sum of products under an affine indexing such as 'm k, n k -> m n'",
     ),
     Operator(
         "matmul", (2, 2), shapes.matmul, numeric.matmul, finite.matmul, _matmul_expression,
         flops=_matmul_flops, attributes={"transpose_b": Attribute("flag", False), "type": _TYPE},
+        engine="product",
         doc="batched matrix product; the type is the accumulator's",
     ),
 )  # fmt: skip
@@ -258,9 +259,11 @@ _REDUCTIONS = (
 )
 
 _MOVES = (
-    _move("broadcast", shapes.broadcast, arrange.broadcast, {"shape": Attribute("extents")}),
-    _move("reshape", shapes.reshaped, arrange.reshape, {"shape": Attribute("extents")}),
-    _move("transpose", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")}),
+    _move("broadcast", shapes.broadcast, arrange.broadcast, {"shape": Attribute("extents")}, engine="view"),
+    _move("reshape", shapes.reshaped, arrange.reshape, {"shape": Attribute("extents")}, engine="view"),
+    _move(
+        "transpose", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")}, engine="view"
+    ),
     _move(
         "concat", shapes.concatenated, arrange.concat, {"axis": Attribute("int")}, arity=(1, None),
         abstract=_named("concat"),
@@ -273,6 +276,7 @@ _MOVES = (
     _move(
         "slice", shapes.sliced, arrange.slice_,
         {"begin": Attribute("extents"), "shape": Attribute("extents"), "step": Attribute("ints", ())},
+        engine="view",
     ),
     _move("map", shapes.indexed, numeric.view, _INDEXED, finite=finite.view, doc="affine view: 'h+r -> h r'"),
     _move(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import canonical
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.ir.ops import get_operator
+from ladder.ir.rewrite import Match, Pattern, Rule, Rules, pattern
 from tile_types.library import get_type
 
 
@@ -132,3 +133,18 @@ def _contract_to_matmul(match: Match) -> str | None:
 
 
 MATMUL_RECOGNITION: Rules = (Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),)
+
+
+def _sink_reshape(match: Match) -> str | None:
+    """``f(reshape(x))`` -> ``reshape(f(x))`` for functions of one number and conversions."""
+    operator = get_operator(match.root.operator)
+    if not (operator.unary or operator.name == "convert"):
+        return None
+    value = match.builder.add(operator.name, match["x"], **dict(match.root.attributes))
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+RESHAPE_SINKING: Rules = (
+    Rule("sink reshape", Pattern(inputs=(pattern("reshape", "x"),)), _sink_reshape),
+)
+"""Brings a product and the functions that follow it together: layers reshape their results in between."""
