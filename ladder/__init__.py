@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ladder.api.linear import Linear as Linear
     from ladder.api.linear import quantize_ as quantize_
     from ladder.api.matmul import Matmul as Matmul
+    from ladder.api.model import compile as compile
     from ladder.api.quantization import quantize as quantize
     from ladder.api.quantization import quantize_tokens as quantize_tokens
-    from ladder.capture import compile as compile
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
@@ -60,8 +60,8 @@ _HOMES = {
     "ladder.api.expression": ("compile_expression",),
     "ladder.api.linear": ("Linear", "quantize_"),
     "ladder.api.matmul": ("Matmul",),
+    "ladder.api.model": ("compile",),
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
-    "ladder.capture": ("compile",),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),

@@ -44,6 +44,11 @@ class Part:
     gemm: Gemm | None = None
     roles: tuple[tuple[str, str], ...] = field(default=())
 
+    @property
+    def shares(self) -> bool:
+        """Whether its results may lie in the memory of what it reads."""
+        return self.kind == "view" or "call" in self.operators
+
     @cached_property
     def operators(self) -> tuple[str, ...]:
         """What it computes: operators without numbers and inputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,9 +87,9 @@ class _Nest:
         """Emit the rows and, in each, every result."""
         shape = self.graph.tile(self.graph.outputs[0]).shape[: self.rows]
         extents = [self.extent(extent) for extent in shape]
-        total = product(size for value in self.graph.outputs for size in self.graph.tile(value).shape)
+        total = max_known(product(self.graph.tile(value).shape) for value in self.graph.outputs)
         count = extents[0] if len(extents) == 1 else self.extent(product(shape))
-        serial = isinstance(total, int) and total < SERIAL
+        serial = total is not None and total < SERIAL
         with (b.loop(count) if serial else v.parallel(count)) as row, self.ranged(row, count):
             index = _unravelled(self.values, row, extents)
             for value in self.graph.outputs:
@@ -198,7 +198,7 @@ class _Nest:
         self.values.forget()
         lanes = 1 if nested or (isinstance(extent, int) and extent < LANES) else LANES
         sums = v.scratch(lanes, dtype)
-        b.store(sums, v.constant(0, dtype, lanes) * 0 + neutral if False else _splat(neutral, lanes), v.lanes(0, lanes))
+        b.store(sums, _splat(neutral, lanes), v.lanes(0, lanes))
 
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(operand, at(position), ())
@@ -220,6 +220,12 @@ class _Nest:
         for lane in range(1, lanes):
             total = combine(total, sums[lane])
         self.values.cells[self.values.key(node.name, tuple(map(self.values.simplified, index)))] = b.bind(total)
+
+
+def max_known(counts: Iterable[Extent]) -> int | None:
+    """Return the largest of some counts, None if one is symbolic."""
+    known = list(counts)
+    return None if any(isinstance(count, str) for count in known) else max(map(int, known))
 
 
 def _splat(value: Expr, lanes: int) -> Expr:
