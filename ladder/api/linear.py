@@ -12,6 +12,7 @@ from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
 from ladder.runtime.compile import Request
+from ladder.runtime.operator import is_captured
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
@@ -179,7 +180,7 @@ class Linear(torch.nn.Module):
             raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
         if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
-        if torch.compiler.is_compiling():  # then buffers are the inputs of the graph
+        if torch.compiler.is_compiling() or is_captured():  # then buffers are the inputs of the graph
             return self._matmul.apply(x, [getattr(self, name) for name in self._names], self.bias)
         return self._matmul(x, self._packed, self.bias)
 

@@ -151,6 +151,11 @@ matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 _refusing: Callable[..., torch.Tensor] = torch.ops.ladder.matmul_without_gradient.default
 
 
+def is_captured() -> bool:
+    """Tell whether `ladder.capture` follows this call; it answers for itself."""
+    return False
+
+
 def dispatch(
     x: torch.Tensor,
     weight: Sequence[torch.Tensor],
