@@ -94,6 +94,16 @@ def _batch_norm(
     return im.cast(im.g.add("add", scaled, im.along(shift, 1, rank)), out), None, None
 
 
+def _functional_batch_norm(
+    im: Importer, out: str, x: str, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
+    momentum: float, epsilon: float,
+) -> Any:  # fmt: skip
+    """Inference only: in training it also changes the running statistics."""
+    if training or mean is None:
+        return None
+    return _batch_norm(im, out, x, weight, bias, mean, variance, momentum, epsilon)
+
+
 def _convolution(
     im: Importer, out: str, x: str, weight: str, bias: Any, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Any, groups: int,
@@ -214,6 +224,7 @@ MODEL_ROWS: dict[str, Row] = {
     "native_layer_norm.default": _layer_norm,
     "native_group_norm.default": _group_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "native_batch_norm.default": _functional_batch_norm,
     "convolution.default": _convolution,
     "max_pool2d_with_indices.default": _max_pool,
     "avg_pool2d.default": _average_pool,
