@@ -63,6 +63,8 @@ class Compiler:
                 built = build_model(import_fx(module, examples), place_of(examples))
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
+            except Exception as error:  # a fault of ours must not become one of the program's
+                reason = f"the compiler failed: {type(error).__name__}: {error}"
             else:
                 self.built.append(built)
                 return built.executable

@@ -16,7 +16,7 @@ from tile_types.errors import DeviceError
 if TYPE_CHECKING:
     from targets import TileDevice
 
-EMITTERS = {"llvm": "ladder.lower.chain.cpu"}
+EMITTERS = {"llvm": "ladder.lower.chain.cpu", "cuda": "ladder.lower.chain.gpu"}
 """Target kind -> module whose ``emit_chain(graph, device, name)`` emits a chain."""
 
 

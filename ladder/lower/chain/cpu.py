@@ -72,7 +72,8 @@ class _CpuNest(Nest):
             b.store(self.results[value], self.stored(value, found), *((*row, *index) or (0,)))
 
         if columns:
-            self.each_column(value, row, columns, probes, element)
+            place = (*row, *probes)
+            self.branched(value, place, probes, lambda: self.each_column(value, row, columns, probes, element))
         else:
             element(())
 

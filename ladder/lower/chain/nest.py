@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,6 +101,31 @@ class Nest:
         for node, place in self.values.needed(value, index):
             if not any(uses(part, inner) for part in place):
                 self.reduce(node, place)
+
+    def branched(self, value: str, index: Index, inner: Index, body: Callable[[], None]) -> None:
+        """Emit ``body()``, with branches around it for joins and borders that lie across rows.
+
+        Within each branch the join is decided, so that loops over columns have no condition.
+        """
+        self.values.forget()
+        self.values.open = []
+        if not self.values.needed(value, index):
+            self.values.at(value, index)
+        self.values.forget()
+        free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
+        comparison = next(free, None)
+        if comparison is None:
+            body()
+            return
+
+        def decided(holds: bool) -> Callable[[], None]:
+            def emit() -> None:
+                with self.values.assuming(comparison, holds):
+                    self.branched(value, index, inner, body)
+
+            return emit
+
+        b.either(comparison[0] < comparison[1], decided(True), decided(False))
 
     def keep_cell(self, node: Node, index: Index, total: Expr) -> None:
         """Remember the result of a reduction."""

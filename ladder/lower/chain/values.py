@@ -6,8 +6,10 @@ the loop nest has put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tvm_ffi
@@ -78,6 +80,12 @@ class Values:
     def __post_init__(self) -> None:
         self.memory: dict[tuple[str, Any], Expr] = {}
         self.loops: list[Any] = []
+        self.open: list[tuple[Expr, Expr]] = []
+        """Comparisons that the values made so far leave to run time."""
+        self.assumed: dict[Any, bool] = {}
+        """Comparisons that a branch around has decided."""
+        self.guards = 0
+        """How many of them the value being made depends on: it may be that it must not be read."""
 
     def extent(self, extent: Extent) -> Expr:
         """Return an extent as an expression."""
@@ -158,13 +166,37 @@ class Values:
             return _PLACES[node.operator](self, node, index, node_attributes(node))
         return list(self.operands(node, index))
 
-    def decided(self, condition: Expr) -> bool | None:
-        """Return whether a condition holds here, None if that depends on the loop."""
-        if isinstance(condition, bool):
-            return condition
-        if self.analyzer.can_prove(condition):
+    def is_below(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return whether ``position < boundary`` here, None if that depends on the loop."""
+        position, boundary = self.simplified(position), self.simplified(boundary)
+        if isinstance(position, int) and isinstance(boundary, int):
+            return position < boundary
+        known = self.assumed.get(self.key("below", (position, boundary)))
+        if known is not None:
+            return known
+        if self.analyzer.can_prove(position < boundary):
             return True
-        return False if self.analyzer.can_prove(tirx.Not(condition)) else None
+        return False if self.analyzer.can_prove(position >= boundary) else None
+
+    @contextmanager
+    def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
+        """Take ``position < boundary`` as decided."""
+        key = self.key("below", comparison)
+        self.assumed[key] = holds
+        self.forget()
+        try:
+            yield
+        finally:
+            del self.assumed[key]
+            self.forget()
+
+    def under(self, make: Callable[[], Expr]) -> Expr:
+        """Return a value that is read only where a condition holds."""
+        self.guards += 1
+        try:
+            return make()
+        finally:
+            self.guards -= 1
 
     def note_break(self, position: Expr, boundary: Expr) -> None:
         """Remember where a loop is cut so that a join or border is decided on both sides."""
@@ -258,22 +290,9 @@ def _join_places(values: Values, node: Node, index: Index, attributes: Mapping[s
     axis = attributes["axis"] % len(index)
     found: list[Index | None] = []
     for begin, end in _joins(values, node, index, attributes):
-        inside = values.decided(tirx.And(_at_least(index[axis], begin), _below(index[axis], end)))
-        place = (*index[:axis], index[axis] - begin, *index[axis + 1 :])
-        found.append(None if inside is False else place)
+        outside = values.is_below(index[axis], begin) is True or values.is_below(index[axis], end) is False
+        found.append(None if outside else (*index[:axis], index[axis] - begin, *index[axis + 1 :]))
     return found
-
-
-def _at_least(a: Expr, b: Expr) -> Expr:
-    return _truth(a >= b)
-
-
-def _below(a: Expr, b: Expr) -> Expr:
-    return _truth(a < b)
-
-
-def _truth(condition: Expr) -> Expr:
-    return tirx.const(condition, "bool") if isinstance(condition, bool) else condition
 
 
 def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -281,45 +300,46 @@ def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, A
     axis = attributes["axis"] % len(index)
     bounds = _joins(values, node, index, attributes)
     places = _join_places(values, node, index, attributes)
+    kept = [row for row in zip(node.inputs, places, bounds, strict=True) if row[1] is not None]
+    if len(kept) == 1:
+        return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
     result: Expr = None
-    for operand, place, (_, end) in reversed(list(zip(node.inputs, places, bounds, strict=True))):
-        if place is None:
-            continue
-        value = values.at(operand, place)
-        if result is None:
-            result = value
-            continue
-        values.note_break(index[axis], end)
-        result = T.if_then_else(_below(index[axis], end), value, result)
+    for operand, place, (_, end) in reversed(kept):
+        value = values.under(partial(values.at, operand, place))  # type: ignore[arg-type]
+        if result is not None:
+            values.note_break(index[axis], end)
+            values.open.append((values.simplified(index[axis]), values.simplified(end)))
+            value = T.if_then_else(index[axis] < end, value, result)
+        result = value
     return result
 
 
-def _inside(values: Values, place: Sequence[Expr], shape: Sequence[Extent]) -> list[Expr]:
-    """Return the conditions under which a place lies in a tile, those that hold anyway left out."""
-    conditions = []
+def _borders(values: Values, place: Sequence[Expr], shape: Sequence[Extent]) -> list[tuple[Expr, Expr, bool]]:
+    """Return (position, boundary, whether it must be below), what holds anyway left out."""
+    found = []
     for position, extent in zip(place, shape, strict=True):
-        end = values.extent(extent)
-        for condition, boundary in ((_at_least(position, 0), 0), (_below(position, end), end)):
-            if values.decided(condition) is not True:
+        for boundary, below in ((0, False), (values.extent(extent), True)):
+            if values.is_below(position, boundary) is not below:
                 values.note_break(position, boundary)
-                conditions.append(condition)
-    return conditions
+                found.append((values.simplified(position), values.simplified(boundary), below))
+    return found
 
 
 def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr:
     """Return the operand's element where there is one, else a number."""
-    conditions = _inside(values, place, values.graph.tile(node.inputs[0]).shape)
+    borders = _borders(values, place, values.graph.tile(node.inputs[0]).shape)
     dtype = computed_type(node.tile.ttype.name)
     border = tirx.const(otherwise if dtype.startswith("float") else int(otherwise), dtype)
-    if any(values.decided(condition) is False for condition in conditions):
+    if any(values.is_below(position, boundary) is (not below) for position, boundary, below in borders):
         return border
-    value = values.at(node.inputs[0], place)
-    if not conditions:
-        return value
+    if not borders:
+        return values.at(node.inputs[0], place)
+    values.open += [(position, boundary) for position, boundary, _ in borders]
+    conditions = [p < e if below else p >= e for p, e, below in borders]
     whole = conditions[0]
     for condition in conditions[1:]:
         whole = tirx.And(whole, condition)
-    return T.if_then_else(whole, value, border)
+    return T.if_then_else(whole, values.under(partial(values.at, node.inputs[0], place)), border)
 
 
 def _pad_places(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
