@@ -10,6 +10,7 @@ import torch
 
 from ladder.ir.extents import match_shape
 from ladder.runtime.model.frame import Frame
+from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.plan import Plan
 from tile_types.errors import DTypeError, ShapeError
 
@@ -62,7 +63,7 @@ class Executable:
             for name, at in self.bindings.items()
             if any(isinstance(extent, str) for extent in plan.tiles[name].shape)
         }
-        self._frames: dict[tuple[int, ...], list[Frame]] = {}
+        self._frames: dict[tuple[int, ...], list[Frame | Replay]] = {}
         self._lock = threading.Lock()
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -110,15 +111,16 @@ class Executable:
             if value.dtype != torch_type(tile.ttype.name):
                 raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
 
-    def _take(self, key: tuple[int, ...], sizes: Mapping[str, int]) -> Frame:
+    def _take(self, key: tuple[int, ...], sizes: Mapping[str, int]) -> Frame | Replay:
         """Return a frame that no other call uses."""
         with self._lock:
             free = self._frames.get(key)
             if free:
                 return free.pop()
-        return Frame(self, sizes)
+        frame = Frame(self, sizes)
+        return Replay(frame) if self.where.type == "cuda" else frame
 
-    def _give_back(self, key: tuple[int, ...], frame: Frame) -> None:
+    def _give_back(self, key: tuple[int, ...], frame: Frame | Replay) -> None:
         with self._lock:
             self._frames.setdefault(key, []).append(frame)
             if len(self._frames) > FRAMES:
@@ -126,7 +128,8 @@ class Executable:
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""
-        frames = [frame for kept in self._frames.values() for frame in kept]
+        kept = [frame for frames in self._frames.values() for frame in frames]
+        frames = [frame.frame if isinstance(frame, Replay) else frame for frame in kept]
         return {
             "arena": max((frame.arena.nbytes for frame in frames), default=0),
             "without sharing": max((frame.total for frame in frames), default=0),

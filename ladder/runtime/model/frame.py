@@ -10,6 +10,7 @@ import torch
 
 from ladder.ir.extents import bind_shape
 from ladder.runtime.compile import Request, compiled
+from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
 from ladder.runtime.model.memory import Arena, Lifetime, lay_out
 from ladder.runtime.model.plan import Step
@@ -162,7 +163,7 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
 
     def run(slots: Slots) -> None:
         operands = [slots[slot] for slot in reads]
-        operands = [x if x.is_contiguous() else x.contiguous() for x in operands]
+        operands = [x if x.is_contiguous() and not x.data_ptr() % ALIGNMENT else _copied(x) for x in operands]
         results = []
         for slot, target in writes:
             slots[slot] = result = target()
@@ -171,6 +172,11 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
             entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, results))
 
     return run
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as kernels read it: rows one after the other, from an aligned address on."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
