@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.rows import row_axes
-from ladder.partition.views import view_chain
+from ladder.partition.views import inlined_chain, is_inlined
 
 LONGEST = 96
 """Nodes of one chain: a kernel that is longer spills more than it saves."""
@@ -40,7 +40,7 @@ class Chains:
     def parts(self) -> list[Part]:
         """Return the chains as parts."""
         for node in self.graph.nodes:
-            if engine(node) == "chain" and node.name not in self.taken:
+            if engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken:
                 self.place(node)
         return [self.part(number) for number in self.members]
 
@@ -49,7 +49,7 @@ class Chains:
         number = self.position[node.name]
         self.members[number], self.chain_of[node.name] = {node.name}, number
         for value in node.inputs:
-            source = view_chain(self.graph, value)[1]
+            source = inlined_chain(self.graph, value)[1]
             other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
             if other is not None and other != self.chain_of[node.name]:
                 self.join(other, self.chain_of[node.name])
@@ -101,8 +101,8 @@ class Chains:
         """Return the nodes that read a node, where views are no nodes of their own."""
         found = []
         for reader in self.readers(name):
-            is_view = engine(self.node(reader)) == "view" and reader not in self.taken
-            found += self.beyond_views(reader) if is_view else [reader]
+            inlined = is_inlined(self.graph, self.node(reader)) and reader not in self.taken
+            found += self.beyond_views(reader) if inlined else [reader]
         return found
 
     def unit(self, name: str) -> set[str]:
@@ -129,7 +129,7 @@ class Chains:
             below = self.graph.producer(todo.pop())
             if below.name in members and below.operator != "pad":
                 return True
-            if below.operator == "pad" or engine(below) == "view":
+            if below.operator == "pad" or is_inlined(self.graph, below):
                 todo += below.inputs
         return False
 
@@ -139,7 +139,7 @@ class Chains:
         todo = [value for name in members for value in self.node(name).inputs]
         while todo:
             below = self.graph.producer(todo.pop())
-            if below.name not in full and engine(below) in ("view", "leaf"):
+            if below.name not in full and engine(below) != "input" and is_inlined(self.graph, below):
                 full.add(below.name)
                 todo += below.inputs
         outputs = [name for name in sorted(members, key=self.position.__getitem__) if self.is_read(name, members)]
@@ -155,7 +155,8 @@ class Chains:
                 return True
             if reader.name in members:
                 continue
-            if engine(reader) != "view" or reader.name in self.taken or self.is_read(reader.name, members):
+            inlined = is_inlined(self.graph, reader) and reader.name not in self.taken
+            if not inlined or self.is_read(reader.name, members):
                 return True
         return False
 

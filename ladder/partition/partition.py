@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
-from ladder.ir.rules import CONVERT_FOLDING, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
 from ladder.partition.chains import Chains
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
-from ladder.partition.views import is_free, view_chain
+from ladder.partition.views import inlined_chain, is_free, view_chain
 
 SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING),
+    rewriting("heads that share keys", GROUPED_ATTENTION),
     Pass("merge equal nodes again", merge_equal),
 )
 
@@ -89,8 +90,8 @@ def _views(graph: Graph, parts: list[Part]) -> list[Part]:
 
 def _materialise(graph: Graph, value: str) -> list[Part]:
     """Return what makes a view or a number available: nothing but an address, or a copy."""
-    members, source = view_chain(graph, value)
-    if source is None:  # made of numbers
+    members, source = inlined_chain(graph, value)
+    if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
         return [_part(graph, members, value, "chain", "")]
     library = engine(graph.producer(source)) in ("library", "input", "product")
     if library or is_free(graph, members):

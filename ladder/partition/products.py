@@ -76,10 +76,17 @@ class Products:
                 break
             members, value = trial, following.name
             found = self.as_part(members, value)
-            best, reason = (found, "") if found is not None else (best, f"{following.operator} is no epilogue")
+            if found is None:
+                reason = f"{following.operator} is no epilogue"
+            elif best is None or self.bits(value) <= self.bits(best.outputs[0]):
+                best, reason = found, ""  # what only widens is left to who reads it
         if best is None:
             raise LadderError(f"the quantized product %{node.name} is no GEMM")
         return best if not reason else Part(**{**vars_of(best), "reason": reason})
+
+    def bits(self, value: str) -> int:
+        """Return the bits of an element of a value."""
+        return self.graph.tile(value).ttype.elem_bits
 
     def single_reader(self, value: str) -> Node | None:
         """Return the only reader of a value."""

@@ -29,9 +29,31 @@ def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
         value = node.inputs[0]
 
 
-def through_views(graph: Graph, value: str) -> str | None:
-    """Return what a value is a view of; None for numbers."""
-    return view_chain(graph, value)[1]
+def is_inlined(graph: Graph, node: Node) -> bool:
+    """Tell whether every reader computes a node for itself.
+
+    Views, numbers, and conversions to wider types or of what the model is given: storing would cost more.
+    """
+    if engine(node) in ("view", "leaf"):
+        return True
+    if node.operator != "convert":
+        return False
+    before, after = graph.tile(node.inputs[0]).ttype, node.tile.ttype
+    given = engine(graph.producer(node.inputs[0])) == "input"
+    return not before.is_block and (given or after.elem_bits >= before.elem_bits)
+
+
+def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
+    """Return the inlined nodes that lead to a value, first to last, and what they read; None for numbers."""
+    members: list[str] = []
+    while True:
+        node = graph.producer(value)
+        if not is_inlined(graph, node):
+            return members, value
+        members.insert(0, node.name)
+        if not node.inputs:
+            return members, None
+        value = node.inputs[0]
 
 
 _PROBE = 61
