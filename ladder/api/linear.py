@@ -1,4 +1,4 @@
-"""`Linear`: a quantized drop-in for ``torch.nn.Linear``; `quantize_` swaps them in a model."""
+"""`Linear`: a quantized drop-in for ``torch.nn.Linear``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
+from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import is_captured
 from ladder.runtime.packed import PackedWeight
@@ -174,6 +175,16 @@ class Linear(torch.nn.Module):
         """The weight in canonical storage, if it was kept."""
         return self._canonical
 
+    @property
+    def problem(self) -> Gemm:
+        """The product that it computes, in normal form."""
+        return self._matmul.gemm
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the weight as kernels read it."""
+        return self._packed.nbytes if self._packed is not None else 0
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
         if self._packed is None:
@@ -302,52 +313,3 @@ class Linear(torch.nn.Module):
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
         self._canonical = None
         self._set_packed(packed.to(self._where))
-
-
-Filter = Callable[[str, torch.nn.Module], bool]
-
-
-def quantize_(
-    model: torch.nn.Module, weight: str = "int4", *, filter: Filter | None = None, **options: Any
-) -> torch.nn.Module:
-    """Replace every ``torch.nn.Linear`` of a model by a quantized `Linear`, in place.
-
-    Parameters
-    ----------
-    model
-        The model; a bare ``Linear`` cannot be replaced in itself, use `Linear.from_linear`.
-    weight
-        Type of the weights, or its name.
-    filter
-        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only
-        modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
-    **options
-        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``scaling``, ...
-
-    Returns
-    -------
-    The model.
-
-    Raises
-    ------
-    LadderError
-        If a layer cannot be quantized; its name is in the notes, and no layer has been replaced.
-    """
-    if type(model) is torch.nn.Linear:
-        raise ShapeError(
-            "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
-        )
-    replaced: dict[torch.nn.Module, Linear] = {}
-    for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or (filter is not None and not filter(name, module)):
-            continue
-        try:
-            replaced[module] = Linear.from_linear(module, weight, **options)
-        except LadderError as error:
-            error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
-            raise
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and child in replaced:
-                setattr(parent, name, replaced[child])
-    return model

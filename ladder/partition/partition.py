@@ -68,9 +68,9 @@ def _members(graph: Graph, part: Part) -> set[str]:
 
 def _library(graph: Graph, node: Node) -> Part:
     region = extract(graph, {node.name}, node.values)
-    target = dict(node.attributes).get("target", node.operator)
-    inputs = outside_inputs(graph, {node.name})
-    return Part("library", region, inputs, node.values, f"{target} has no kernel of ours")
+    target = str(dict(node.attributes).get("target", node.operator))
+    reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
+    return Part("library", region, outside_inputs(graph, {node.name}), node.values, reason)
 
 
 def _views(graph: Graph, parts: list[Part]) -> list[Part]:

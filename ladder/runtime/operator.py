@@ -198,6 +198,7 @@ def needs_dispatch(x: torch.Tensor) -> bool:
     """Tell whether somebody watches this call, so that it must go through the dispatcher."""
     return (
         torch.compiler.is_compiling()
+        or is_captured()
         or type(x) is not torch.Tensor
         or is_in_torch_dispatch_mode()
         or (x.requires_grad and torch.is_grad_enabled())

@@ -38,7 +38,10 @@ def library_run(graph: Graph, sizes: Sizes) -> Run:
 def library_title(graph: Graph) -> str:
     """Return the name of the function that computes a part."""
     node = next(node for node in graph.nodes if node.operator != "input")
-    return _TITLES.get(node.operator) or f"torch.ops.{dict(node.attributes)['target']}"
+    if node.operator in _TITLES:
+        return _TITLES[node.operator]
+    target = str(dict(node.attributes)["target"])
+    return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
 
 
 _TITLES = {"take": "torch.embedding", "attention": "torch.scaled_dot_product_attention"}
