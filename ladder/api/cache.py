@@ -111,8 +111,8 @@ class KVCache(torch.nn.Module):
         place.copy_(units.round() if self.ttype == "int8" else units)
 
     def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        stored = getattr(self, name)[:, :, : self.length]
-        scales = getattr(self, f"{name}_scale")
+        stored: torch.Tensor = getattr(self, name)[:, :, : self.length]
+        scales: torch.Tensor | None = getattr(self, f"{name}_scale")
         if scales is None:
             return stored.to(dtype)
         return (stored.float() * scales[:, :, : self.length]).to(dtype)

@@ -17,7 +17,7 @@ from ladder.runtime.operator import is_captured
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
-from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, ShapeError
+from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """Types that a module can compute in."""

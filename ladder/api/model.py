@@ -78,7 +78,9 @@ def reason_to_refuse(examples: list[Any]) -> str:
     tensors = [value for value in examples if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
         return "gradients are recorded: plans are for inference, under torch.no_grad()"
-    if any(type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors):
+    if any(
+        type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors
+    ):
         return "an argument is a subclass of Tensor"
     if len({value.device for value in tensors}) > 1:
         return "tensors are on several devices"
@@ -119,8 +121,3 @@ def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     >>> print(fast.plan())
     """
     return Compiled(function) if backend is None else capture(function, backend=backend)
-
-
-def dynamo_backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-    """Compile a graph of ``torch.compile(model, backend="ladder")``."""
-    return Compiler()(module, examples)

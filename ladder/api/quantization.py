@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tile_types import QuantizedTensor, TType
+from tile_types import TType
+from tile_types.library import get_type
 from tile_types.quantize import quantize as quantize_values
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def quantize(weight: Any, /, ttype: TType | str | None = None, **options: Any) -
 
         from ladder.api.rules import quantize_
 
-        named = {} if ttype is None else {"weight": ttype}
-        return quantize_(deepcopy(weight), **named, **options)
+        named = {} if ttype is None else {"weight": get_type(ttype).name}
+        return quantize_(deepcopy(weight), **(options | named))
     if ttype is None:
         raise TypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
     return quantize_values(weight.detach() if hasattr(weight, "detach") else weight, ttype, **options)

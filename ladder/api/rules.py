@@ -240,5 +240,3 @@ class _Rules:
         if self.filter is not None and not self.filter(name, module):
             return "the filter leaves it"
         return options
-
-

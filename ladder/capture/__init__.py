@@ -1,7 +1,8 @@
 """Capture: whole operator graphs of eager PyTorch programs, by monitoring one run (after MagPy).
 
 `capture(function)` gives a callable that records itself: a guard, a graph and a mock for each way
-through the program. `ladder.compile` adds a backend that compiles the graphs. May import only what lies below `ladder.api`.
+through the program. `ladder.compile` adds a backend that compiles the graphs. May import only what
+lies below `ladder.api`.
 """
 
 from __future__ import annotations

@@ -85,11 +85,10 @@ def _batch_norm(
 ) -> Any:
     """Inference: one multiplication and one addition per channel."""
     rank = len(im.shape(x))
-    wide = [None if v is None else im.cast(v, "float32") for v in (weight, bias, mean, variance)]
-    spread = im.apply("rsqrt", [im.apply("add", [wide[3], epsilon], "float32")], "float32")
-    scale = spread if wide[0] is None else im.g.add("mul", spread, wide[0])
-    shift = im.g.add("neg", im.g.add("mul", wide[2], scale))
-    shift = shift if wide[1] is None else im.g.add("add", shift, wide[1])
+    spread = im.apply("rsqrt", [im.apply("add", [variance, epsilon], "float32")], "float32")
+    scale = spread if weight is None else im.apply("mul", [spread, weight], "float32")
+    shift = im.g.add("neg", im.apply("mul", [mean, scale], "float32"))
+    shift = shift if bias is None else im.apply("add", [shift, bias], "float32")
     scaled = im.g.add("mul", im.cast(x, "float32"), im.along(scale, 1, rank))
     return im.cast(im.g.add("add", scaled, im.along(shift, 1, rank)), out), None, None
 
@@ -113,7 +112,9 @@ def _convolution(
     if transposed:
         return None
     (n, c, *spatial), (f, per_group, *kernel) = im.shape(x), im.shape(weight)
-    places, sizes = window_indexing(spatial, kernel, *(spread_over(v, kernel) for v in (stride, padding, dilation)))
+    places, sizes = window_indexing(
+        spatial, kernel, *(spread_over(v, kernel) for v in (stride, padding, dilation))
+    )
     taps = " ".join(f"r{at}" for at in range(len(kernel)))
     outer = " ".join(f"h{at}" for at in range(len(kernel)))
     if groups > 1:
@@ -151,7 +152,7 @@ def window_indexing(
 
 def _windows(im: Importer, x: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> str | None:
     """Return ``[N, C, outputs..., window...]`` as a view; None where windows would leave the image."""
-    (n, c, *spatial) = im.shape(x)
+    spatial = im.shape(x)[2:]
     settings = [spread_over(v, kernel) for v in (stride or kernel, padding, dilation)]
     places, sizes = window_indexing(spatial, kernel, *settings)
     outer = " ".join(f"h{at}" for at in range(len(kernel)))
@@ -180,8 +181,8 @@ def _max_pool(
 
 
 def _average_pool(
-    im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False,
-    include_pad: bool = True, divisor: Any = None,
+    im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,),
+    ceil_mode: bool = False, include_pad: bool = True, divisor: Any = None,
 ) -> Any:  # fmt: skip
     if ceil_mode or divisor is not None or (any(padding) and not include_pad):
         return None
@@ -197,9 +198,9 @@ def _adaptive_pool(im: Importer, out: str, x: str, size: Sequence[Any]) -> Any:
     if all(extent == 1 for extent in size):
         return im.cast(im.mean(im.cast(x, "float32"), [2, 3]), out)
     known = [extent for extent in (*spatial, *size) if isinstance(extent, int)]
-    if len(known) < 4 or any(a % b for a, b in zip(spatial, size, strict=True)):  # type: ignore[operator]
+    if len(known) < 4 or any(a % b for a, b in zip(spatial, size, strict=True)):
         return None
-    kernel = [a // b for a, b in zip(spatial, size, strict=True)]  # type: ignore[operator]
+    kernel = [a // b for a, b in zip(spatial, size, strict=True)]
     return _average_pool(im, out, x, kernel, kernel)
 
 

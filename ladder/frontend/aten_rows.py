@@ -17,7 +17,7 @@ from tile_types.tile import Extent
 
 
 def _arithmetic(operator: str, swapped: bool = False) -> Row:
-    """``a op alpha * b``."""
+    """Return the row of ``a op alpha * b``."""
 
     def row(im: Importer, out: str, a: Any, b: Any, alpha: float = 1) -> Any:
         if alpha != 1:

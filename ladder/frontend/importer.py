@@ -158,9 +158,7 @@ class Importer:
         """Add a call of a library, whose results' tiles are stated."""
         stored: dict[str, Literal] = {"arguments": arguments, "keywords": keywords, "target": target}
         attributes = tuple((name, stored[name]) for name in sorted(stored) if stored[name] != ())
-        node = Node(
-            self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles)
-        )
+        node = Node(self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles))
         self.g.insert(node)
         return node
 

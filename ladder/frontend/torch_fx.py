@@ -18,12 +18,13 @@ from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.program import ImportRefused, Program, Source
-from ladder.ir.build import GraphBuilder
-from ladder.ir.extents import canonical
-from ladder.ir.gemm_graph import gemm_vectors, insert_gemm, token_type, weight_type
-from ladder.runtime import operator as torch_operators
+from ladder.ir.build import GraphBuilder, prune
+from ladder.ir.extents import canonical, product
+from ladder.ir.gemm_graph import insert_gemm, weight_type
+from ladder.ir.graph import Graph
+from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
-from tile_types.errors import DTypeError, LadderError, ShapeError, UnknownNameError
+from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
@@ -83,7 +84,7 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Return torch's decompositions into core operators, without those of `KEPT`."""
     from torch._decomp import core_aten_decompositions
 
-    table = core_aten_decompositions()
+    table: Any = core_aten_decompositions()
     return {op: row for op, row in table.items() if str(op).split(".")[1] not in KEPT}
 
 
@@ -131,6 +132,12 @@ TYPES = {
     torch.float8_e5m2: "fp8_e5m2",
 }
 """torch's dtype -> name of the type."""
+
+
+def _used_results(node: torch.fx.Node) -> frozenset[int]:
+    """Return which results of a node are used; an operator with one has result 0."""
+    parts: set[Any] = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return frozenset(parts or {0})
 
 
 class _Walk:
@@ -220,9 +227,7 @@ class _Walk:
         first = node.meta["val"]
         first = first[0] if isinstance(first, list | tuple) else first
         if row is not None and isinstance(first, torch.Tensor) and first.dtype in TYPES:
-            self.im.used = frozenset(
-                user.args[1] for user in node.users if user.target is operator.getitem
-            ) or frozenset({0})  # type: ignore[assignment]
+            self.im.used = _used_results(node)
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
             found = row(self.im, TYPES[first.dtype], *arguments, **keywords)
@@ -238,7 +243,9 @@ class _Walk:
                 continue
             tile, (ttype, shape) = self.im.tile(value), _type_and_shape(stated)
             if (tile.ttype.name, tile.shape) != (ttype, shape):
-                raise ShapeError(f"{node.target} gives {ttype}{list(shape)}, its row {tile.ttype}{list(tile.shape)}")
+                raise ShapeError(
+                    f"{node.target} gives {ttype}{list(shape)}, its row {tile.ttype}{list(tile.shape)}"
+                )
         return found
 
     def argument(self, value: Any) -> Any:
@@ -298,7 +305,7 @@ class _Walk:
         self.updates.append((self.positions[target], new))  # type: ignore[index]
         return new
 
-    def product(self, node: torch.fx.Node) -> Any:
+    def quantized_product(self, node: torch.fx.Node) -> Any:
         """Return a quantized product, spelt out by `insert_gemm`."""
         x, packed, bias, token_scale, text = node.args
         gemm, im = Request.parse(str(text)).gemm, self.im
@@ -306,7 +313,7 @@ class _Walk:
             return self.call(node)
         value = self.values[x]  # type: ignore[index]
         shape = im.shape(value)
-        rows = im.reshape(value, (-1,)) if False else _rows(im, value, gemm.k)
+        rows = im.reshape(value, (product(shape[:-1]), gemm.k))
         count = im.shape(rows)[0]
         weight = im.g.input("weight", weight_type(gemm), (gemm.n, gemm.k))
         at = tuple(self.positions[part] for part in packed)  # type: ignore[union-attr, index]
@@ -322,12 +329,6 @@ class _Walk:
         return im.reshape(insert_gemm(im.g, gemm, rows, weight, count, given), (*shape[:-1], gemm.n))
 
 
-def _rows(im: Importer, value: str, width: int) -> str:
-    from ladder.ir.extents import product
-
-    return im.reshape(value, (product(im.shape(value)[:-1]), width))
-
-
 _STEPS: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "placeholder": _Walk.placeholder,
     "get_attr": _Walk.attribute,
@@ -336,12 +337,10 @@ _STEPS: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
 
 _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "aten.copy_.default": _Walk.update,
-    "ladder.matmul.default": _Walk.product,
-    "ladder.matmul_without_gradient.default": _Walk.product,
+    "ladder.matmul.default": _Walk.quantized_product,
+    "ladder.matmul_without_gradient.default": _Walk.quantized_product,
 }
 """Operators that are more than a row."""
-
-_UNUSED = (gemm_vectors, token_type, torch_operators, UnknownNameError)
 
 
 def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
@@ -354,7 +353,7 @@ def _extent(size: Any) -> Extent:
     """Return a size as an extent; sympy's spelling of divisions becomes ours."""
     if isinstance(size, int):
         return size
-    import sympy
+    import sympy  # type: ignore[import-untyped, unused-ignore]
 
     expression = size.node.expr
 
@@ -374,9 +373,7 @@ def _extent(size: Any) -> Extent:
     return canonical(text(expression))
 
 
-def _pruned(builder: GraphBuilder, outputs: Sequence[str]) -> Any:
-    from ladder.ir.build import prune
-
+def _pruned(builder: GraphBuilder, outputs: Sequence[str]) -> Graph:
     if not outputs:
         raise ImportRefused("the graph computes no tensor")
     return prune(builder.finish(*outputs))

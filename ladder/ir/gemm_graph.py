@@ -60,9 +60,7 @@ def gemm_vectors(g: GraphBuilder, gemm: Gemm, rows: Extent) -> dict[str, str]:
     return {label: g.input(label, ttype, (n,)) for label, (used, ttype, n) in vectors.items() if used}
 
 
-def insert_gemm(
-    g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given: Mapping[str, str]
-) -> str:
+def insert_gemm(g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given: Mapping[str, str]) -> str:
     """Add the operators of a GEMM to a graph and return its result ``[rows, N]``.
 
     Parameters

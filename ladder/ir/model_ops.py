@@ -83,7 +83,7 @@ def _size(values: Values, attributes: Attributes) -> Any:
 
 
 def _no_shape(tiles: Tiles, attributes: Attributes) -> Shape:
-    """A number."""
+    """Return the shape of a number."""
     return ()
 
 
@@ -189,7 +189,8 @@ LIBRARY = (
             "target": Attribute("name"), "arguments": Attribute("literal", ()),
             "keywords": Attribute("literal", ()),
         },
-        role="call", levels=("kernel",), engine="library", doc="a call of torch's library; the results' tiles are stated",
+        role="call", levels=("kernel",), engine="library",
+        doc="a call of torch's library; the results' tiles are stated",
     ),
 )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import canonical, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
@@ -140,13 +142,12 @@ def _sink_reshape(match: Match) -> str | None:
     operator = get_operator(match.root.operator)
     if not (operator.unary or operator.name == "convert"):
         return None
-    value = match.builder.add(operator.name, match["x"], **dict(match.root.attributes))
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    value = match.builder.add(operator.name, match["x"], **attributes)
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
 
 
-RESHAPE_SINKING: Rules = (
-    Rule("sink reshape", Pattern(inputs=(pattern("reshape", "x"),)), _sink_reshape),
-)
+RESHAPE_SINKING: Rules = (Rule("sink reshape", Pattern(inputs=(pattern("reshape", "x"),)), _sink_reshape),)
 """Brings a product and the functions that follow it together: layers reshape their results in between."""
 
 
@@ -165,7 +166,9 @@ def _repeated_heads(match: Match, value: str) -> str | None:
     one = (*shape[:-2], 1, *shape[-2:])
     if opened.tile.shape != one or len(stretched.tile.shape) != len(one):
         return None
-    same = all(a == b for at, (a, b) in enumerate(zip(one, stretched.tile.shape, strict=True)) if at != len(one) - 3)
+    same = all(
+        a == b for at, (a, b) in enumerate(zip(one, stretched.tile.shape, strict=True)) if at != len(one) - 3
+    )
     merged = (*shape[:-3], product([shape[-3], stretched.tile.shape[-3]]), *shape[-2:])
     return value if same and joined.tile.shape == merged else None
 
@@ -176,7 +179,8 @@ def _group_heads(match: Match) -> str | None:
     keys, values = (_repeated_heads(match, value) for value in (k, v))
     if keys is None or values is None:
         return None
-    return match.builder.add("attention", q, keys, values, *mask, **dict(match.root.attributes))
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    return match.builder.add("attention", q, keys, values, *mask, **attributes)
 
 
 GROUPED_ATTENTION: Rules = (Rule("group heads", pattern("attention"), _group_heads),)

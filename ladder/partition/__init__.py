@@ -8,7 +8,7 @@ of its own, so other compilers of chains (data movement, superoptimisation) take
 
 from __future__ import annotations
 
-from ladder.partition.parts import Part
 from ladder.partition.partition import partition, simplify
+from ladder.partition.parts import Part
 
 __all__ = ["Part", "partition", "simplify"]

@@ -142,7 +142,9 @@ class Chains:
             if below.name not in full and engine(below) != "input" and is_inlined(self.graph, below):
                 full.add(below.name)
                 todo += below.inputs
-        outputs = [name for name in sorted(members, key=self.position.__getitem__) if self.is_read(name, members)]
+        outputs = [
+            name for name in sorted(members, key=self.position.__getitem__) if self.is_read(name, members)
+        ]
         return extract(self.graph, full, outputs, "chain"), outputs
 
     def node(self, name: str) -> Node:

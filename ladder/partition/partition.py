@@ -84,7 +84,9 @@ def _views(graph: Graph, parts: list[Part]) -> list[Part]:
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        found.update({part.outputs[0]: part for part in _materialise(graph, value) if part.outputs[0] not in made})
+        found.update(
+            {part.outputs[0]: part for part in _materialise(graph, value) if part.outputs[0] not in made}
+        )
     return list(found.values())
 
 

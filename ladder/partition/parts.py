@@ -53,9 +53,7 @@ class Part:
     def operators(self) -> tuple[str, ...]:
         """What it computes: operators without numbers and inputs."""
         return tuple(
-            node.operator
-            for node in self.graph.nodes
-            if node.operator != "input" and engine(node) != "leaf"
+            node.operator for node in self.graph.nodes if node.operator != "input" and engine(node) != "leaf"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
@@ -82,7 +83,7 @@ class Products:
                 best, reason = found, ""  # what only widens is left to who reads it
         if best is None:
             raise LadderError(f"the quantized product %{node.name} is no GEMM")
-        return best if not reason else Part(**{**vars_of(best), "reason": reason})
+        return replace(best, reason=reason)
 
     def bits(self, value: str) -> int:
         """Return the bits of an element of a value."""
@@ -147,11 +148,6 @@ class Products:
         """Return a part that torch computes."""
         region = extract(self.graph, members, [output])
         return Part("product", region, outside_inputs(self.graph, members), (output,), "computed by torch")
-
-
-def vars_of(part: Part) -> dict[str, object]:
-    """Return the fields of a part."""
-    return {name: getattr(part, name) for name in Part.__dataclass_fields__}
 
 
 def source_of(graph: Graph, value: str) -> str:

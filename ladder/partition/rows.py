@@ -130,9 +130,7 @@ def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:
             for axis in indexing.operands[0]
         )
     lead = len(index) - len(shape)
-    return tuple(
-        frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape)
-    )
+    return tuple(frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape))
 
 
 def row_axes(graph: Graph, outputs: Sequence[str]) -> int | None:

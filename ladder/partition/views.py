@@ -85,7 +85,7 @@ def _probe_sizes(shapes: Sequence[Sequence[object]]) -> dict[str, int]:
     return {name: _PROBE + 12 * at for at, name in enumerate(names)}
 
 
-def _apply(array: np.ndarray, node: Node, sizes: dict[str, int]) -> np.ndarray:  # type: ignore[type-arg]
+def _apply(array: np.ndarray, node: Node, sizes: dict[str, int]) -> np.ndarray:
     """Apply a view without reading; raises ValueError where numpy would have to copy."""
     attributes = node_attributes(node)
     shape = [int(extent) for extent in bind_shape(node.tile.shape, sizes)]

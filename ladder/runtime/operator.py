@@ -32,7 +32,8 @@ load_foreign_interface()
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
 ATTENTION_SCHEMA = (
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None) -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None)"
+    " -> Tensor"
 )
 """One node of a graph for what torch would take apart."""
 
@@ -41,7 +42,12 @@ QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Te
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
-for schema in (f"matmul{ARGUMENTS}", f"matmul_without_gradient{ARGUMENTS}", QUANTIZE_SCHEMA, ATTENTION_SCHEMA):
+for schema in (
+    f"matmul{ARGUMENTS}",
+    f"matmul_without_gradient{ARGUMENTS}",
+    QUANTIZE_SCHEMA,
+    ATTENTION_SCHEMA,
+):
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
@@ -118,7 +124,6 @@ for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_au
     torch.library.register_fake(f"ladder::{name}", _shape, lib=library)
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
-
 
 
 def attend(

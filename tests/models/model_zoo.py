@@ -112,7 +112,11 @@ class BloomBlock(nn.Module):
         b, t, w = x.shape
         normed = self.input_layernorm(x)
         fused = self.query_key_value(normed).view(b, t, self.heads, 3, self.size)
-        q, k, v = fused[..., 0, :].transpose(1, 2), fused[..., 1, :].transpose(1, 2), fused[..., 2, :].transpose(1, 2)
+        q, k, v = (
+            fused[..., 0, :].transpose(1, 2),
+            fused[..., 1, :].transpose(1, 2),
+            fused[..., 2, :].transpose(1, 2),
+        )
         scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(self.size) + alibi
         scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)
         weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
@@ -170,7 +174,10 @@ class Bert(nn.Module):
     def __init__(self, vocabulary=100, width=64, heads=4, layers=2, positions=64) -> None:
         super().__init__()
         self.word_embeddings = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.position_embeddings, self.token_type_embeddings = nn.Embedding(positions, width), nn.Embedding(2, width)
+        self.position_embeddings, self.token_type_embeddings = (
+            nn.Embedding(positions, width),
+            nn.Embedding(2, width),
+        )
         self.norm, self.dropout = nn.LayerNorm(width, eps=1e-12), nn.Dropout(0.1)
         self.layer = nn.ModuleList(BertLayer(width, heads) for _ in range(layers))
         self.pooler = nn.Linear(width, width)
@@ -192,7 +199,9 @@ class ViTBlock(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.0), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.0), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         b, n, c = x.shape
@@ -218,7 +227,9 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
-def conv_bn(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None):
+def conv_bn(
+    inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, act: nn.Module | None = None
+):
     layers: list[nn.Module] = [
         nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(outputs),
@@ -233,7 +244,9 @@ class Bottleneck(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.relu = nn.ReLU(inplace=True)
-        self.downsample = conv_bn(inputs, 4 * width, 1, stride) if stride != 1 or inputs != 4 * width else None
+        self.downsample = (
+            conv_bn(inputs, 4 * width, 1, stride) if stride != 1 or inputs != 4 * width else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.relu(self.bn1(self.conv1(x)))
@@ -354,7 +367,9 @@ class EfficientNet(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+        self.net = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
@@ -397,7 +412,9 @@ class ConformerBlock(nn.Module):
 class Conformer(nn.Module):
     def __init__(self, features=16, width=32, heads=4, kernel=7, layers=2, tokens=20) -> None:
         super().__init__()
-        self.subsample = nn.Sequential(nn.Conv2d(1, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU())
+        self.subsample = nn.Sequential(
+            nn.Conv2d(1, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, width, 3, 2, 1), nn.ReLU()
+        )
         self.project = nn.Linear(width * (features // 4), width)
         self.blocks = nn.ModuleList(ConformerBlock(width, heads, kernel) for _ in range(layers))
         self.head = nn.Linear(width, tokens)

@@ -25,7 +25,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "vit": (lambda: zoo.ViT(layers=1), (PHOTO[..., :32, :32],)),
     "resnet": (lambda: zoo.ResNet((1, 1), 8, 10), (PHOTO,)),
     "shufflenet": (lambda: zoo.ShuffleNet((2,), (8, 16, 48), 10), (PHOTO,)),
-    "efficientnet": (lambda: zoo.EfficientNet([(1, 3, 1, 8, 1), (6, 5, 2, 16, 1)], 8, 32, 10), (PHOTO[..., :32, :32],)),
+    "efficientnet": (
+        lambda: zoo.EfficientNet([(1, 3, 1, 8, 1), (6, 5, 2, 16, 1)], 8, 32, 10),
+        (PHOTO[..., :32, :32],),
+    ),
     "conformer": (lambda: zoo.Conformer(layers=1), (PHOTO[:, 0, :24, :16],)),
     "gpt2": (zoo.GPT2, (IDS,)),
 }
@@ -94,7 +97,9 @@ def test_half_precision() -> None:
         assert error(fast(IDS), exact) < 1.1 * error(model(IDS), exact)
 
 
-@pytest.mark.parametrize("options", [{"group_size": 32}, {"weight": "int8", "activation": "int8"}, {"weight": "nf4"}])
+@pytest.mark.parametrize(
+    "options", [{"group_size": 32}, {"weight": "int8", "activation": "int8"}, {"weight": "nf4"}]
+)
 def test_quantized_models(options: dict[str, object]) -> None:
     model = ladder.quantize(built(zoo.Llama), **options)
     with torch.no_grad():
@@ -111,7 +116,7 @@ def test_decoding_with_a_growing_cache() -> None:
     with torch.no_grad():
         fast = ladder.compile(model)
         whole, _ = model(IDS)
-        logits, past = fast(IDS[:, :6])
+        _, past = fast(IDS[:, :6])
         for at in range(6, 9):
             step, past = fast(IDS[:, at : at + 1], past)
             assert error(step[:, -1], whole[:, at]) < BOUNDS[torch.float32]

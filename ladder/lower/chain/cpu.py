@@ -54,7 +54,7 @@ class _CpuNest(Nest):
         count = extents[0] if len(extents) == 1 else self.extent(product(shape))
         largest = max_known(product(self.graph.tile(value).shape) for value in self.graph.outputs)
         serial = largest is not None and largest < SERIAL
-        with (b.loop(count) if serial else v.parallel(count)) as row, self.ranged(row, count):
+        with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
             index = self.unravelled(row, extents)
             for value in self.graph.outputs:
                 self.result(value, index)
@@ -73,7 +73,9 @@ class _CpuNest(Nest):
 
         if columns:
             place = (*row, *probes)
-            self.branched(value, place, probes, lambda: self.each_column(value, row, columns, probes, element))
+            self.branched(
+                value, place, probes, lambda: self.each_column(value, row, columns, probes, element)
+            )
         else:
             element(())
 
@@ -94,9 +96,7 @@ class _CpuNest(Nest):
 
         nested((), columns)
 
-    def vector_loop(
-        self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]
-    ) -> None:
+    def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
         """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
         count = self.values.simplified(stop - start)
         whole = count // lanes if lanes > 1 else 0

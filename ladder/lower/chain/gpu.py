@@ -1,7 +1,7 @@
 """The loop nest of a chain on NVIDIA GPUs.
 
-Without reductions every thread takes one vector of neighbouring columns of any row. With them a row belongs to
-one warp, or to one block where it is long; its lanes hold vectors of columns in turn, and reductions end in
+Without reductions every thread takes one vector of neighbouring columns of any row. With them a row belongs
+to one warp, or to one block where it is long; its lanes hold vectors of columns in turn, and reductions end in
 shuffles, then in shared memory. Reductions of a few elements (windows) run in one thread each. Elements are
 read in 16 bytes where index and shape prove that they lie so.
 """
@@ -123,7 +123,11 @@ class _GpuNest(Nest):
         counts = [self.items(value, start, stop) for value, start, stop in pieces]
         most = counts[0]
         for count in counts[1:]:
-            most = tirx.max(most, count) if not (isinstance(most, int) and isinstance(count, int)) else max(most, count)
+            most = (
+                tirx.max(most, count)
+                if not (isinstance(most, int) and isinstance(count, int))
+                else max(most, count)
+            )
         b.device()
         (block,) = b.block_index([tirx.floordiv(most + BLOCK - 1, BLOCK)])
         item = b.bind(block * BLOCK + b.thread_index(BLOCK))
@@ -147,7 +151,11 @@ class _GpuNest(Nest):
 
     def items(self, value: str, start: Expr, stop: Expr) -> Expr:
         """Return how many vectors a piece has over all rows."""
-        outer = self.extent(product(self.graph.tile(value).shape[: -1 or None])) if self.has_columns(value) else self.count
+        outer = (
+            self.extent(product(self.graph.tile(value).shape[: -1 or None]))
+            if self.has_columns(value)
+            else self.count
+        )
         return outer * tirx.floordiv(stop - start, self.width) if self.has_columns(value) else outer
 
     def has_columns(self, value: str) -> bool:
@@ -216,7 +224,12 @@ class _GpuNest(Nest):
         tile = self.graph.tile(name)
         dtype, wanted = stored_type(tile.ttype.name), computed_type(tile.ttype.name)
         lane = self.lane_of_vector
-        if self.width > 1 and index and not self.values.guards and self.lies_in_vectors(name, index, lane, dtype):
+        if (
+            self.width > 1
+            and index
+            and not self.values.guards
+            and self.lies_in_vectors(name, index, lane, dtype)
+        ):
             value = self.from_vector(name, index, lane, dtype)
         else:
             value = self.buffers[name][index or (0,)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 from tvm import ir, tirx
@@ -147,7 +148,7 @@ class Nest:
         if not isinstance(extent, int):
             return [(0, extent)]
         marks = sorted({0, extent, *(at for at in self.values.breaks.get(probe, ()) if 0 < at < extent)})
-        return list(zip(marks[:-1], marks[1:], strict=True))
+        return list(pairwise(marks))
 
 
 class Reduction:

@@ -29,7 +29,10 @@ Expr = Any
 Index = tuple[Expr, ...]
 
 STORED = {
-    **{name: name for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")},
+    **{
+        name: name
+        for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
+    },
     "bool": "bool",
 }
 """Type -> TIR's dtype in memory."""
@@ -257,7 +260,9 @@ def _reshaped(values: Values, node: Node, index: Index, attributes: Mapping[str,
     return [tuple(place)]
 
 
-def _transposed(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+def _transposed(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
     permutation = attributes["permutation"]
     return [tuple(index[permutation.index(axis)] for axis in range(len(index)))]
 
@@ -275,7 +280,9 @@ def _repeated(values: Values, node: Node, index: Index, attributes: Mapping[str,
     return [tuple(place)]
 
 
-def _joins(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[tuple[Expr, Expr]]:
+def _joins(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[tuple[Expr, Expr]]:
     """Return (begin, end) of each operand along the axis."""
     axis = attributes["axis"] % len(index)
     bounds, begin = [], 0
@@ -286,7 +293,9 @@ def _joins(values: Values, node: Node, index: Index, attributes: Mapping[str, An
     return bounds
 
 
-def _join_places(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+def _join_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
     axis = attributes["axis"] % len(index)
     found: list[Index | None] = []
     for begin, end in _joins(values, node, index, attributes):
@@ -342,9 +351,11 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     return T.if_then_else(whole, values.under(partial(values.at, node.inputs[0], place)), border)
 
 
-def _pad_places(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+def _pad_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
     low = [values.extent(extent) for extent in attributes["low"]]
-    return [tuple(i - l for i, l in zip(index, low, strict=True))]
+    return [tuple(at - before for at, before in zip(index, low, strict=True))]
 
 
 def _padded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -353,7 +364,9 @@ def _padded(values: Values, node: Node, index: Index, attributes: Mapping[str, A
     return _guarded(values, node, place, attributes["value"])
 
 
-def _window_places(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+def _window_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
     indexing = parse_indexing(attributes["spec"])
     by_name = dict(zip(indexing.result, index, strict=True))
     return [tuple(_affine(axis, by_name) for axis in indexing.operands[0])]

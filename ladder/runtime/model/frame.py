@@ -190,7 +190,9 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
     kernel = compiled(Request(gemm).text, frame.owner.where)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
-    slots_of = {role: frame.slot[by_name[name]] for role, name in at.items() if role not in ("B", "row_scale")}
+    slots_of = {
+        role: frame.slot[by_name[name]] for role, name in at.items() if role not in ("B", "row_scale")
+    }
     arrays = frame.packed[by_name[at["B"]]]
     value = step.part.outputs[0]
     place, target = frame.slot[value], frame.target(value)

@@ -1,7 +1,7 @@
 """CUDA graphs of a frame: all launches of a plan replayed by one call.
 
 Arguments that are the same tensors at the same address from call to call (weights) are read where they are;
-the others are copied into buffers of the graph. Results are copied out, since the next replay overwrites them.
+the others are copied into buffers of the graph. Results are copied out: the next replay overwrites them.
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ class Plan:
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, executor, operators, why it ends there) per step, for people."""
-        return [
-            (s.part.kind, s.executor, " ".join(s.part.operators), s.part.reason) for s in self.steps
-        ]
+        return [(s.part.kind, s.executor, " ".join(s.part.operators), s.part.reason) for s in self.steps]
 
     def __str__(self) -> str:
         """Return one line per step."""
