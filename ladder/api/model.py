@@ -57,6 +57,8 @@ class Compiler:
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
+        # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
+        examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
         reason = reason_to_refuse(examples)
         if not reason:
             try:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._dispatch.python
 import torch.fx
 
 from ladder.frontend.aten_models import MODEL_ROWS
@@ -28,7 +29,7 @@ from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
-KEPT = ("silu", "gelu", "hardtanh", "embedding")
+KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange")
 """Operators that torch would take apart and that are rows of ours."""
 
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
@@ -58,25 +59,54 @@ def import_fx(module: torch.fx.GraphModule, examples: Sequence[Any], name: str =
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     _refuse_state(module)
     prepared = _with_whole_attention(module)
 
     def run(*arguments: Any) -> Any:
         return prepared(*arguments)
 
-    fake = any(isinstance(value, torch._subclasses.FakeTensor) for value in examples)
     try:
-        with torch.no_grad():
-            functional = torch.func.functionalize(run, remove="mutations")
-            traced = make_fx(
-                functional, decomposition_table=decompositions(), tracing_mode="real" if fake else "fake"
-            )(*examples)
+        traced = _functional(run, examples)
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     traced.graph.eliminate_dead_code()
     return traced
+
+
+def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional."""
+    try:
+        traced = _traced(run, examples)
+    except RuntimeError:
+        traced = None
+    if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
+        return traced
+    return _traced(torch.func.functionalize(run, remove="mutations"), examples)
+
+
+def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace with fake tensors: those of the examples if they are fake, with their symbolic sizes."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
+    mode = next((value.fake_mode for value in fakes), None)
+    way = "fake" if mode is None else "real"
+    trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
+    with torch.no_grad():
+        if mode is None:
+            return trace(*examples)
+        before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        try:
+            with torch._dispatch.python.enable_python_dispatcher():
+                return trace(*examples)
+        finally:
+            mode.allow_non_fake_inputs = before
+
+
+def _changes_in_place(node: torch.fx.Node) -> bool:
+    """Tell whether a traced operator changes an argument."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 @cache
@@ -214,6 +244,8 @@ class _Walk:
             return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
         if not isinstance(node.target, torch._ops.OpOverload):
             return self.extent(node.meta["val"])  # arithmetic of sizes
+        if "val" not in node.meta:
+            return None  # a check that tracing leaves behind
         namespace, _, name = str(node.target).partition(".")
         if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             return self.extent(node.meta["val"])  # a size
