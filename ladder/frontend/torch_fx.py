@@ -230,7 +230,9 @@ class _Walk:
         return self._input(node, Source("held", (len(self.held) - 1,)))
 
     def _input(self, node: torch.fx.Node, source: Source) -> Any:
-        value = node.meta["val"]
+        value = node.meta.get("val")
+        if value is None:
+            return None  # a number, which tracing has put where it is used
         if not isinstance(value, torch.Tensor):
             return self.extent(value)
         if value.dtype not in TYPES:
