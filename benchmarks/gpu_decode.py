@@ -62,7 +62,7 @@ class Case:
 
     def decoder(self, device: Any) -> Any:
         """Return the decoder."""
-        from ladder.lower.cuda.decode import make_decoder
+        from ladder.lower.gpu.decode import make_decoder
 
         return make_decoder(self.gemm, device, self.placement, gains=True, table=self.table)
 
@@ -84,9 +84,9 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
 def emit(case: Case, device: Any, name: str) -> Any:
     """Emit a kernel: ``words[TILES, words], operands[4], out[threads]``."""
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import load_order
-    from ladder.lower.cuda.emission import SharedTable
-    from ladder.lower.cuda.instructions import emit_step, select_step
+    from ladder.lower.gpu.decode import load_order
+    from ladder.lower.gpu.emission import SharedTable
+    from ladder.lower.gpu.instructions import emit_step, select_step
 
     decoder = case.decoder(device)
     step = select_step(device, case.activation)
@@ -105,7 +105,7 @@ def emit(case: Case, device: Any, name: str) -> Any:
             pool.commit()
             decoder.fill_table(room, thread, THREADS)
             b.block_sync()
-            table = SharedTable(room, b.bind(thread % 32 * 4))
+            table = SharedTable.of(room, b.bind(thread % 32))
         own, registers = b.local(decoder.words, "uint32"), b.local(decoder.lane, "uint32")
         sums, other = b.local(step.lanes.accumulators, step.carrier), b.local(4, "uint32")
         for i in range(step.lanes.accumulators):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ladder.api.quantization import quantize_tokens as quantize_tokens
     from ladder.api.rules import quantization as quantization
     from ladder.api.rules import quantize_ as quantize_
+    from ladder.api.superoptimize import superoptimize as superoptimize
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
@@ -66,6 +67,7 @@ _HOMES = {
     "ladder.api.model": ("compile",),
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
     "ladder.api.rules": ("quantization", "quantize_"),
+    "ladder.api.superoptimize": ("superoptimize",),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),

@@ -21,14 +21,12 @@ nothing was measured; `schedules.estimate` corrects it by what was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
-
-import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.layouts import LANES, packed_group, padded, planes
+from schedules.cost import Cost, cost_of, decode_ops, minimum_bytes, weight_bytes
+from schedules.cost_amd import predict_amd
+from schedules.layouts import packed_group, padded
 from schedules.legal import (
     FP8_INTERVAL,
     SLICED,
@@ -44,13 +42,9 @@ from schedules.legal import (
     promotes_rarely,
     registers_per_thread,
     resources,
-    scale_bytes,
-    scale_span,
-    weight_bits,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
 from targets import Core, TileDevice
-from tile_types import get_type
 from tile_types.errors import ScheduleError
 
 LAUNCH_SECONDS = 4.05e-07
@@ -163,8 +157,11 @@ DIGIT_ISSUE_CYCLES = 4.9
 DIGIT_COLUMN_CYCLES = 22
 """digits: the same per eight columns: two products, and running sums."""
 
-DIGIT_SPLIT_CYCLES = 26.5
+DIGIT_SPLIT_CYCLES = 19
 """digits: clocks of a scheduler per 32 elements of x of 16 bits that a block splits into digits."""
+
+DIGIT_CLUSTER_CYCLES = 1e3
+"""digits: what `GEMV_CLUSTER_CYCLES` is for gemv (two blocks against one at 8192 x 28672, not fitted)."""
 
 DIGIT_BLOCK_CYCLES = 3.57e03
 """digits: starting a block: its first x, and adding up its slices."""
@@ -175,77 +172,8 @@ MMA_STEP_SECONDS = 90e-9
 ROUND_SECONDS = 1.5e-6
 """mma: prologue and epilogue of one round of blocks."""
 
-CONTENTION = 0.03
-"""How much of the parts that overlap with the longest one shows nevertheless."""
-
 WARPS_TO_ISSUE = 16
 """mma: warps per SM below which dependent decode instructions leave issue slots empty."""
-
-OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
-
-
-@dataclass(frozen=True)
-class Cost:
-    """A prediction.
-
-    Parameters
-    ----------
-    seconds
-        Predicted time of one call.
-    bound
-        Name of the largest part.
-    parts
-        ``(name, seconds)`` of every part of the model.
-    bytes, flops
-        Bytes that must cross DRAM once, and useful operations.
-    """
-
-    seconds: float
-    bound: str
-    parts: tuple[tuple[str, float], ...]
-    bytes: int
-    flops: int
-
-
-@lru_cache(maxsize=4096)
-def weight_bytes(gemm: Gemm) -> int:
-    """Return the bytes of packed weights with their scales and zeros."""
-    n, k = padded(gemm.n), padded(gemm.k)
-    groups = -(-k // (scale_span(gemm) or k)) if gemm.activation in LANES else gemm.groups
-    scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
-    return n * k * weight_bits(gemm) // 8 + scales
-
-
-@lru_cache(maxsize=4096)
-def minimum_bytes(gemm: Gemm, m: int) -> int:
-    """Return the bytes that any kernel must move: weights, activations and results once."""
-    activation = {"float32": 4, "float16": 2, "bfloat16": 2}.get(gemm.activation, 1)
-    return weight_bytes(gemm) + m * gemm.k * activation + m * gemm.n * OUTPUT_BYTES[gemm.output]
-
-
-@cache
-def convert_ops(weight: str) -> float:
-    """Return vector operations that turn one register of codes into operands.
-
-    Evenly spaced values need one multiply-add; other exact types a shift and a rescale;
-    codebooks a permute per two codes.
-    """
-    ttype = get_type(weight)
-    if not ttype.exact:
-        return 6.0
-    if ttype.elem_bits > 8:
-        return 0.0
-    values = np.unique(ttype.values()[np.isfinite(ttype.values())])
-    return 1.0 if len(np.unique(np.diff(values))) < 2 else 2.0
-
-
-@lru_cache(maxsize=4096)
-def decode_ops(gemm: Gemm, placement: str) -> float:
-    """Return vector operations per weight to extract, convert, offset and scale it."""
-    per_register = 1.5 * len(planes(weight_bits(gemm))) + convert_ops(gemm.weight)
-    per_register += {"none": 0, "integer": 1, "float": 2}[gemm.zero]
-    per_register += 1 if gemm.scale and placement == "operand" else 0
-    return per_register * LANES.get(gemm.activation, 32) / 32
 
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
@@ -268,18 +196,6 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     if isinstance(schedule, CpuSchedule) and not device.is_gpu:
         return _predict_cpu(gemm, device, schedule, m)
     raise ScheduleError(f"{type(schedule).__name__} does not run on {device.name}")
-
-
-def _cost(gemm: Gemm, m: int, overlapped: dict[str, float], serial: dict[str, float]) -> Cost:
-    """Add what cannot overlap to the longest of what can."""
-    parts = {**overlapped, **serial}
-    longest = max(overlapped.values())
-    contention = CONTENTION * (sum(overlapped.values()) - longest)
-    seconds = longest + contention + sum(serial.values())
-    flops = 2 * m * gemm.n * gemm.k
-    return Cost(
-        seconds, max(parts, key=parts.__getitem__), tuple(parts.items()), minimum_bytes(gemm, m), flops
-    )
 
 
 @dataclass(frozen=True)
@@ -356,6 +272,8 @@ def usable_units(device: TileDevice, cluster: int) -> int:
 
 
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
+    if device.vendor == "amd":
+        return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = _grid(gemm, device, schedule, m)
     if schedule.pipeline == "mma":
         return _predict_mma(gemm, device, schedule, m, grid)
@@ -473,14 +391,14 @@ def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) ->
 
 def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Work:
     """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
-    tiles = -(-padded(gemm.k) // (64 * schedule.split_k))
+    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
     strips = schedule.warp_rows // 16
     fragments = -(-digit_columns(gemm, schedule) // 8)
     issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
     items = min(m, schedule.tile_m) * padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)
-    splitting = DIGIT_SPLIT_CYCLES * items / 4
+    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster
     tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting
+    chain = tiles * tile + DIGIT_BLOCK_CYCLES + splitting + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue + splitting
     return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER)
 
@@ -501,7 +419,7 @@ def _predict_mma(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, 
         "latency": 2 * device.layer("dram").latency,
         "rounds": (-(-grid.rounds // grid.resident) - 1) * ROUND_SECONDS,
     }
-    return _cost(gemm, m, overlapped, serial)
+    return cost_of(gemm, m, overlapped, serial)
 
 
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, grid: Grid) -> float:
@@ -572,4 +490,4 @@ def _predict_cpu(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, m: int) 
         "core": 2.0 * rows * gemm.n * gemm.k / (device.peak(core) * core.sustained)
         + operations * decoded / vector,
     }
-    return _cost(gemm, m, overlapped, {"launch": 3e-6})
+    return cost_of(gemm, m, overlapped, {"launch": 3e-6})

@@ -64,7 +64,7 @@ SIGN_PLACES: dict[str, tuple[tuple[tuple[int, int, int], ...], ...]] = {
 
 A shift brings codes to their places in the type whose signs are as far from the rest as that type's
 sign is from its last exponent bits. The parts of others are far enough apart that one product with a
-sum of powers of two brings them there (`ladder.lower.cuda.fields.gather`).
+sum of powers of two brings them there (`ladder.lower.gpu.fields.gather`).
 """
 
 

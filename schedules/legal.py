@@ -12,6 +12,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
 from schedules.schedule import GpuSchedule
+from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import ScheduleError
@@ -24,13 +25,7 @@ STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
 TABLE_BYTES = 32 * 1024
-"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp.
-
-In twice as much a pair takes one instruction less to find.
-"""
-
-WGMMA_SHARED = 227 * 1024
-"""Shared memory of a block on the devices that have wgmma."""
+"""Shared memory of a decode table: all pairs of 16 values, once for each lane of a warp."""
 
 PRODUCER_REGISTERS = 40
 """Registers that a wgmma producer keeps when it hands the others to the math warpgroups (it spills at 24)."""
@@ -53,6 +48,9 @@ TOKEN_SUMS = 1024
 
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
+
+WAVES = ("mfma", "dot")
+"""Pipelines of waves of 64 lanes."""
 
 SLICED = ("gemv", "digits")
 """Pipelines whose blocks hold all slices of K of their rows, as warps that stream weights to registers."""
@@ -78,6 +76,17 @@ at 128 tokens, M = 4096 and 8192 x 8192, 2048 took 406 us, 512 407.
 
 PARTIAL_TOKENS = 64
 """Tokens of one of wgmma's two sets of partial sums at most."""
+
+CARRY_INTERVAL = 2048
+"""As `FP8_INTERVAL`, for tiles whose sums carry into 16 bits: longer, since that costs more.
+
+Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, whose truncation adds up, are
+3.3 % too small (cuBLASLt with fast accumulation: 2.1e-3 to 4.7e-3, and 13 % at K = 8192). At M = 4096 and
+8192 x 8192 the carries take 19 us of 434; every 4096 of K they would take 10.
+"""
+
+PROMOTED_TOKENS = 128
+"""Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
         cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
-        warp_rows=(16, 32),
+        warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
         placement=("operand", "accumulator"),
     ),
     "digits": Rule(
@@ -122,6 +131,7 @@ RULES: Mapping[str, Rule] = {
         tuple(range(1, 33)),
         (1, 2, 3, 4, 6, 8, 16),
         (False,),
+        cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
         warp_rows=(16, 32, 64),
         placement=("accumulator",),
     ),
@@ -138,17 +148,45 @@ RULES: Mapping[str, Rule] = {
         (1, 2, 4),
         (False, True),
     ),
+    "mfma": Rule(
+        "mfma",
+        (16, 32, 64, 128, 256),
+        (64, 128, 256),
+        (64, 128),
+        (2,),
+        (4,),  # TVM marks AMD kernels as having at most 256 threads
+        (1, 2, 4),
+        (False,),
+        placement=("operand", "accumulator"),
+    ),
+    "dot": Rule(
+        "dot",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        warp_rows=(32, 64),
+        placement=("operand", "accumulator"),
+    ),
 }
 
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
 """Fields of a schedule for which a rule states what is allowed."""
 
+FLUSHES: Mapping[str, str] = {"float16": "flushes.float16"}
+"""Feature of devices whose cores take subnormal operands of a type for 0, where scaled weights have some."""
+
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "digits": frozenset(),
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
+    "mfma": frozenset({"token_group"}),
+    "dot": frozenset({"token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""
@@ -222,21 +260,30 @@ def promotes_rarely(gemm: Gemm) -> bool:
     return not gemm.scale and not gemm.token_group
 
 
+def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
+    plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_TOKENS
+    return wide and plain and promotes_rarely(gemm)
+
+
 def k_blocks(schedule: GpuSchedule) -> int:
-    """Return the blocks that share K: wgmma's slices, or the blocks of a gemv cluster."""
-    return {"wgmma": schedule.split_k, "gemv": schedule.cluster}.get(schedule.pipeline, 1)
+    """Return the blocks that share K: wgmma's slices, or the blocks of a cluster of gemv or digits."""
+    if schedule.pipeline in SLICED:
+        return schedule.cluster
+    return schedule.split_k if schedule.pipeline == "wgmma" else 1
 
 
 def k_slices(schedule: GpuSchedule) -> int:
     """Return the parts into which K is split, among blocks and among warps of a block."""
-    return schedule.split_k * (schedule.cluster if schedule.pipeline == "gemv" else 1)
+    return schedule.split_k * (schedule.cluster if schedule.pipeline in SLICED else 1)
 
 
 def block_rows(schedule: GpuSchedule) -> int:
     """Return the rows of N that one block serves: ``tile_n``, or all row warps' of a slice of K."""
     if schedule.pipeline in SLICED:
         return schedule.warp_rows * schedule.warps // schedule.split_k
-    return schedule.tile_n
+    return tile_rows(schedule)
 
 
 def streams_exponents(gemm: Gemm) -> bool:
@@ -288,10 +335,12 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
+    if schedule.pipeline in WAVES:
+        return lds_bytes(gemm, schedule)
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
-    return _wgmma_bytes(gemm, schedule) + wgmma_table_bytes(gemm, schedule)
+    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm)
 
 
 def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -339,17 +388,10 @@ def table_bytes(gemm: Gemm) -> int:
     return TABLE_BYTES if looked_up and lane_of(gemm.activation) == 16 else 0
 
 
-def wgmma_table_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the bytes of wgmma's decode table: the larger one where no block has to make room for it."""
-    least = table_bytes(gemm)
-    room = WGMMA_SHARED - _wgmma_bytes(gemm, schedule)
-    alone = 2 * (_wgmma_bytes(gemm, schedule) + least) > WGMMA_SHARED
-    return 2 * least if alone and room >= 2 * least else least
-
-
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
-    row = 80 if gemm.output == "float32" else 32
+    together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
+    row = together if gemm.output == "float32" else 32
     staged = schedule.warps * min(schedule.tile_m, STAGED_TOKENS[gemm.output]) * row
     units = -(-schedule.tile_n // 16 // schedule.split_k)
     return staged + (schedule.split_k - 1) * units * schedule.tile_m * 64
@@ -362,6 +404,8 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
         return _gemv_registers(gemm, schedule)
     if schedule.pipeline == "digits":
         return _digits_registers(gemm, schedule)
+    if schedule.pipeline in WAVES:
+        return wave_registers(gemm, schedule, promoted=promotes(gemm, schedule))
     sums = schedule.tile_m * schedule.tile_n // (WARP * schedule.warps) * (1 + promotes(gemm, schedule))
     if schedule.pipeline == "mma":
         # Groups of half an 8-bit step: ptxas keeps scales and products of many in flight (measured).
@@ -397,12 +441,18 @@ def math_register_estimate(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Estimate the registers of a wgmma math thread: sums, operands, the next slab's words, addresses."""
     row_tiles = schedule.tile_n // (16 * schedule.warps)
     sums = row_tiles * schedule.tile_m // 2
+    if carries(gemm, schedule):
+        # Sums, half as many registers of heads, operands of a slab.
+        return sums * 3 // 2 + row_tiles * 16 + 8
     if promotes(gemm, schedule):
         # One set of partial sums, or two small ones. Bytes that go to the core as they are need
         # little else; close to the limit ptxas makes do with this many (measured).
         plain = weight_bits(gemm) == 8 and not gemm.scale
-        partial = max(sums // row_tiles, min(schedule.tile_m, PARTIAL_TOKENS))
-        return sums + partial + row_tiles * 2 * 16 + (8 if plain else 28)
+        parted = schedule.tile_m > PROMOTED_TOKENS
+        partial = max(min(schedule.tile_m, PROMOTED_TOKENS) // 2, min(schedule.tile_m, PARTIAL_TOKENS))
+        # A tile in parts decodes nothing ahead.
+        rest = 16 + (8 if plain else 16) if parted else 32 + (8 if plain else 28)
+        return sums + partial + rest + (row_tiles - 1) * 32
     # ptxas gives each slab of a turn of the loop operand registers of its own.
     slabs = max(2, schedule.tile_k * operand_bytes(gemm) // SWIZZLE_ROW)
     return sums + row_tiles * (slabs * 16 + _fetched(gemm, schedule)) + 24
@@ -442,7 +492,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
-    by_shared = device.shared_per_unit // (shared + 1024)
+    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    by_shared = device.shared_per_unit // (shared + reserved)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:
         blocks = min(blocks, max(1, RESIDENT_THREADS // threads))
@@ -451,6 +502,8 @@ def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resource
 
 def block_threads(schedule: GpuSchedule) -> int:
     """Return the threads of a block: computing warps, and one producer warp for wgmma."""
+    if schedule.pipeline in WAVES:
+        return WAVE * schedule.warps
     return WARP * (schedule.warps + (schedule.pipeline == "wgmma"))
 
 
@@ -460,6 +513,8 @@ def _register_limit(device: TileDevice, schedule: GpuSchedule) -> int:
         return math_registers(schedule.warps)
     if schedule.pipeline == "digits":
         return launch_registers(schedule.warps)
+    if schedule.pipeline in WAVES:
+        return min(MOST_REGISTERS, device.registers_per_unit // block_threads(schedule))
     spare = SPARE_REGISTERS if schedule.pipeline == "gemv" else 0
     return min(255, device.registers_per_unit // block_threads(schedule) // 8 * 8 + spare)
 
@@ -489,7 +544,7 @@ def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resour
 def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[str]:
     """Yield every rule that ``schedule`` breaks."""
     rule = RULES[schedule.pipeline]
-    if device.vendor != "nvidia" or rule.feature not in device.features:
+    if rule.feature not in device.features:
         yield f"the device lacks {rule.feature!r}"
     if schedule.cluster > 1 and "cluster" not in device.features:
         yield "the device has no clusters of blocks"
@@ -501,8 +556,11 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.placement == "operand" and lane_of(gemm.activation) == 8:
         yield "8-bit operands cannot hold scaled weights; use placement 'accumulator'"
-    if promotes(gemm, schedule) and schedule.tile_m > 128:
-        yield "tile_m=256 leaves no registers for a second set of accumulators"
+    parts = schedule.pipeline == "wgmma" and not gemm.token_group  # whose factors take registers too
+    if promotes(gemm, schedule) and schedule.tile_m > PROMOTED_TOKENS and not parts:
+        yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
+    if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
+        yield "the core takes subnormal operands for 0; use placement 'accumulator'"
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
 
@@ -540,6 +598,14 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"tile {schedule.tile_m} x {schedule.tile_n} leaves some of {schedule.warps} warps without work"
 
 
+def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if not divisions(schedule):
+        yield (
+            f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
+            f" {schedule.tile_m} x {tile_rows(schedule)}"
+        )
+
+
 def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if schedule.placement != placement_for(gemm):
         yield f"scales of {gemm.activation} cores apply on the {placement_for(gemm)}"
@@ -553,6 +619,8 @@ def _wgmma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     row_bytes = schedule.tile_k * lane_of(gemm.activation) // 8
     if row_bytes not in (SWIZZLE_ROW, 2 * SWIZZLE_ROW, 4 * SWIZZLE_ROW):
         yield f"tile_k={schedule.tile_k} is {row_bytes} bytes of A; use 1, 2 or 4 rows of {SWIZZLE_ROW}"
+    if carries(gemm, schedule) and row_bytes != SWIZZLE_ROW:
+        yield f"tiles of {schedule.tile_m} tokens of fp8 take K in stages of 128"
 
 
 def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -575,6 +643,8 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "digits": _digits_violations,
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
+    "mfma": _wave_violations,
+    "dot": _wave_violations,
 }
 
 
@@ -583,7 +653,7 @@ def _capacity_violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) 
     threads = block_threads(schedule)
     limit = _register_limit(device, schedule)
     registers, shared = registers_per_thread(gemm, schedule), shared_bytes(gemm, schedule)
-    if "ldmatrix" not in device.features:
+    if device.vendor == "nvidia" and "ldmatrix" not in device.features:
         registers += QUAD_PAIR_COPIES * schedule.tile_m * schedule.tile_n // threads
     if registers > limit:
         yield f"about {registers} registers per thread, limit {limit}"

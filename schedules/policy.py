@@ -15,7 +15,8 @@ from itertools import product
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.cost_model import Cost, is_tight, predict
+from schedules.cost import Cost
+from schedules.cost_model import is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import Estimator
@@ -85,6 +86,8 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "digits": (2, 4, 8),
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
+    "mfma": (2,),
+    "dot": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""
 
@@ -94,6 +97,9 @@ MOST_GEMV_TOKENS = 32
 
 MOST_DIGIT_TOKENS = 8
 """M up to which codes are multiplied in place: beyond, several products per code cost more than decoding."""
+
+MOST_DOT_TOKENS = 4
+"""M up to which dot products are tried: beyond, matrix instructions take fewer cycles."""
 
 MOST_SLICES = 4
 """Blocks per multiprocessor up to which splitting K further was ever among the fastest."""
@@ -137,17 +143,11 @@ class TransformStep:
 
 
 def pipelines_for(device: TileDevice, m: int, *, full: bool = False) -> tuple[str, ...]:
-    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong.
-
-    Raises
-    ------
-    ScheduleError
-        If no pipeline emits code for this vendor.
-    """
+    """Return the pipelines that compete for M = ``m`` on ``device``; ``full``: the policy may be wrong."""
     if device.vendor == "cpu":
         return ("cpu",)
-    if device.vendor != "nvidia":
-        raise ScheduleError(f"no pipeline emits code for {device.name}; choose a CUDA or CPU device")
+    if device.vendor == "amd":
+        return ("dot", "mfma") if m <= MOST_DOT_TOKENS else ("mfma",)
     large = "wgmma" if "wgmma" in device.features else "mma"
     gemv = "ldmatrix" in device.features
     few = ("gemv", "digits") if "cp.async" in device.features and m <= MOST_DIGIT_TOKENS else ("gemv",)
@@ -272,7 +272,7 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
     small = m * gemm.n <= device.units * 128 * 128
     # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
-    busy = k_blocks(tile) == 1 or tile.pipeline != "gemv" or (tile.warps >= 16 and tile.warps % 4 == 0)
+    busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
     # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     return long_enough and busy and digits and not (tile.persistent and not tile.stream_k and small)

@@ -14,6 +14,9 @@ from typing import ClassVar
 
 from tile_types.errors import ParseError, ScheduleError
 
+GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "mfma", "dot")
+"""Skeletons of GPU kernels: ``mfma`` and ``dot`` on AMD, the others on NVIDIA."""
+
 
 def check(condition: bool, message: str) -> None:
     """Raise `ScheduleError` unless ``condition`` holds."""
@@ -37,7 +40,7 @@ class GpuSchedule(Schedule):
     Parameters
     ----------
     pipeline
-        ``"gemv"``, ``"digits"``, ``"mma"`` or ``"wgmma"``: the skeleton that hosts the kernel.
+        The skeleton that hosts the kernel, one of `GPU_PIPELINES`.
     tile_m, tile_n, tile_k
         Tokens, weight rows and K elements that one block handles per step.
     stages
@@ -76,7 +79,7 @@ class GpuSchedule(Schedule):
     stream_k: bool = False
 
     def __post_init__(self) -> None:
-        check(self.pipeline in ("gemv", "digits", "mma", "wgmma"), f"unknown GPU pipeline {self.pipeline!r}")
+        check(self.pipeline in GPU_PIPELINES, f"unknown GPU pipeline {self.pipeline!r}")
         check(self.placement in ("operand", "accumulator"), f"unknown scale placement {self.placement!r}")
         check(self.warp_rows in (16, 32, 64), f"a warp serves 16, 32 or 64 rows, got {self.warp_rows}")
         for name in ("tile_m", "tile_n", "tile_k", "stages", "warps", "split_k", "raster", "cluster"):

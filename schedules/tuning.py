@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from schedules.layouts import lane_of
 from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
+from tile_types import get_type
 from tile_types.errors import CacheError, ParseError
 
 SHIPPED = Path(__file__).parent / "tuned"
@@ -67,6 +69,11 @@ def class_key(device: TileDevice, gemm: Gemm) -> str:
     return _canonical({"device": device.name, "gemm": class_of(gemm), "generation": GENERATION})
 
 
+def _widths(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the bits of a class's codes and of its operands."""
+    return get_type(fields["weight"]).elem_bits, lane_of(fields["activation"])
+
+
 def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
@@ -103,6 +110,18 @@ class TuningDatabase:
         shipped = _read_shipped(self.shipped).get(key, ())
         kept = (row for row in shipped if (row[0], row[1], row[2]) not in own)
         return (*own.values(), *(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in kept))
+
+    def relatives(self, device: TileDevice, gemm: Gemm) -> Iterator[tuple[Measurement, ...]]:
+        """Yield what ships of every other class whose codes and operands are as wide."""
+        own = class_key(device, gemm)
+        for key, rows in _read_shipped(self.shipped).items():
+            fields = json.loads(key)
+            if (
+                key != own
+                and fields["device"] == device.name
+                and _widths(fields["gemm"]) == _widths(class_of(gemm))
+            ):
+                yield tuple(Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
 
     def lookup(self, device: TileDevice, gemm: Gemm, m: int) -> Schedule | None:
         """Return the fastest schedule measured at exactly this shape and M, or None."""

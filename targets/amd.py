@@ -1,18 +1,21 @@
 """AMD GPUs, one row per architecture.
 
 Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
-clock, bandwidth, dense matrix rates); LLVM AMDGPU usage guide (LDS, wavefront, targets).
+clock, bandwidth, dense matrix rates; L2: 32 channels of 128 bytes per clock on CDNA2, 16 on each
+die since); LLVM AMDGPU usage guide (LDS, wavefront, targets).
 Nothing here was measured; sustained fractions are those of the H200 (`targets.nvidia`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from targets.device import Core, Layer, TileDevice
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
-PIPELINES = ("mfma",)
+PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": ("mfma", "dot")}
+"""Pipelines that multiply a type: lanes have dot products of these; of the others matrix cores alone."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Chip:
     lds: int
     features: frozenset[str]
     toolkit: str
+    dies: int = 1
 
 
 def _layers(chip: Chip) -> tuple[Layer, ...]:
@@ -53,7 +57,9 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    return Core(name, m, m, k, a, a, accumulator, rate, PIPELINES, lane_bytes, lanes, CORE_SUSTAINED)
+    return Core(
+        name, m, m, k, a, a, accumulator, rate, PIPELINES.get(a, ("mfma",)), lane_bytes, lanes, CORE_SUSTAINED
+    )
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
@@ -77,20 +83,23 @@ def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
         cores=cores,
         target=tuple(sorted(target.items())),
         features=chip.features,
-        vector_ops_per_cycle=128.0,
+        vector_ops_per_cycle=64.0,
         registers_per_unit=131072,
         max_threads_per_unit=2048,
         max_blocks_per_unit=32,
         shared_per_block=chip.lds,
         shared_per_unit=chip.lds,
         toolkit=chip.toolkit,
+        dies=chip.dies,
         source=f"{chip.title} datasheet and architecture whitepaper",
     )
 
 
-CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot"})
-CDNA3 = CDNA2 | {"fp8fnuz", "xcd"}
-CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"fp8", "fp6", "fp4", "load.lds.b128"}
+# MI200's cores take subnormal float16 operands for 0 (AMD, "MI200 performance counters and metrics";
+# PyTorch, "Numerical accuracy").
+CDNA2 = frozenset({"mfma", "fp16", "bf16", "int8", "agpr", "dot", "flushes.float16"})
+CDNA3 = (CDNA2 - {"flushes.float16"}) | {"mfma.i8.k32", "mfma.fp8", "fp8fnuz"}
+CDNA4 = (CDNA3 - {"fp8fnuz"}) | {"mfma.k64", "fp8", "fp6", "fp4", "load.lds.b128"}
 RDNA3 = frozenset({"wmma", "fp16", "bf16", "int8", "dot"})
 
 GFX90A = _device(
@@ -102,7 +111,7 @@ GFX90A = _device(
         1.7e9,
         64,
         (64 * GIB, 1638e9),
-        (8 * MIB, 3.5e12),
+        (8 * MIB, 4096 * 1.7e9),
         64 * KIB,
         CDNA2,
         "rocm>=5.0",
@@ -115,6 +124,7 @@ GFX90A = _device(
     ),
 )
 
+# Its fp8 operands are fnuz codes: `ladder.lower.rocm.decode` translates those of the OCP types.
 GFX942 = _device(
     Chip(
         "gfx942",
@@ -123,18 +133,19 @@ GFX942 = _device(
         2.1e9,
         64,
         (192 * GIB, 5.3e12),
-        (32 * MIB, 1.0e13),
+        (32 * MIB, 16384 * 2.1e9),
         64 * KIB,
         CDNA3,
         "rocm>=6.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x16_f16", 16, 16, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_32x32x8_f16", 32, 8, "float16", "float32", 2048, 64),
         _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
         _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3fnuz", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2fnuz", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 
@@ -146,17 +157,19 @@ GFX950 = _device(
         2.4e9,
         64,
         (288 * GIB, 8.0e12),
-        (32 * MIB, 1.2e13),
+        (32 * MIB, 16384 * 2.4e9),
         160 * KIB,
         CDNA4,
         "rocm>=7.0",
+        8,
     ),
     (
         _matrix("v_mfma_f32_16x16x32_f16", 16, 32, "float16", "float32", 4096, 64),
-        _matrix("v_mfma_f32_16x16x32_bf16", 16, 32, "bfloat16", "float32", 4096, 64),
+        # The chip multiplies bfloat16 and fp8 twice as fast, by instructions that no pipeline emits.
+        _matrix("v_mfma_f32_16x16x16_bf16", 16, 16, "bfloat16", "float32", 2048, 64),
         _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 8192, 64),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 8192, 64),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 
@@ -174,7 +187,8 @@ GFX1100 = _device(
         "rocm>=5.7",
     ),
     (
-        # WMMA replicates A over both halves of the wave: 16 lanes of 32 bytes (RDNA3 ISA, 7.9).
+        # No pipeline emits WMMA. It replicates A over both halves of the wave: 16 lanes of 32 bytes
+        # (RDNA3 ISA, 7.9).
         Core(
             "v_wmma_f32_16x16x16_f16",
             16,
@@ -184,7 +198,7 @@ GFX1100 = _device(
             "float16",
             "float32",
             512,
-            PIPELINES,
+            (),
             16,
             (2, 16),
         ),
@@ -197,11 +211,11 @@ GFX1100 = _device(
             "bfloat16",
             "float32",
             512,
-            PIPELINES,
+            (),
             16,
             (2, 16),
         ),
-        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, PIPELINES, 16, (1, 16)),
+        Core("v_wmma_i32_16x16x16_iu8", 16, 16, 16, "int8", "int8", "int32", 512, (), 16, (1, 16)),
     ),
 )
 

@@ -113,6 +113,8 @@ class TileDevice:
         Compiler versions that know the device, e.g. ``"cuda>=9.0,<13.0"``.
     source
         Where the constants come from.
+    dies
+        Dies with an L2 of their own, to which blocks are dealt in turn.
     """
 
     name: str
@@ -135,6 +137,7 @@ class TileDevice:
     shared_per_unit: int = 0
     toolkit: str = ""
     source: str = ""
+    dies: int = 1
 
     @property
     def kind(self) -> str:
@@ -190,7 +193,6 @@ class TileDevice:
         if not cores:
             usable = sorted({core.a for core in self.cores if core.pipelines})
             where = f" in pipeline {pipeline!r}" if pipeline else ""
-            raise ConversionError(
-                f"{self.name} has no core for {operand} activations{where}; use one of {', '.join(usable)}"
-            )
+            advice = f"use one of {', '.join(usable)}" if usable else "no pipeline emits code for it yet"
+            raise ConversionError(f"{self.name} has no core for {operand} activations{where}; {advice}")
         return cores[0]

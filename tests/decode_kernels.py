@@ -52,7 +52,7 @@ PLACEMENTS = ("operand", "accumulator", "folded")
 
 def decoder_for(gemm: Gemm, device: Any, placement: str) -> Any:
     """Return a problem's decoder for a kernel that can do everything it may need."""
-    from ladder.lower.cuda.decode import make_decoder
+    from ladder.lower.gpu.decode import make_decoder
 
     if placement == "folded":
         return make_decoder(gemm, device, gains=True, table=1 << 15)
@@ -71,7 +71,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
     `operands`); ``out[problem, register, thread]``.
     """
     from ladder.lower import builder as b
-    from ladder.lower.cuda.emission import SharedTable
+    from ladder.lower.gpu.emission import SharedTable
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
     decoders = [decoder_for(gemm, device, placement) for gemm in cases]
@@ -87,7 +87,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
         pool = b.shared_pool()
         room = pool.alloc((max(1, *(decoder.table_words for decoder in decoders)),), "uint32", align=128)
         pool.commit()
-        shared = SharedTable(room, b.bind(thread % 32 * 4))
+        shared = SharedTable.of(room, b.bind(thread % 32))
         start = 0
         for index, (gemm, decoder) in enumerate(zip(cases, decoders, strict=True)):
             scale = (scales[index, 0], scales[index, 1]) if is_scaled(gemm, placement) else None
@@ -112,7 +112,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
 
 def _load(words: Any, start: int, count: int, thread: Any) -> Any:
     from ladder.lower import builder as b
-    from ladder.lower.cuda.decode import load_order
+    from ladder.lower.gpu.decode import load_order
 
     own = b.local(count, "uint32")
     at = 0
@@ -144,7 +144,7 @@ def tile_words(gemm: Gemm) -> Any:
     """Return a packed tile of the problem's weight type."""
     import torch
 
-    from ladder.lower.cuda.decode import packed_layout
+    from ladder.lower.gpu.decode import packed_layout
 
     ttype = get_type(gemm.weight)
     codes = torch.from_numpy(tile_codes(ttype).astype(np.int32))
@@ -154,8 +154,8 @@ def tile_words(gemm: Gemm) -> Any:
 
 def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:
     """Return ``[register, thread]`` words by the machine that proofs run on."""
-    from ladder.lower.cuda.decode import load_order
-    from ladder.lower.cuda.proof import NumpyMachine
+    from ladder.lower.gpu.decode import load_order
+    from ladder.lower.gpu.proof import NumpyMachine
 
     m = NumpyMachine()
     flat, threads = tile_words(gemm), np.arange(128)
@@ -185,7 +185,7 @@ def differing(gemms: Sequence[Gemm], device: Any, out: Any, placement: str = "op
 
 def arguments(gemms: Sequence[Gemm], device: Any) -> tuple[Any, Any, Any, Any]:
     """Return the numpy arguments of `emit_decode`'s kernel."""
-    from ladder.lower.cuda.decode import make_decoder
+    from ladder.lower.gpu.decode import make_decoder
 
     lane = make_decoder(gemms[0], device).lane
     words = np.concatenate([tile_words(gemm) for gemm in gemms])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
+from ladder.api.evidence import Evidence, gather
 from ladder.runtime.build import Kernel
-from ladder.runtime.compile import Request, obtain, plan_for, tuning_database
+from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
 from schedules.schedule import Plan, Schedule
-from tile_types.errors import unknown_name
+from tile_types.errors import DeviceError, unknown_name
 
 GRAPH_STAGES = ("ir", "schedule")
 """Stages that exist before anything is compiled."""
@@ -72,6 +73,40 @@ class Lowered:
             later = [name for name, (origin, _) in LATER_STAGES.items() if origin in sources]
             raise unknown_name(f"stage of {self.request.device}", stage, [*GRAPH_STAGES, *sources, *later])
         return str(text)
+
+    def serving(self, m: int) -> Lowered:
+        """Return the operator with only the schedule that serves M = ``m``, for any M."""
+        plan = Plan(((ANY_M, self.plan.schedule_for(m)),))
+        return Lowered(Request(self.request.gemm, self.request.device, plan))
+
+    def evidence(self, m: int = 1) -> Evidence:
+        """Return what the kernel that serves M = ``m`` takes and how long it should; compiles it.
+
+        Raises
+        ------
+        DeviceError
+            If the target is no GPU.
+        MissingToolError, CompilerError
+            If the kernel cannot be compiled.
+        """
+        from ladder.lower.build import derive_stage
+        from schedules.cost_model import predict
+
+        device, schedule = self.request.target, self.plan.schedule_for(m)
+        if not device.is_gpu:
+            raise DeviceError(f"evidence is of GPU kernels, not of those for {device.name}")
+        kernel = self.serving(m).kernel(m)
+        reports = kernel.manifest["resources"]
+        found = [report for name, report in reports.items() if name.startswith(kernel.entry)]
+        sources = kernel.sources()
+        cost = predict(self.request.gemm, device, schedule, m)
+        return gather(
+            device,
+            found[0] if found else {},
+            sources,
+            cost,
+            partial(derive_stage, sources=sources, device=device),
+        )
 
     def explain(self) -> str:
         """Return which schedule serves which M, what it is predicted to cost, and how weights travel."""

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from ladder.capture.core import Core
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import by_identity, by_value, is_constant
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.shapes import DynamicSize
+from ladder.capture.symbolic import Symbolic
 from ladder.capture.tensors import METADATA, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET: Any = object.__getattribute__
@@ -50,7 +51,7 @@ def instance_dict(value: Any) -> Any:
     return found if isinstance(found, dict) else NULL
 
 
-class Attributes(Core):
+class Attributes(Symbolic):
     """`load_attr`, `store_attr`, `delete_attr` and what they rest on."""
 
     def load_attr(self, value: Any, name: str) -> Any:
@@ -290,7 +291,7 @@ class Attributes(Core):
             node.seen.add(name)
             self.segment.check(f"{node.var}.{name} is {getattr(value, name)}", f"{node.var}.{name}")
         if name in METADATA and not node.dynamic:
-            return getattr(value, name)
+            return self.open_metadata(value, name, ()) if self.is_open(value) else getattr(value, name)
         if name == "grad" and node.external:
             # Within a segment no gradient changes: backward passes and assignments split.
             return self.segment.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
@@ -379,7 +380,7 @@ class Attributes(Core):
 
     def settled(self, item: Any) -> Any:
         """Return `item` as it goes into the heap: plain."""
-        return self.plain(item) if type(item) in (Dynamic, tuple) else item
+        return self.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
 
 
 def _is_data(described: type) -> bool:

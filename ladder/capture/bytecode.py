@@ -38,7 +38,8 @@ _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 class Instruction:
     """One instruction: `op` is its name, `arg` its number, `value` what the number stands for.
 
-    For a jump, `value` is the *index* of its target in `Program.instructions`.
+    For a jump, `value` is the *index* of its target in `Program.instructions`. `effect` is by how much
+    it makes the stack higher; None for jumps, where that depends on the way taken.
     """
 
     op: str
@@ -47,6 +48,7 @@ class Instruction:
     offset: int
     line: int
     text: str
+    effect: int | None
 
 
 @dataclass(slots=True)
@@ -108,7 +110,8 @@ def _decode(code: CodeType) -> Program:
         line = starts if isinstance(starts, int) and not isinstance(starts, bool) else line
         value = index_of[item.argval] if item.opcode in _JUMPS else item.argval
         name = _RENAMED.get(item.opname, item.opname)
-        instructions.append(Instruction(name, item.arg or 0, value, item.offset, line, item.argrepr))
+        effect = None if item.opcode in _JUMPS else dis.stack_effect(item.opcode, item.arg)
+        instructions.append(Instruction(name, item.arg or 0, value, item.offset, line, item.argrepr, effect))
     # Jumps may land on an EXTENDED_ARG, which is a NOP here: it falls through to its instruction.
     handlers = _handlers(code, index_of, len(raw))
     return Program(code, instructions, handlers, frozenset(item.op for item in instructions))

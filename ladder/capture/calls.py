@@ -436,10 +436,19 @@ class Calls(Attributes):
                     raise CaptureError("metadata that depends on values")
             elif not is_plain(item):
                 raise CaptureError("metadata of a structure")
+        if any(map(self.is_open, args)):
+            return self._open_metadata(function, args, kwargs)
         result = function(*map(self.plain, args), **kwargs)
         if not is_constant(result):
             raise CaptureError("metadata that is not a constant")
         return result
+
+    def _open_metadata(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Metadata of tensors with open extents: those of one tensor may be open too."""
+        if sum(isinstance(item, torch.Tensor) for item in args) == 1 and self.is_open(args[0]):
+            return self.open_metadata(args[0], function.__name__, (*args[1:], *kwargs.values()))
+        self.segment.fix_shapes(f"{function.__name__} is read")
+        return function(*map(self.plain, args), **kwargs)
 
     def _wrapper(self, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
         """Slot wrappers: `object.__setattr__`, `dict.__getitem__`, `list.__init__` and the like."""

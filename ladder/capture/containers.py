@@ -97,7 +97,7 @@ class Containers(Calls):
         segment = self.segment
         texts = [item.var if type(item) is Dynamic else segment.constant(item) for item in args]
         text = f"{segment.constant(function)}({', '.join(texts)})"
-        return Dynamic(result, segment.bind(text, text))
+        return self.computed_extent(function, args, Dynamic(result, segment.bind(text, text)))
 
     def _iterated(self, value: Any) -> Any:
         """Return ``iter(value)`` where that is Python code, so that it is interpreted; else `value`."""

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ladder.capture.frames import Frame, Through, place_of
 from ladder.capture.segment import CaptureError, Dynamic, Segment
+from ladder.capture.shapes import DynamicSize, Growing
 from ladder.capture.words import words
 
 if TYPE_CHECKING:
@@ -101,8 +104,16 @@ class Core:
             if self.recording:
                 self.segment.fix(value)
             return value.value
-        if type(value) is tuple and self.segment.uses_dynamic and any(map(_holds_dynamic, value)):
+        if not self.segment.uses_dynamic:
+            return value
+        if type(value) is DynamicSize:
+            return torch.Size(map(self.plain, value))
+        if type(value) is Growing:
+            return list(map(self.plain, value.items))
+        if type(value) is tuple and any(map(_holds_dynamic, value)):
             return tuple(map(self.plain, value))
+        if type(value) is slice and _holds_dynamic(value):
+            return slice(*map(self.plain, (value.start, value.stop, value.step)))
         return value
 
     # ends of segments -------------------------------------------------------------------------
@@ -174,4 +185,8 @@ class Core:
 
 
 def _holds_dynamic(value: Any) -> bool:
-    return type(value) is Dynamic or (type(value) is tuple and any(map(_holds_dynamic, value)))
+    if type(value) in (tuple, DynamicSize):
+        return any(map(_holds_dynamic, value))
+    if type(value) is slice:
+        return any(map(_holds_dynamic, (value.start, value.stop, value.step)))
+    return type(value) is Dynamic

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
+from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
 from ladder.capture.tensors import bulk_check, is_plain_tensor, restore_state, signature, torch_state
 
@@ -26,21 +27,24 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
         uses = plan.uses
         tail = _split_tail(segment, plan)
     _check_distinct(segment)
-    tensor_lines = _tensor_lines(segment)
+    for text in segment.shapes.conditions() if segment.shapes is not None else ():
+        segment.check(text, text)
+    assert machine.site is not None
+    machine.site.unliftable |= segment.unliftable
+    tensor_lines, learning_lines = _tensor_lines(segment)
     steps, needed = live_steps(segment.steps, uses)
     graph_lines, module = _graph(machine, segment, needed)
-    guard = _guard_lines(segment, tensor_lines)
+    guard, learning = _guard_lines(segment, tensor_lines, learning_lines)
     lines = [*guard, *graph_lines, *(step.text for step in steps), *tail]
     roots = ", ".join(f"r{at}" for at in range(machine.root_count))
     source = _function("run", roots, lines)
-    alone = _function("check", roots, [*guard, "return 0"])
+    alone = _function("check", roots, [*learning, "return 0"])
     try:
         exec(compile(source + alone, "<ladder record>", "exec"), segment.space)
     except SyntaxError as error:
         raise CaptureError(f"the generated record is not valid: {error}") from error
     run, check = segment.space["run"], segment.space["check"]
     why = plan.why if plan is not None else ""
-    assert machine.site is not None
     return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site)
 
 
@@ -60,35 +64,47 @@ def _split_tail(segment: Segment, plan: Plan) -> list[str]:
     ]
 
 
-def _tensor_lines(segment: Segment) -> list[str]:
-    """Return one bulk check of the metadata of tensors; what it cannot check is checked one by one."""
-    bulk = []
+def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
+    """Return one bulk check of the metadata of tensors; what it cannot check is checked one by one.
+
+    The second form of it returns the paths of the extents that differ.
+    """
+    bulk: list[tuple[Node, frozenset[int]]] = []
     usable = torch_state() == segment.entry_state and not segment.state_written
-    for node, before, rows in segment.metadata:
+    for node, before, rows, left_open in segment.metadata:
         if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
-            bulk.append(node)
+            bulk.append((node, left_open))
         else:
             for text, why in rows:
                 segment.check(text, why)
-    check = bulk_check([node.obj for node in bulk])
+    bulk.sort(key=lambda pair: pair[0].pinned)
+    check = bulk_check([node.obj for node, _ in bulk], [left_open for _, left_open in bulk])
     if check is None:
-        for node, _, rows in segment.metadata:
-            if node in bulk:
+        chosen = {id(node) for node, _ in bulk}
+        for node, _, rows, _ in segment.metadata:
+            if id(node) in chosen:
                 for text, why in rows:
                     segment.check(text, why)
-        return []
-    pinned = tuple(node.obj for node in bulk if node.pinned)
-    given = [node for node in bulk if not node.pinned]
-    check = bulk_check([*(node.obj for node in given), *pinned])
+        return [], []
+    for node, left_open in bulk:
+        if left_open:
+            segment.check(f"{node.var}.is_contiguous()", f"{segment.paths.get(node.var)} is contiguous")
+    pinned = tuple(node.obj for node, _ in bulk if node.pinned)
+    given = [node for node, _ in bulk if not node.pinned]
     names = "".join(f"{node.var}, " for node in given)
     segment.checks.append(Check("True", None, f"metadata of {len(bulk)} tensors", None))
-    return [
-        f"if not {segment.constant(check)}({names}*{segment.constant(pinned)}): return {len(segment.checks)}"
-    ]
+    differs = Differing([segment.paths.get(node.var, "") for node in given], [node.obj for node in given])
+    condition = f"if not {segment.constant(check)}({names}*{segment.constant(pinned)}): return "
+    return [condition + str(len(segment.checks))], [condition + f"{segment.constant(differs)}({names})"]
 
 
-def _guard_lines(segment: Segment, tensor_lines: list[str]) -> list[str]:
-    """Return the guard: each line binds a variable or returns the number of the check that fails."""
+def _guard_lines(
+    segment: Segment, tensor_lines: list[str], learning_lines: list[str]
+) -> tuple[list[str], list[str]]:
+    """Return the guard: each line binds a variable or returns the number of the check that fails.
+
+    The second form, which is run after a miss, returns the paths of extents that differ.
+    """
     lines = ["try:"]
     for number, check in enumerate(segment.checks, 1):
         if check.binds is not None:
@@ -96,10 +112,14 @@ def _guard_lines(segment: Segment, tensor_lines: list[str]) -> list[str]:
         else:
             lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
     paths = segment.table.finish(len(segment.checks) + 1)
-    bulk = [*tensor_lines, *segment.table.lines(segment.constant)]
+    table = segment.table.lines(segment.constant)
     segment.checks += [Check("True", None, path, path) for path in paths]
     segment.checks.append(Check("True", None, "objects that stay", None))
-    return [*lines, *(f"    {line}" for line in bulk), "except Exception:", "    return -1"]
+    forms = [
+        [*lines, *(f"    {line}" for line in (*bulk, *table)), "except Exception:", "    return -1"]
+        for bulk in (tensor_lines, learning_lines)
+    ]
+    return forms[0], forms[1]
 
 
 def _check_distinct(segment: Segment) -> None:

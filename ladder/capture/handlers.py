@@ -258,13 +258,13 @@ def _subscript(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("BINARY_SLICE")
 def _slice(m: Machine, f: Frame, i: Instruction) -> None:
     container, start, stop = popn(f, 3)
-    f.stack.append(m.subscript(container, slice(m.plain(start), m.plain(stop))))
+    f.stack.append(m.subscript(container, slice(start, stop)))
 
 
 @handles("STORE_SLICE")
 def _store_slice(m: Machine, f: Frame, i: Instruction) -> None:
     value, container, start, stop = popn(f, 4)
-    m.store_subscript(container, slice(m.plain(start), m.plain(stop)), value)
+    m.store_subscript(container, slice(start, stop), value)
 
 
 @handles("STORE_SUBSCR")

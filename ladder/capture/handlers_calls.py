@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ladder.capture.bytecode import VERSION, Instruction
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.handlers import YIELD, handles, popn
-from ladder.capture.segment import CaptureError
+from ladder.capture.segment import CaptureError, Dynamic
+from ladder.capture.shapes import DynamicSize, Growing
 
 if TYPE_CHECKING:
     from ladder.capture.machine import Machine
@@ -22,7 +23,11 @@ def _build_tuple(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("BUILD_LIST")
 def _build_list(m: Machine, f: Frame, i: Instruction) -> None:
-    f.stack.append(m.new([m.settled(item) for item in popn(f, i.arg)]))
+    items = popn(f, i.arg)
+    if any(type(item) is Dynamic for item in items) and _becomes_tuple(f, 0):
+        f.stack.append(Growing(items))
+        return
+    f.stack.append(m.new([m.settled(item) for item in items]))
 
 
 @handles("BUILD_SET")
@@ -49,7 +54,7 @@ def _build_string(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("BUILD_SLICE")
 def _build_slice(m: Machine, f: Frame, i: Instruction) -> None:
-    f.stack.append(slice(*map(m.plain, popn(f, i.arg))))
+    f.stack.append(slice(*popn(f, i.arg)))
 
 
 @handles("FORMAT_VALUE")
@@ -77,6 +82,9 @@ def _format_spec(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("LIST_APPEND")
 def _list_append(m: Machine, f: Frame, i: Instruction) -> None:
     value = f.stack.pop()
+    if type(f.stack[-i.arg]) is Growing:
+        f.stack[-i.arg].items.append(value)
+        return
     m.add_to(f.stack[-i.arg], list.append, (m.settled(value),))
 
 
@@ -94,8 +102,17 @@ def _map_add(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
 def _extend(m: Machine, f: Frame, i: Instruction) -> None:
-    value = m.plain(f.stack.pop())
-    target = f.stack[-i.arg]
+    value, target = f.stack.pop(), f.stack[-i.arg]
+    if type(target) is list and type(value) in (tuple, DynamicSize) and _becomes_tuple(f, i.arg - 1):
+        target = f.stack[-i.arg] = Growing(target)
+    if type(target) is Growing:
+        items = m.unpacked(value)
+        if items is None:
+            f.index -= 1
+        else:
+            target.items.extend(items)
+        return
+    value = m.plain(value)
     if i.op == "DICT_MERGE" and not isinstance(value, dict):
         f.stack.append(m.opaque(dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
         f.index -= 1
@@ -121,7 +138,22 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("LIST_TO_TUPLE")
 def _list_to_tuple(m: Machine, f: Frame, i: Instruction) -> None:
-    f.stack.append(tuple(f.stack.pop()))
+    f.stack.append(_as_tuple(f.stack.pop()))
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value.items if type(value) is Growing else value)
+
+
+def _becomes_tuple(f: Frame, above: int) -> bool:
+    """Say whether a list, `above` items below the top, goes into a tuple and is seen by nothing else."""
+    for following in f.program.instructions[f.index :]:
+        if above == 0 and following.op in ("LIST_TO_TUPLE", "CALL_INTRINSIC_1"):
+            return following.op == "LIST_TO_TUPLE" or following.arg == 6
+        if following.effect is None or above + following.effect < 0:
+            return False
+        above += following.effect
+    return False
 
 
 @handles("UNPACK_SEQUENCE")
@@ -221,7 +253,7 @@ def _intrinsic(m: Machine, f: Frame, i: Instruction) -> None:
     if i.arg == 5:  # INTRINSIC_UNARY_POSITIVE
         f.stack.append(m.unary("+", value))
     elif i.arg == 6:  # INTRINSIC_LIST_TO_TUPLE
-        f.stack.append(tuple(value))
+        f.stack.append(_as_tuple(value))
     elif i.arg == 3 and isinstance(value, StopIteration):  # INTRINSIC_STOPITERATION_ERROR
         error = RuntimeError("generator raised StopIteration")
         error.__cause__ = error.__context__ = value

@@ -16,6 +16,7 @@ from ladder.capture.frames import NULL, Frame
 from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import by_identity, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic
+from ladder.capture.shapes import DynamicSize
 from ladder.capture.tensors import is_plain_tensor
 
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -231,7 +232,7 @@ class Machine(Interpreter):
 
     def unpacked(self, value: Any) -> Any:
         """Return the items of a sequence to unpack; None if a tuple of them was pushed instead."""
-        if type(value) is tuple:
+        if type(value) in (tuple, DynamicSize):
             if self.recording:
                 self.segment.touch(value, 1)
             return value
@@ -457,7 +458,8 @@ class Machine(Interpreter):
                     return bool(self.call_function(check, (kinds, self.plain(value)), {}))
         elif not by_identity(kinds):
             raise CaptureError("isinstance of an unknown kind")
-        return isinstance(value.value if type(value) is Dynamic else value, kinds)
+        value = value.value if type(value) is Dynamic else value
+        return isinstance(torch.Size(()) if type(value) is DynamicSize else value, kinds)
 
     def _issubclass(self, value: Any, kinds: Any) -> Any:
         if not is_constant(kinds) or not is_constant(value):
@@ -465,6 +467,8 @@ class Machine(Interpreter):
         return issubclass(value, kinds)
 
     def _len(self, value: Any) -> Any:
+        if type(value) is DynamicSize:
+            return len(value)
         value = self.plain(value)
         kind = type(value)
         if is_constant(value) and self.segment.find(value) is None:
@@ -473,7 +477,7 @@ class Machine(Interpreter):
             node = self.segment.node(value)
             if node.dynamic or not is_plain_tensor(value):
                 raise CaptureError("a length that depends on values")
-            return len(value)
+            return self.open_metadata(value, "__len__", ()) if self.is_open(value) else len(value)
         if isinstance(value, list | tuple | dict | set | frozenset | deque):
             method = self.segment.class_attribute(kind, "__len__")
             if not isinstance(method, types.FunctionType):

@@ -17,6 +17,8 @@ from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.shapes import DynamicSize
+from ladder.capture.symbolic import real_values
 from ladder.capture.words import words
 
 BINARY = {
@@ -104,26 +106,29 @@ class Operations(Containers):
         if not self.recording:
             return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
         if getattr(function, "__name__", "") not in _DYNAMIC_SAFE:
-            args = tuple(map(self.plain, args))
-        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+            args = tuple(map(self.settled_for_operator, args))
+        kwargs = {key: self.settled_for_operator(value) for key, value in kwargs.items()}
         inputs: list[Node] = []
         fx_args = self._fx(args, inputs)
         fx_kwargs = self._fx(kwargs, inputs)
-        values = tuple(item.value if type(item) is Dynamic else item for item in args)
+        values, named = real_values(args), real_values(kwargs)
         monitor = tensors.Monitor()
         try:
             with monitor:
-                result = function(*values, **kwargs)
+                result = function(*values, **named)
         except Exception as error:
-            return self._failed(function, args, kwargs, error)
+            return self._failed(function, values, named, error)
         split = self._must_split(function, result, monitor, inputs)
         if split:
-            return self._split_after(function, values, kwargs, result, split)
+            given = {key: self.plain(value) for key, value in kwargs.items()}
+            return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
         self._fx_result(result, node, dynamic)
+        for tensor, fake in self.fake_results(function, args, kwargs, inputs, result):
+            self.segment.node(tensor).fake = fake
         return result
 
     def _failed(self, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
@@ -177,7 +182,7 @@ class Operations(Containers):
             return self._placeholder(value.var, value.value)
         if isinstance(value, torch.Tensor):
             return self._fx_tensor(value, inputs)
-        if type(value) in (list, tuple, torch.Size):
+        if type(value) in (list, tuple, torch.Size, DynamicSize):
             self.segment.touch(value, 1)
             items = [self._fx(item, inputs) for item in value]
             return items if type(value) is list else tuple(items)
@@ -250,6 +255,8 @@ class Operations(Containers):
             return self.opaque(function, (left, right), {}, "push", str(error))
 
     def _binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
+        if symbol == "+" and DynamicSize in (type(left), type(right)):
+            return self._joined_sizes(left, right)
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return self._tensor_binary(symbol, function, left, right)
         if type(left) is Dynamic and symbol in _IN_PLACE:
@@ -263,6 +270,14 @@ class Operations(Containers):
         if isinstance(left, known) and isinstance(right, known):
             return self._container_binary(symbol, function, left, right)
         return self._user_binary(symbol, function, left, right)
+
+    def _joined_sizes(self, left: Any, right: Any) -> Any:
+        """Concatenate shapes, or a shape and a tuple."""
+        if not (isinstance(left, tuple) and isinstance(right, tuple)):
+            raise CaptureError("a shape is added to what is no tuple")
+        values = [torch.Size(()) if type(item) is DynamicSize else type(item)(()) for item in (left, right)]
+        joined = (*left, *right)
+        return DynamicSize(joined) if type(values[0] + values[1]) is torch.Size else joined
 
     def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
@@ -431,10 +446,10 @@ class Operations(Containers):
     # subscripts -------------------------------------------------------------------------------
     def subscript(self, container: Any, key: Any) -> Any:
         """Return ``container[key]``."""
-        container = self.plain(container) if type(container) is not tuple else container
-        key = self.plain(key)
+        container = self.plain(container) if type(container) not in (tuple, DynamicSize) else container
+        key = self.plain(key) if not isinstance(container, torch.Tensor) else key
         if not self.recording:
-            return container[key]
+            return self.plain(container)[self.plain(key)]
         try:
             self.refuse_poisoned()
             return self._subscript(container, key)
@@ -444,6 +459,8 @@ class Operations(Containers):
     def _subscript(self, container: Any, key: Any) -> Any:
         if isinstance(container, torch.Tensor):
             return self.operator(operator.getitem, (container, key), {})
+        if type(container) is DynamicSize and type(key) is slice:
+            return DynamicSize(container[key])
         if isinstance(container, type | torch.nn.Module):
             pass
         elif isinstance(container, tuple) and isinstance(key, int) and self._plain_items(container):
@@ -460,7 +477,8 @@ class Operations(Containers):
         raise CaptureError(f"{type(container).__qualname__} is subscripted")
 
     def _plain_items(self, container: Any) -> bool:
-        return self.segment.class_attribute(type(container), "__getitem__") is tuple.__getitem__
+        own = type(container) is DynamicSize
+        return own or self.segment.class_attribute(type(container), "__getitem__") is tuple.__getitem__
 
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
         node = self.segment.find(container)

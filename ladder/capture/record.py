@@ -38,7 +38,7 @@ class Recorder(Machine):
     def begin(self, site: Site, roots: list[Any], names: list[str]) -> list[Any]:
         """Begin a segment at `site`; return `roots`, with lifted scalars made dynamic."""
         self.site = site
-        self.segment = Segment(site.lifted)
+        self.segment = Segment(site.lifted - site.unliftable)
         self.root_count = len(roots)
         segment = self.segment
         state = torch_state()

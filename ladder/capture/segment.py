@@ -19,6 +19,7 @@ import torch.fx
 
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import by_identity, by_value, descriptor_of, is_constant, same_value
+from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
 
 
@@ -35,6 +36,7 @@ class Node:
     __slots__ = (
         "dynamic",
         "external",
+        "fake",
         "full",
         "fx",
         "lifted",
@@ -66,6 +68,7 @@ class Node:
         self.lifted: dict[Any, Dynamic] = {}
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
+        self.fake: torch.Tensor | None = None
 
 
 class Step:
@@ -82,13 +85,17 @@ class Step:
 
 
 class Dynamic:
-    """A scalar of the interpreter's stack that matched runs read or compute anew."""
+    """A scalar of the interpreter's stack that matched runs read or compute anew.
 
-    __slots__ = ("value", "var")
+    `symbol`: what it is to `Shapes`, if it is an extent of a tensor.
+    """
 
-    def __init__(self, value: Any, var: str) -> None:
+    __slots__ = ("symbol", "value", "var")
+
+    def __init__(self, value: Any, var: str, symbol: Any = None) -> None:
         self.value = value
         self.var = var
+        self.symbol = symbol
 
 
 class Check:
@@ -116,7 +123,10 @@ class Segment:
         self.outside: set[str] = set()
         self.roots: dict[int, list[tuple[str, Any]]] = {}
         self.tensors: list[Node] = []
-        self.metadata: list[tuple[Node, Any, list[tuple[str, str]]]] = []
+        self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
+        self.shapes: Shapes | None = None
+        self.extents: dict[str, str] = {}
+        self.unliftable: set[str] = set()
         self.state_written = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
@@ -237,8 +247,31 @@ class Segment:
         from ladder.capture.tensors import metadata_checks, signature
 
         self.tensors.append(node)
-        rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var)]
-        self.metadata.append((node, signature(node.obj), rows))
+        left_open = self._left_open(node, path)
+        rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var, left_open)]
+        self.metadata.append((node, signature(node.obj), rows, left_open))
+
+    def _left_open(self, node: Node, path: str) -> frozenset[int]:
+        """Give symbols to the lifted extents of a tensor; return which these are."""
+        extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
+        found = [dim for dim, extent in extents if extent >= LEAST and extent_path(path, dim) in self.lifted]
+        if not found or not may_be_left_open(node.obj):
+            return frozenset()
+        self.shapes = self.shapes or Shapes()
+        names = {dim: self.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        node.fake = self.shapes.lift(node.obj, names)
+        return frozenset(found)
+
+    def fix_shapes(self, why: str) -> None:
+        """Guard that all extents which were left open are those of this run."""
+        if self.shapes is None:
+            return
+        for name, value in self.shapes.values.items():
+            self.unliftable.add(self.paths[name])
+            self.check(f"{name} == {value}", f"{self.paths[name]} == {value} ({why})")
+        self.shapes = None
+        for node in self.nodes.values():
+            node.fake = None
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
         """Note that `key` was not in `parent` at entry."""
@@ -389,12 +422,11 @@ class Segment:
         kind = type(value)
         if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
             return self.node(value)
-        if kind is tuple:
+        makers: dict[Any, str] = {tuple: "", frozenset: "frozenset", DynamicSize: self.constant(torch.Size)}
+        maker = makers.get(kind)
+        if maker is not None:
             parts = "".join(f"{self.reference(item, uses)}, " for item in value)
-            return self.fresh(value, f"({parts})", uses)
-        if kind is frozenset:
-            parts = "".join(f"{self.reference(item, uses)}, " for item in value)
-            return self.fresh(value, f"frozenset(({parts}))", uses)
+            return self.fresh(value, f"{maker}(({parts}))", uses)
         if kind is slice:
             parts = ", ".join(self.reference(p, uses) for p in (value.start, value.stop, value.step))
             return self.fresh(value, f"slice({parts})", uses)

@@ -102,6 +102,7 @@ class Site:
         self.records: list[Record] = []
         self.runs: list[Callable[..., Any]] = []
         self.lifted: set[str] = set()
+        self.unliftable: set[str] = set()
         self.misses: dict[str, int] = {}
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
@@ -126,15 +127,18 @@ class Site:
             self.poisoned.add(origin)
 
     def learn(self, roots: tuple[Any, ...]) -> None:
-        """Lift the scalars whose guards have missed repeatedly."""
+        """Lift the scalars and extents whose guards have missed repeatedly."""
         for record in self.records:
             failed = record.check(*roots)
             if type(failed) is int and failed > 0:
                 path = record.checks[failed - 1].path
-                if path is not None:
-                    self.misses[path] = self.misses.get(path, 0) + 1
-                    if self.misses[path] > MISSES_BEFORE_LIFTING:
-                        self.lifted.add(path)
+                failed = (path,) if path is not None else ()
+            elif type(failed) is tuple and not self.captured.lifts_shapes:
+                failed = ()
+            for path in failed if type(failed) is tuple else ():
+                self.misses[path] = self.misses.get(path, 0) + 1
+                if self.misses[path] > MISSES_BEFORE_LIFTING and path not in self.unliftable:
+                    self.lifted.add(path)
 
 
 class Captured:
@@ -146,12 +150,15 @@ class Captured:
         A Python function, method, `torch.nn.Module` or other callable.
     backend
         ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
-        runs operator by operator, as it would have without capture.
+        runs operator by operator, as it would have without capture. Where it has a true attribute
+        ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
+        tensors of other shapes than the examples, and extents as integers.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         self.function = function
         self.backend: Backend = backend or run_as_is
+        self.lifts_shapes = bool(getattr(self.backend, "dynamic_shapes", False))
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
@@ -273,6 +280,9 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
     """Run a graph operator by operator."""
     forward: Callable[..., Any] = module.forward
     return forward
+
+
+run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
 
 
 __all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

@@ -151,8 +151,13 @@ def is_plain_tensor(value: Any) -> bool:
     )
 
 
-def metadata_checks(segment: Segment, tensor: torch.Tensor, var: str) -> list[tuple[str, str]]:
-    """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`."""
+def metadata_checks(
+    segment: Segment, tensor: torch.Tensor, var: str, left_open: frozenset[int] = frozenset()
+) -> list[tuple[str, str]]:
+    """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`.
+
+    The extents `left_open` may be others; the tensor is contiguous then.
+    """
     constant = segment.constant
     rows = [(f"{var}.layout is {constant(tensor.layout)}", " has the same layout")]
     if tensor.layout is torch.strided and not tensor.is_nested:
@@ -160,13 +165,26 @@ def metadata_checks(segment: Segment, tensor: torch.Tensor, var: str) -> list[tu
             shape, stride = tuple(tensor.shape), tensor.stride()
         rows = [
             (f"{var}.dtype is {constant(tensor.dtype)}", f".dtype is {tensor.dtype}"),
-            (f"{var}.shape == {constant(shape)}", f".shape == {shape}"),
-            (f"{var}.stride() == {constant(stride)}", f".stride() == {stride}"),
+            *_shape_checks(constant, shape, stride, var, left_open),
             (f"{var}.device == {constant(tensor.device)}", f".device is {tensor.device}"),
             (f"{var}.requires_grad is {tensor.requires_grad}", f".requires_grad is {tensor.requires_grad}"),
             *rows,
         ]
     return rows
+
+
+def _shape_checks(
+    constant: Any, shape: Any, stride: Any, var: str, left_open: frozenset[int]
+) -> list[tuple[str, str]]:
+    if not left_open:
+        return [
+            (f"{var}.shape == {constant(shape)}", f".shape == {shape}"),
+            (f"{var}.stride() == {constant(stride)}", f".stride() == {stride}"),
+        ]
+    fixed = [(dim, extent) for dim, extent in enumerate(shape) if dim not in left_open]
+    extents = [(f"{var}.shape[{dim}] == {extent}", f".shape[{dim}] == {extent}") for dim, extent in fixed]
+    rank = (f"{var}.dim() == {len(shape)}", f" has {len(shape)} dimensions")
+    return [rank, *extents, (f"{var}.is_contiguous()", " is contiguous")]
 
 
 def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -178,14 +196,20 @@ def signature(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (*shape, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout, type(tensor))
 
 
-def bulk_check(tensors: list[torch.Tensor]) -> Any:
-    """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors."""
+def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> Any:
+    """Return ``check(*tensors)`` in C++, if torch has it and it takes these tensors.
+
+    Of tensors with extents in `left_open` it does not check those, nor strides.
+    """
     guards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
     if guards is None or not tensors or any(len(signature(item)) == 1 for item in tensors):
         return None
     try:
-        sizes = [list(item.shape) for item in tensors]
-        strides = [list(item.stride()) for item in tensors]
+        pairs = list(zip(tensors, left_open, strict=True))
+        sizes = [
+            [None if dim in left else extent for dim, extent in enumerate(item.shape)] for item, left in pairs
+        ]
+        strides = [[None if left else step for step in item.stride()] for item, left in pairs]
         made = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return made.check if made.check(*tensors) else None
     except (TypeError, RuntimeError):

@@ -99,7 +99,10 @@ def gemm(
     epilogue: Epilogue = "",
     output: Output = None,
     target: Target = "cpu",
-    check: Annotated[bool, typer.Option(help="Compare the result with float64.")] = True,
+    check: Annotated[
+        bool,
+        typer.Option(help="Compare the result with float64; for a GPU, also simulate the kernel on the CPU."),
+    ] = True,
     as_json: Json = False,
     seed: Seed = 0,
 ) -> None:
@@ -117,7 +120,7 @@ def gemm(
     else:
         console.print_fields(report.as_text())
     if report.passed is False:
-        console_error(f"relative error {report.relative_error:.2e} exceeds {report.tolerance:.0e}")
+        console_error(report.failure)
         raise typer.Exit(FAILED)
 
 
@@ -147,9 +150,13 @@ def explain(
     problem = Problem(weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target)
     with console.progress() as step:
         step(f"compiling for {target}")
-        text = explain_summary(problem) if stage is None else explain_stage(problem, stage)
+        if stage is None:
+            text, evidence = explain_summary(problem)
+        else:
+            text, evidence = explain_stage(problem, stage), None
     if as_json:
-        console.print_json({"target": target, "stage": stage, "text": text})
+        found = None if evidence is None else evidence.as_json()
+        console.print_json({"target": target, "stage": stage, "text": text, "evidence": found})
     else:
         print(text)
 
@@ -202,11 +209,16 @@ def tune(
 
 @app.command()
 def superopt(
-    program: Annotated[str, typer.Option(help="rmsnorm_matmul, gated_mlp or lora.")] = "rmsnorm_matmul",
-    operators: Annotated[int, typer.Option(help="Most operators of a block graph.", min=1, max=11)] = 8,
+    program: Annotated[
+        str, typer.Option(help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention or ntrans.")
+    ] = "rmsnorm_matmul",
+    operators: Annotated[
+        int | None, typer.Option(help="Most operators of a block graph. [the program's]", min=1, max=14)
+    ] = None,
     kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
-    weight: Annotated[str, typer.Option(help="Weight type.")] = "float16",
+    weight: Annotated[str, typer.Option(help="Weight type, such as int4, nf4 or mxfp4.")] = "float16",
+    group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
     target: Target = "cuda/sm_90a",
     seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
@@ -235,7 +247,8 @@ def superopt(
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
-            weight=weight, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
+            weight=weight, group=group_size, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed,
+            step=step,
         )  # fmt: skip
     if show is not None:
         from ladder.superopt.show import page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,11 @@ class Step(Protocol):
 def print_json(value: Any) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can hold it: None for what is none."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import print_table
-from tile_types.errors import LadderError
+from tile_types.errors import LadderError, MissingToolError
 
 CUDA_LIBRARY_FOLDERS = ("lib64", "targets/x86_64-linux/lib")
 """Where a CUDA toolkit keeps its libraries."""
@@ -132,6 +132,17 @@ def torch_library() -> Found | None:
         f"{torch.__version__} ({built_for} build, {torch.get_num_threads()} threads)",
         os.path.dirname(torch.__file__),
     )
+
+
+def rocm_linker() -> Found | None:
+    """Look for the linker of AMD code objects, as `ladder.lower.rocm.toolchain` does."""
+    from ladder.lower.rocm.toolchain import linker, linker_release
+
+    try:
+        command = linker()
+    except MissingToolError:
+        return None
+    return Found(linker_release(), " ".join(command))
 
 
 def cuda_runtime() -> Found | None:
@@ -254,9 +265,9 @@ TOOLS = (
     ),
     Tool(
         "lld",
-        "links kernels for rocm/* targets, which are not built yet",
-        "install LLVM's lld with your system's package manager",
-        program("ld.lld", "ld.lld-22"),
+        "links kernels for rocm/* targets (no GPU needed)",
+        "pip install 'ladder-compiler[rocm]', or LLVM's lld with your system's package manager",
+        rocm_linker,
     ),
     Tool(
         "GPU",

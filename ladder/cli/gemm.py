@@ -17,11 +17,12 @@ from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
-from schedules.cost_model import minimum_bytes
+from schedules.cost import minimum_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.api.lowered import Lowered
     from ladder.api.matmul import Matmul
     from ladder.ir.gemm import Gemm
     from ladder.runtime.packed import PackedWeight
@@ -49,7 +50,8 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     problem
         What to multiply, and for which target.
     check
-        Whether to compare with float64.
+        Whether to compare with float64; for a GPU also to simulate the kernel on the CPU, and to look
+        at its code.
     timed
         Whether to time it beside torch.
     step
@@ -61,11 +63,17 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
         If the problem cannot be, or a compiler is missing or fails.
     """
     step(f"compiling for {problem.device.name}")
-    operator = problem.operator()
-    report = compiled_report(problem, operator)
-    reason = why_not_here(problem.device)
+    operator, reason = problem.operator(), why_not_here(problem.device)
+    lowered = operator.lower(problem.device)
+    if reason:  # only the kernel that serves this M is of interest
+        lowered = lowered.serving(problem.m)
+    report = compiled_report(problem, lowered)
+    if check and problem.device.is_gpu and problem.m:
+        step("looking at the code and simulating the kernel")
+        report = with_evidence(report, problem, lowered)
     if reason:
-        return replace(report, not_run=f"{reason}; the kernel was compiled, but neither checked nor timed")
+        done = "compiled and simulated, but not timed" if report.simulated else "compiled, but not run"
+        return replace(report, not_run=f"{reason}; the kernel was {done}")
     step("drawing and packing operands")
     operands = make_operands(problem, operator.gemm)
     place = "cuda" if problem.device.is_gpu else "cpu"
@@ -79,11 +87,10 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     return report
 
 
-def compiled_report(problem: Problem, operator: Matmul) -> GemmReport:
+def compiled_report(problem: Problem, lowered: Lowered) -> GemmReport:
     """Compile for the target and report what is known without running."""
-    gemm = operator.gemm
+    gemm = lowered.request.gemm
     start = time.perf_counter()
-    lowered = operator.lower(problem.device)
     kernels = lowered.kernels
     seconds = time.perf_counter() - start
     return GemmReport(
@@ -109,6 +116,20 @@ def compiled_report(problem: Problem, operator: Matmul) -> GemmReport:
     )
 
 
+def with_evidence(report: GemmReport, problem: Problem, lowered: Lowered) -> GemmReport:
+    """Add what the code of the kernel says, and what it does on the simulator."""
+    from ladder.cli.check import simulated_check
+
+    simulated = simulated_check(problem, lowered)
+    return replace(
+        report,
+        evidence=lowered.evidence(problem.m),
+        simulated=simulated,
+        relative_error=simulated.relative_error,
+        passed=not simulated.findings,
+    )
+
+
 def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torch.Tensor:
     """Run the kernel once."""
     return operator(operands.x, packed, bias=operands.bias, token_scale=operands.token_scale)
@@ -120,7 +141,8 @@ def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Te
     difference = np.linalg.norm(result.double().cpu().numpy() - exact)
     error = float(difference / (np.linalg.norm(exact) or 1.0))
     # A NaN fails too: it is within nothing.
-    return replace(report, relative_error=error, passed=error <= report.tolerance)
+    simulated = report.passed is not False
+    return replace(report, relative_error=error, passed=simulated and error <= report.tolerance)
 
 
 def clocked(

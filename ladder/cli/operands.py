@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ladder.runtime.kernel import torch_dtype
 from tile_types import quantize
@@ -65,13 +65,28 @@ def make_operands(problem: Problem, gemm: Gemm) -> Operands:
     return Operands(_activations(x, gemm.activation), weight, bias, token_scale)
 
 
+def cancellation(operands: Operands, exact: Any) -> float:
+    """Return by what factor results are smaller than sums of as many independent terms, at least 1.
+
+    Rounding an operand errs relative to its products, so where they cancel the error grows by this.
+    """
+    import numpy as np
+
+    x, weight = operands.x.double().numpy(), operands.weight.dequantize("float64")
+    terms = np.sqrt(np.square(x) @ np.square(np.asarray(weight)).T)
+    if operands.token_scale is not None:
+        terms = terms * operands.token_scale.double().numpy()[:, None]
+    return max(1.0, float(np.linalg.norm(terms) / (np.linalg.norm(exact) or 1.0)))
+
+
 def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
-    """Quantize a normal matrix; a type without negative values and zero points gets magnitudes."""
+    """Quantize a normal matrix; a type with values of one sign and no zero points gets magnitudes."""
     import torch
 
     values = torch.randn(problem.n, problem.k, generator=random) / problem.k**0.5
-    if problem.zero == "none" and problem.ttype.element_type.minimum >= 0:
-        values = values.abs()
+    element = problem.ttype.element_type
+    if problem.zero == "none" and min(-element.minimum, element.maximum) <= 0:
+        values = values.abs() if element.maximum > 0 else -values.abs()
     zero = None if problem.zero == "none" else problem.zero
     return quantize(values, problem.ttype, group_size=problem.group, zero=zero)
 

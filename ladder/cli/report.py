@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ladder.cli.console import finite
+
+if TYPE_CHECKING:
+    from ladder.api.evidence import Evidence
+    from ladder.cli.check import SimulatedCheck
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,8 @@ class GemmReport:
         What any kernel must move and compute.
     tolerance, relative_error, passed
         What rounding explains; the Frobenius norm of the difference to float64 on the decoded
-        weights over the norm of the latter; whether the second is within the first.
+        weights over the norm of the latter; whether the second is within the first. Where the kernel
+        could not run, they are those of the simulation.
     time_us, baseline_us, baseline, baselines_us
         Median time of a call; the fastest way torch has, its name, and every way tried, from the
         same run, with weights that come from memory.
@@ -31,6 +38,8 @@ class GemmReport:
         Least time that the machine could take over the time taken, and what that rests on.
     not_run
         Why nothing ran.
+    evidence, simulated
+        Of a GPU kernel: what its code takes and how long it should, and what the simulator found.
     """
 
     target: str
@@ -61,10 +70,16 @@ class GemmReport:
     roofline_fraction: float | None = None
     roofline: str | None = None
     not_run: str | None = None
+    evidence: Evidence | None = None
+    simulated: SimulatedCheck | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as one JSON-able object."""
-        return asdict(self)
+        """Return the report as one JSON-able object, the evidence's fields among its own."""
+        own = {name: value for name, value in vars(self).items() if name not in ("evidence", "simulated")}
+        own["epilogue"] = list(self.epilogue)
+        own["relative_error"] = finite(self.relative_error)
+        own["simulated"] = None if self.simulated is None else self.simulated.as_json()
+        return own if self.evidence is None else {**own, **self.evidence.as_json()}
 
     def as_text(self) -> dict[str, str]:
         """Return the report as named lines for people."""
@@ -74,6 +89,8 @@ class GemmReport:
             "problem": self._problem_text(),
             "kernel": f"{self.kernel}, {origin} in {self.compile_s:.2f} s",
             "schedule": self.schedule,
+            **(self.evidence.as_text() if self.evidence else {}),
+            "simulated": self.simulated.as_text() if self.simulated else None,
             "not run": self.not_run,
             "error": self._error_text(),
             "time": self._time_text(),
@@ -81,6 +98,13 @@ class GemmReport:
             "roofline": self._roofline_text(),
         }
         return {name: text for name, text in lines.items() if text is not None}
+
+    @property
+    def failure(self) -> str:
+        """What is wrong with a report that did not pass."""
+        if self.simulated is not None and self.simulated.findings:
+            return f"the simulator found {len(self.simulated.findings)} faults: {self.simulated.findings[0]}"
+        return f"relative error {self.relative_error:.2e} exceeds {self.tolerance:.0e}"
 
     def _problem_text(self) -> str:
         shape = f"M={self.m} N={self.n} K={self.k}"

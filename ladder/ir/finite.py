@@ -29,7 +29,7 @@ from ladder.ir.operator import Attributes
 from ladder.ir.quantized_values import Components, assemble, require_components, spread
 from tile_types.errors import VerificationError
 
-__all__ = ["Arithmetic", "Field", "Residues", "RootLog", "UndefinedResidueError"]
+__all__ = ["Arithmetic", "Field", "Residues", "RootLog", "UndefinedResidueError", "Unknowns"]
 
 Semantics = Callable[[Any, Sequence[Any], Attributes], Any]
 
@@ -46,6 +46,7 @@ class Arithmetic(Protocol):
     def root(self, a: Any) -> Any: ...
     def exponential(self, a: Any) -> Any: ...
     def total(self, a: Any, axis: int, keep: bool) -> Any: ...
+    def maximum(self, a: Any, axis: int, keep: bool) -> Any: ...
     def joined(self, values: Sequence[Any], function: Callable[[Sequence[Array]], Array]) -> Any: ...
 
 
@@ -55,6 +56,56 @@ class RootLog:
 
     radicands: list[Array] = field(default_factory=list)
     residues: list[Array] = field(default_factory=list)
+
+
+@dataclass
+class Unknowns:
+    """Functions without a meaning in a field: their values are drawn, and are equal where they must be.
+
+    Parameters
+    ----------
+    generator
+        Draws.
+    count
+        How many different maxima there are.
+    maxima
+        For each maximum in order of evaluation, which of them its elements are.
+    roots
+        Known values of roots by radicand, to which others are added; None: roots are computed.
+    """
+
+    generator: np.random.Generator
+    count: int = 0
+    maxima: Sequence[Array] = ()
+    roots: dict[tuple[Any, ...], tuple[int, int]] | None = None
+    _drawn: Residues | None = None
+    _next: int = 0
+
+    def restart(self) -> Unknowns:
+        """Begin another evaluation with the same values."""
+        self._next = 0
+        return self
+
+    def maximum(self, field: Field, a: Residues) -> Residues:
+        """Return the next maximum, taken of ``a``."""
+        if self._drawn is None:
+            self._drawn = field.random((self.count,), self.generator)
+        names, self._next = self.maxima[self._next], self._next + 1
+        found = self._drawn.map(lambda part: part[names])
+        return Residues(found.p, None if a.q is None else found.q)
+
+    def root(self, field: Field, a: Residues) -> Residues:
+        """Return a value per radicand."""
+        assert self.roots is not None
+        found = []
+        for key in zip(*(np.ravel(part).tolist() for part in (a.p, a.q) if part is not None), strict=True):
+            if key not in self.roots:
+                drawn = field.random((), self.generator)
+                assert drawn.q is not None
+                self.roots[key] = int(drawn.p), int(drawn.q)
+            found.append(self.roots[key])
+        p, q = (field.array([pair[i] for pair in found]).reshape(a.shape) for i in (0, 1))
+        return Residues(p, None if a.q is None else q)
 
 
 @dataclass(frozen=True)
@@ -70,6 +121,8 @@ class Field:
     logs
         If given, roots in Z_p and Z_q are noted here, and the root of a non-residue a is that of
         -a (so that an evaluation shows all radicands) instead of an UndefinedResidueError.
+    unknowns
+        Values of maxima, and of roots if they are not to be computed.
 
     Raises
     ------
@@ -81,6 +134,7 @@ class Field:
     q: int = 1073740571
     omega: int = 4
     logs: tuple[RootLog, RootLog] | None = None
+    unknowns: Unknowns | None = None
 
     def __post_init__(self) -> None:
         if (self.p - 1) % self.q:
@@ -139,6 +193,8 @@ class Field:
 
     def root(self, a: Residues) -> Residues:
         """Return the root that is a square itself; raises UndefinedResidueError unless ``logs`` are kept."""
+        if self.unknowns is not None and self.unknowns.roots is not None:
+            return self.unknowns.root(self, a)
         if self.logs is None:
             return self.both(modular.root, a)
         logs = dict(zip((self.p, self.q), self.logs, strict=True))
@@ -160,6 +216,12 @@ class Field:
     def total(self, a: Residues, axis: int, keep: bool) -> Residues:
         """Sum along an axis."""
         return self.both(lambda modulus, array: modular.sum_along(modulus, array, axis, keep), a)
+
+    def maximum(self, a: Residues, axis: int, keep: bool) -> Residues:
+        """Return an unknown per slice along an axis; raises VerificationError if none are given."""
+        if self.unknowns is None:
+            raise VerificationError("a maximum has no meaning in a finite field: its value must be given")
+        return self.unknowns.maximum(self, a)
 
     def joined(self, values: Sequence[Residues], function: Callable[[Sequence[Array]], Array]) -> Residues:
         """Apply a rearrangement of several arrays."""
@@ -313,6 +375,11 @@ def reduce_sum(field: Any, values: Sequence[Any], attributes: Attributes) -> Any
     return field.total(values[0], attributes["axis"], attributes["keep"])
 
 
+def reduce_max(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
+    """Return the unknown that stands for the maximum along ``axis``."""
+    return field.maximum(values[0], attributes["axis"], attributes["keep"])
+
+
 def contract(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
     """Sum the product of the operands over the indices that the result lacks."""
     indexing, extents = index_sizes(values, attributes)
@@ -349,18 +416,24 @@ def matmul(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
     return field.total(field.multiply(rows, columns), -1, False)
 
 
-_ACCUMULATORS: dict[str, Callable[[Any, Any, Attributes], Any]] = {
-    "sum": lambda field, value, attributes: field.total(value, 0, False),
-    "last": lambda field, value, attributes: value.map(lambda part: part[-1]),
-    "concat": lambda field, value, attributes: value.map(
+def _rescaled(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
+    """Sum ``x * exp(m - max m)`` over the iterations."""
+    x, local = values
+    shift = field.subtract(local, field.maximum(local, 0, True))
+    return field.total(field.multiply(x, field.exponential(shift)), 0, False)
+
+
+_ACCUMULATORS: dict[str, Semantics] = {
+    "sum": lambda field, values, attributes: field.total(values[0], 0, False),
+    "max": lambda field, values, attributes: field.maximum(values[0], 0, False),
+    "rescale": _rescaled,
+    "last": lambda field, values, attributes: values[0].map(lambda part: part[-1]),
+    "concat": lambda field, values, attributes: values[0].map(
         lambda part: np.concatenate(list(part), axis=attributes["axis"])
     ),
 }
 
 
 def accumulate(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
-    """Combine the stacked iterations; kinds that compare values are refused by name."""
-    combine = _ACCUMULATORS.get(attributes["kind"])
-    if combine is None:
-        raise VerificationError(f"accumulate {attributes['kind']!r} has no meaning in a finite field")
-    return combine(field, values[0], attributes)
+    """Combine the stacked iterations."""
+    return _ACCUMULATORS[attributes["kind"]](field, values, attributes)

@@ -191,7 +191,9 @@ def _sizes(axes: Sequence[Axis]) -> list[int]:
 
 
 def abstract_expressions(
-    graph: Graph, operands: Sequence[AbstractExpression] | None = None
+    graph: Graph,
+    operands: Sequence[AbstractExpression] | None = None,
+    contracted: Mapping[str, tuple[str, Callable[[AbstractExpression], AbstractExpression]]] | None = None,
 ) -> tuple[AbstractExpression, ...]:
     """Return the abstract expression of every output (Mirage, §4.3).
 
@@ -199,11 +201,16 @@ def abstract_expressions(
     ----------
     operands
         Expressions of the inputs; by default their names.
+    contracted
+        Value -> a value that it is taken to be one function of, and that function.
     """
     names = [node.name for node in graph.inputs]
     values: dict[str, AbstractExpression] = dict(zip(names, operands or names, strict=True))
     for node in graph.nodes:
-        if node.name not in values:
+        if node.name in (contracted or {}):
+            source, function = (contracted or {})[node.name]
+            values[node.name] = function(values[source])
+        elif node.name not in values:
             arguments = [values[value] for value in node.inputs]
             values.update(zip(node.values, _abstract(graph, node, arguments), strict=True))
     return tuple(values[output] for output in graph.outputs)

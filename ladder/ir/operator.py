@@ -18,8 +18,9 @@ Tiles = Sequence[Tile]
 AbstractExpression = str | tuple[Any, ...]
 """A variable's name, or ``(function, argument, ...)`` as in Mirage §4."""
 
-LAX_CLASSES = ("multilinear", "division", "exp", "root", "other")
-"""Mirage's LAX classes; ``root`` is decided by residues, ``other`` is outside LAX."""
+LAX_CLASSES = ("multilinear", "division", "exp", "root", "maximum", "other")
+"""Mirage's LAX classes; ``root`` is decided by residues, ``maximum`` (as softmax subtracts it) by taking it
+as unknown, ``other`` is outside LAX."""
 
 ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
 """What walkers do with a node: all but ``value`` are given context, see `CONTEXT`."""

@@ -89,14 +89,21 @@ def _difference(arguments: Any, tiles: Tiles, attributes: Attributes) -> Abstrac
 
 def _accumulated(arguments: Any, tiles: Tiles, attributes: Attributes) -> AbstractExpression:
     kind, extent = attributes["kind"], attributes["extent"]
-    if kind == "sum":
+    if kind in ("sum", "rescale"):
         return _summed(extent, arguments[0])
-    transparent = kind in ("last", "concat")
-    return arguments[0] if transparent else (kind, extent, *arguments)
+    return _shift(arguments, tiles, attributes) if kind == "max" else arguments[0]
+
+
+def _shift(arguments: Any, tiles: Tiles, attributes: Attributes) -> AbstractExpression:
+    """Take a maximum as 0: programs that are compared are equal whatever it is, so at 0 as well."""
+    return ("const", 0.0)
+
+
+_ACCUMULATOR_LAX = {"max": "maximum", "rescale": "exp"}
 
 
 def _accumulate_lax(attributes: Attributes) -> str:
-    return "multilinear" if attributes["kind"] in ("sum", "last", "concat") else "other"
+    return _ACCUMULATOR_LAX.get(attributes["kind"], "multilinear")
 
 
 def _matmul_flops(tiles: Tiles, result: Tile, attributes: Attributes) -> Extent:
@@ -154,14 +161,14 @@ def _move(name: str, shape: Any, function: Any, attributes: Mapping[str, Attribu
     )
 
 
-def _reduce(name: str, reference: Any, field: Any, lax: str, abstract: str) -> Operator:
+def _reduce(name: str, reference: Any, field: Any, lax: str, abstract: Any) -> Operator:
     return Operator(
         name,
         (1, 1),
         shapes.reduced,
         numeric.reduction(reference),
         field,
-        _reduced(abstract),
+        abstract,
         lax,
         _reduction_flops,
         attributes={"axis": Attribute("int"), "keep": Attribute("flag", True), "type": _TYPE},
@@ -254,8 +261,8 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 _REDUCTIONS = (
-    _reduce("reduce_sum", np.sum, finite.reduce_sum, "multilinear", "sum"),
-    _reduce("reduce_max", np.max, None, "other", "max"),
+    _reduce("reduce_sum", np.sum, finite.reduce_sum, "multilinear", _reduced("sum")),
+    _reduce("reduce_max", np.max, finite.reduce_max, "maximum", _shift),
 )
 
 _MOVES = (

@@ -23,12 +23,15 @@ EMITTERS = {
     "digits": "ladder.lower.cuda.digits:emit",
     "mma": "ladder.lower.cuda.mma:emit",
     "wgmma": "ladder.lower.cuda.wgmma:emit",
+    "mfma": "ladder.lower.rocm.gemm:emit",
+    "dot": "ladder.lower.rocm.gemm:emit",
     "cpu": "ladder.lower.cpu:emit",
 }
 """Pipeline -> ``module:function`` that emits ``(gemm, device, schedule, name) -> PrimFunc``."""
 
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
+    "rocm": "ladder.lower.rocm.toolchain:compile_functions",
     "llvm": "ladder.lower.cpu.toolchain:compile_functions",
 }
 """TVM target kind -> ``module:function`` that compiles PrimFuncs into a library."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -108,13 +109,15 @@ def _type_text(name: str) -> str:
     return f"{element.name}:{element.elem_bits}:{digest.hexdigest()}"
 
 
-def _compiler(device: TileDevice) -> str:
-    if device.kind != "cuda":
-        return ""
-    from ladder.lower.cuda.toolchain import compiler_identity
+TOOLCHAINS = {"cuda": "ladder.lower.cuda.toolchain", "rocm": "ladder.lower.rocm.toolchain"}
+"""TVM target kind -> module whose ``compiler_identity()`` tells compilers apart."""
 
+
+def _compiler(device: TileDevice) -> str:
+    if device.kind not in TOOLCHAINS:
+        return ""
     try:
-        return str(compiler_identity())
+        return str(importlib.import_module(TOOLCHAINS[device.kind]).compiler_identity())
     except MissingToolError:
         return "none"  # a miss then says which tool is missing
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from schedules.tuning import TuningDatabase
     from targets import TileDevice
 
+RUNNABLE = ("cuda", "llvm")
+"""TVM target kinds that the installed TVM can run."""
+
 ANY_M = 1 << 30
 """Limit of a plan that is one schedule for every M."""
 
@@ -117,7 +120,7 @@ def target_of(where: torch.device) -> str:
         raise DeviceError(
             f"{where} has compute capability {capability}; `ladder devices` lists what is supported"
         )
-    raise DeviceError(f"no kernels for tensors on {where}; use a CPU or an NVIDIA GPU")
+    raise DeviceError(f"no kernels run on tensors on {where}; use a CPU or an NVIDIA GPU")
 
 
 _compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}
@@ -153,6 +156,11 @@ def forget() -> None:
 
 def _load(request: Request, where: torch.device | None) -> CompiledGemm:
     request = request if where is None else request.on(where)
+    if request.target.kind not in RUNNABLE:
+        raise DeviceError(
+            f"kernels for {request.target.name} are compiled and saved, not run here: TVM's wheel has no"
+            " ROCm runtime; use `lower` and `export`, or `ladder.simulate`"
+        )
     family = family_of(request.target)
     plan, kernels = obtain(request)
     entries = [load_entry(kernel, family) for kernel in kernels]

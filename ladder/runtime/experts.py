@@ -22,6 +22,7 @@ from ladder.runtime.packed import PackedWeight, pack
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 
 if TYPE_CHECKING:
+    from ladder.runtime.kernel import CompiledGemm
     from targets import TileDevice
     from tile_types.quantized import QuantizedTensor
 
@@ -120,7 +121,20 @@ def _at_once(
     request: str,
 ) -> None:
     """Launch one kernel for all experts on the current stream."""
-    kernel = compiled(request, rows.device)
+    launch(compiled(request, rows.device), rows, weight, ranges, bias, scales, out, expected)
+
+
+def launch(
+    kernel: CompiledGemm,
+    rows: torch.Tensor,
+    weight: Sequence[Any],
+    ranges: torch.Tensor,
+    bias: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    out: torch.Tensor,
+    expected: int,
+) -> None:
+    """Call the kernel of an operator that serves so many tokens per expert."""
     tokens = rows.shape[0]
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
         rows = kernel.aligned(rows)
@@ -143,7 +157,7 @@ def _one_by_one(
     del expected
     kernel = compiled(_single_text(request), rows.device)
     gemm = Request.parse(request).gemm
-    for expert, (start, stop) in enumerate(_host_ranges(gemm, ranges, rows.shape[0])):
+    for expert, (start, stop) in enumerate(host_ranges(gemm, ranges, rows.shape[0])):
         if start < stop:
             part = [array[expert] for array in weight]
             extras = (None if bias is None else bias[expert], None if scales is None else scales[start:stop])
@@ -191,7 +205,7 @@ def check_operands(
             raise DeviceError(f"{label} is on {tensor.device}, x is on {x.device}; move one with .to()")
 
 
-def _host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int]]:
+def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int]]:
     """Return first row and end of every expert's tokens, within x whatever the ranges say."""
     numbers = ranges.tolist()
     if gemm.masked:

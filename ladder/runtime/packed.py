@@ -24,6 +24,10 @@ LAYOUT_FIELDS = ("n", "k", "weight", "activation", "group_size", "scale", "zero"
 """Fields of a `Gemm` that decide what its packed weight looks like."""
 
 
+GPU = "cuda"
+"""Family of every GPU: torch's device type of AMD's, too, and one packed layout."""
+
+
 def layout_of(gemm: Gemm, family: str) -> str:
     """Return the text that two operators must share to use one packed weight.
 
@@ -165,7 +169,7 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     """
     _check_weight(gemm, weight)
     if device.is_gpu:
-        return PackedWeight(gemm, device.kind, _fragments(gemm, weight))
+        return PackedWeight(gemm, GPU, _fragments(gemm, weight))
     from ladder.lower import cpu
 
     return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight))
@@ -188,7 +192,7 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
 
 def _fragments(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     """Return the GPU arrays (`schedules.layouts`, `schedules.packed_scales`)."""
-    from ladder.lower.cuda.decode import packed_layout
+    from ladder.lower.gpu.decode import packed_layout
     from schedules import packed_scales
     from schedules.legal import streams_exponents
 

@@ -73,14 +73,16 @@ class Run:
     timed: list[Timed] = field(default_factory=list)
 
     def first_round(self, campaign: Campaign) -> list[Future[Trial | str]]:
-        """Start compiling candidates of a class: what won before and what is predicted to."""
+        """Start compiling candidates of a class: what won before, there or for its like, and what should."""
         device, most = get_device(campaign.device), self.effort.kernels
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
         if campaign.random:
             chosen = sample(device, points, most)
         else:
             known = known_winners(device, campaign.problems[0])[: most // 2]
-            chosen = list(dict.fromkeys([*known, *shortlist(device, points, most)]))[:most]
+            others = [s for s in relatives_winners(device, campaign.problems[0]) if s not in known]
+            tried = [*known, *others[: most // 3]]
+            chosen = list(dict.fromkeys([*tried, *shortlist(device, points, most)]))[:most]
         return self.farm.submit(campaign.problems[0], campaign.device, chosen)
 
     def second_round(self, campaign: Campaign, measured: Measured) -> list[Future[Trial | str]]:
@@ -100,7 +102,16 @@ class Run:
 
 def known_winners(device: TileDevice, gemm: Gemm) -> list[Schedule]:
     """Return the legal schedules that won a point of the class so far, those that won most first."""
-    rows = best_rows(tuning_database().measurements(device, gemm))
+    return _most_wins(device, gemm, [tuning_database().measurements(device, gemm)])
+
+
+def relatives_winners(device: TileDevice, gemm: Gemm) -> list[Schedule]:
+    """Return the same of classes that move as many bytes to the same cores: what one found may suit all."""
+    return _most_wins(device, gemm, tuning_database().relatives(device, gemm))
+
+
+def _most_wins(device: TileDevice, gemm: Gemm, classes: Iterable[Sequence[Measurement]]) -> list[Schedule]:
+    rows = [row for found in classes for row in best_rows(found)]
     wins = Counter(row.schedule for row in rows if isinstance(row.schedule, GpuSchedule))
     return [schedule for schedule, _ in wins.most_common() if is_legal(gemm, device, schedule)]
 

@@ -1,7 +1,7 @@
 """The SIMT simulator: executes the emitted TIR of whole kernel launches on the CPU and checks all they do.
 
 ``ladder.simulate(op, x, packed)`` is `ladder.simulate.operator.simulate`: the package can be called.
-The engine needs numpy only; `nvidia` holds what is particular to a machine family.
+The engine needs numpy only; `nvidia` and `amd` hold what is particular to a machine family.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ladder.simulate.order import ASYNC_LANE, BARRIERS_PER_BLOCK, Actor
-from ladder.simulate.values import LANES, Array, Value
+from ladder.simulate.values import Array, Value
 
 if TYPE_CHECKING:
     from ladder.simulate.cohort import Cohort
@@ -120,7 +120,7 @@ class NamedBarriers:
         """Count a cohort's warps in; those that wait go on when ``threads`` have come."""
         c.require_whole("a named barrier", statement)
         clocks = self.machine.memory.clocks
-        numbers = np.broadcast_to(np.asarray(number), (c.count, LANES))[:, 0].tolist()
+        numbers = np.broadcast_to(np.asarray(number), (c.count, c.lanes))[:, 0].tolist()
         for warp, index in zip(c.warps.tolist(), numbers, strict=True):
             key = (warp // self.machine.block_warps, index)
             if waits:
@@ -131,7 +131,7 @@ class NamedBarriers:
         clocks.sync_lanes(c.warps)
 
     def _count(self, key: tuple[int, int], threads: int, statement: int) -> None:
-        self.arrived[key] = self.arrived.get(key, 0) + LANES
+        self.arrived[key] = self.arrived.get(key, 0) + self.machine.lanes
         if self.arrived[key] > threads:
             message = f"named barrier {key[1]} takes {threads} threads, more came"
             self.machine.log.add("barrier", statement, message)
@@ -338,5 +338,5 @@ class MbarrierWait:
 def each_active(c: Cohort, *values: Value) -> list[tuple[Any, ...]]:
     """Return ``(row, warp, lane, values...)`` of every active lane, as Python numbers."""
     rows, lanes = np.nonzero(c.active)
-    spread = [np.broadcast_to(np.asarray(v), (c.count, LANES))[rows, lanes].tolist() for v in values]
+    spread = [np.broadcast_to(np.asarray(v), (c.count, c.lanes))[rows, lanes].tolist() for v in values]
     return list(zip(rows.tolist(), c.warps[rows].tolist(), lanes.tolist(), *spread, strict=True))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder.simulate.values import LANES, Array, Value, is_array, spread
+from ladder.simulate.values import Array, Value, is_array, spread
 
 if TYPE_CHECKING:
     from ladder.simulate.machine import Machine, Wait
@@ -97,21 +97,25 @@ class Cohort:
         self._index()
 
     def _index(self) -> None:
-        self.count = len(self.warps)
+        self.count, self.lanes = len(self.warps), self.machine.lanes
         self.block = (self.warps // self.machine.block_warps)[:, None]
-        self.row_ids = np.repeat(np.arange(self.count), LANES)
-        self.lane_ids = np.tile(np.arange(LANES), self.count)
+        self.row_ids = np.repeat(np.arange(self.count), self.lanes)
+        self.lane_ids = np.tile(np.arange(self.lanes), self.count)
 
     # ---- threads -------------------------------------------------------------------------------
     @property
     def active(self) -> Array:
-        """Active threads, ``[warps, 32]``."""
-        return np.ones((self.count, LANES), np.bool_) if self.mask is None else self.mask
+        """Active threads, ``[warps, lanes]``."""
+        return np.ones((self.count, self.lanes), np.bool_) if self.mask is None else self.mask
+
+    def spread(self, value: Value, dtype: Any) -> Array:
+        """Return a value as an array ``[warps, lanes]`` of a type."""
+        return spread(value, self.count, dtype, self.lanes)
 
     def narrowed(self, condition: Value, sense: bool = True) -> Array:
         """Return the active threads for which a condition is ``sense``."""
         holds = np.asarray(condition, np.bool_)
-        chosen = np.broadcast_to(holds if sense else ~holds, (self.count, LANES))
+        chosen = np.broadcast_to(holds if sense else ~holds, (self.count, self.lanes))
         return np.array(chosen) if self.mask is None else chosen & self.mask
 
     def active_warps(self) -> Array:
@@ -123,8 +127,8 @@ class Cohort:
         if self.mask is None:
             return
         lanes = self.mask.sum(axis=1)
-        if ((lanes > 0) & (lanes < LANES)).any():
-            message = f"{what} needs all 32 lanes of a warp, {int(lanes[lanes > 0].min())} came"
+        if ((lanes > 0) & (lanes < self.lanes)).any():
+            message = f"{what} needs all {self.lanes} lanes of a warp, {int(lanes[lanes > 0].min())} came"
             self.machine.log.add("divergence", statement, message)
 
     # ---- registers -----------------------------------------------------------------------------
@@ -133,7 +137,7 @@ class Cohort:
         held = self.slots[slot]
         if held is None:
             self._complain("uninitialised", statement, "reads a register that nothing wrote")
-            return np.full((self.count, LANES), 0x55, np.uint8).astype(dtype)
+            return np.full((self.count, self.lanes), 0x55, np.uint8).astype(dtype)
         if held.__class__ is InFlight:
             self._complain(
                 "asynchronous", statement, "reads a sum before wgmma.wait_group has waited for its products"
@@ -173,7 +177,7 @@ class Cohort:
     def _blend(self, old: Any, value: Value, dtype: Any) -> Any:
         """Return a register's new state where only the active threads write it."""
         assert self.mask is not None
-        new = spread(value, self.count, dtype)
+        new = self.spread(value, dtype)
         if old is None:
             return Partial(np.where(self.mask, new, np.asarray(0x55).astype(dtype)), self.mask.copy())
         if old.__class__ is Partial:
@@ -181,7 +185,7 @@ class Cohort:
             result = np.where(self.mask, new, old.value)
             return result if written.all() else Partial(result, written)
         before = old.value if old.__class__ is InFlight else old
-        return np.where(self.mask, new, spread(before, self.count, dtype))
+        return np.where(self.mask, new, self.spread(before, dtype))
 
     # ---- splitting and merging -----------------------------------------------------------------
     def split(self, rows: Array) -> Cohort:
@@ -219,7 +223,7 @@ def merged(first: Cohort, second: Cohort) -> Cohort | None:
     if not same or first.products.results:
         return None
     order = np.argsort(np.concatenate([first.warps, second.warps]), kind="stable")
-    pair = _Pair(first.count, second.count, order)
+    pair = _Pair(first.count, second.count, first.lanes, order)
     try:
         result = Cohort(first.machine, np.concatenate([first.warps, second.warps])[order], [])
         result.slots = [pair.join(a, b) for a, b in zip(first.slots, second.slots, strict=True)]
@@ -244,6 +248,7 @@ class _Pair:
 
     first: int
     second: int
+    lanes: int
     order: Array
 
     def join(self, a: Any, b: Any) -> Any:
@@ -261,9 +266,9 @@ class _Pair:
         kind = a.dtype if is_array(a) else b.dtype if is_array(b) else np.asarray(a).dtype
         if kind == np.int64 and not (is_array(a) or is_array(b)):
             kind = np.dtype(np.int32) if max(abs(int(a)), abs(int(b))) < 2**31 else kind
-        wide = LANES if any(is_array(x) and x.shape[1] == LANES for x in (a, b)) else 1
+        shape = np.broadcast_shapes(*(x.shape[1:] for x in (a, b) if is_array(x)), (1,))
         parts = [
-            np.broadcast_to(np.asarray(x, kind), (rows, wide))
+            np.broadcast_to(np.asarray(x, kind), (rows, *shape))
             for x, rows in ((a, self.first), (b, self.second))
         ]
         return np.concatenate(parts)[self.order]
@@ -272,7 +277,9 @@ class _Pair:
         """Combine registers that not all threads wrote."""
         states = []
         for held, rows in ((a, self.first), (b, self.second)):
-            written = held.written if held.__class__ is Partial else np.full((rows, LANES), held is not None)
+            written = (
+                held.written if held.__class__ is Partial else np.full((rows, self.lanes), held is not None)
+            )
             states.append((held.value if held.__class__ is Partial else held, written))
         (x, x_written), (y, y_written) = states
         kind = np.asarray(y if x is None else x).dtype.type
@@ -283,7 +290,7 @@ class _Pair:
         if a is None and b is None:
             return None
         parts = [
-            np.ones((rows, LANES), np.bool_) if mask is None else mask
+            np.ones((rows, self.lanes), np.bool_) if mask is None else mask
             for mask, rows in ((a, self.first), (b, self.second))
         ]
         return np.concatenate(parts)[self.order]

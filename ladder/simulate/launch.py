@@ -17,7 +17,7 @@ from ladder.simulate.memory import Memory, Tensor
 from ladder.simulate.order import Agents
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
-from ladder.simulate.values import LANES, Array
+from ladder.simulate.values import Array
 from tile_types.errors import LadderError, unknown_name
 
 BATCH_WARPS = 96
@@ -169,7 +169,7 @@ class _LaunchRun:
     """One launch being simulated."""
 
     def __init__(self, function: Any, tensors: list[Tensor], outputs: tuple[int, ...], calls: Calls) -> None:
-        self.function, self.tensors = function, tensors
+        self.function, self.tensors, self.lanes = function, tensors, calls.lanes
         values = bind_extents(function, [tensor.array for tensor in tensors])
         self.outputs = [self.tensors[i] for i in outputs]
         for tensor in self.outputs:
@@ -187,10 +187,10 @@ class _LaunchRun:
     def execute(self, order: str, seed: int, blocks: int | None) -> SimulationResult:
         """Simulate batches of clusters and gather the results."""
         launch = self.launch
-        if launch.threads % LANES or not launch.grid:
+        if launch.threads % self.lanes or not launch.grid:
             raise SimulationError(f"a kernel of {launch.threads} threads and grid {launch.grid}")
         total = int(np.prod(launch.grid))
-        agents = Agents(launch.threads // LANES, launch.cluster)
+        agents = Agents(launch.threads // self.lanes, launch.cluster)
         chosen = self._chosen(total // launch.cluster, blocks)
         per_batch = len(chosen) if launch.together else max(BATCH_WARPS // agents.all_warps, 1)
         for start in range(0, len(chosen), per_batch):
@@ -211,8 +211,10 @@ class _LaunchRun:
     def _batch(self, agents: Agents, clusters: Array, order: str, seed: int) -> None:
         count = len(clusters) * agents.blocks
         unit = self.launch.narrowest
-        memory = Memory(agents, count, self.launch.shared_bytes, unit, self.log, self.traffic)
-        machine = Machine(self.program, agents, count, memory, self.log, order, seed, self.launch.unit)
+        shared, banks = self.launch.shared_bytes, self.translator.calls.banks
+        memory = Memory(agents, count, shared, unit, self.log, self.traffic, banks)
+        together = self.launch.unit
+        machine = Machine(self.program, agents, count, memory, self.log, order, seed, together, self.lanes)
         numbers = (clusters[:, None] * agents.blocks + np.arange(agents.blocks)).reshape(-1)
         machine.run(self.translator.slots, lambda c: self._set_up(c, numbers))
         self.counts.update(machine.counts)
@@ -232,7 +234,7 @@ class _LaunchRun:
             rest = rest // extent
         if launch.rank_slots:
             slots[launch.rank_slots[0]] = block % launch.cluster
-        within = (c.warps % c.machine.block_warps)[:, None] * LANES + np.arange(LANES)
+        within = (c.warps % c.machine.block_warps)[:, None] * self.lanes + np.arange(self.lanes)
         slots[launch.thread_slot] = within.astype(np.int32)
 
     def _check_written(self) -> None:

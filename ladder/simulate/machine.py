@@ -59,6 +59,8 @@ class Machine:
         Of the random order.
     unit
         Warps that always stay together: 4 where warpgroups multiply.
+    lanes
+        Lanes of a warp: 32 or 64.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Machine:
         order: str,
         seed: int,
         unit: int,
+        lanes: int,
     ) -> None:
         self.program, self.agents, self.blocks = program, agents, blocks
         self.block_warps, self.memory, self.log = agents.warps, memory, log
         self.order, self.unit, self.random = order, unit, random.Random(seed)
+        self.lanes = lanes
         self.cluster_blocks = agents.blocks
         self.block_barrier = BlockBarrier(self)
         self.cluster_barrier = ClusterBarrier(self)

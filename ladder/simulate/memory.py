@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ladder.simulate.banks import BankMeter
+from ladder.simulate.banks import BankMeter, Banks
 from ladder.simulate.findings import Log
 from ladder.simulate.order import ASYNC_LANE, Actor, Agents, Clocks, Shadow
-from ladder.simulate.values import LANES, Array
+from ladder.simulate.values import Array
 
 if TYPE_CHECKING:
     from ladder.simulate.cohort import Cohort
@@ -91,10 +91,19 @@ class Memory:
         Bytes of the narrowest store to shared memory.
     log, traffic
         Where findings and bytes moved go.
+    banks
+        Of shared memory.
     """
 
     def __init__(
-        self, agents: Agents, blocks: int, shared_bytes: int, unit: int, log: Log, traffic: Counter[str]
+        self,
+        agents: Agents,
+        blocks: int,
+        shared_bytes: int,
+        unit: int,
+        log: Log,
+        traffic: Counter[str],
+        banks: Banks,
     ) -> None:
         self.agents, self.log, self.traffic = agents, log, traffic
         self.limit, self.pitch = shared_bytes, max(-(-shared_bytes // 1024), 1) * 1024
@@ -102,12 +111,12 @@ class Memory:
         self.shared = np.full(blocks * self.pitch, 0xFF, np.uint8)
         self.clocks = Clocks(agents, blocks * agents.warps)
         self.shadow = Shadow(self.clocks, blocks * self.pitch // unit, unit, log)
-        self.banks = BankMeter()
+        self.banks = BankMeter(banks)
 
     # ---- shared memory -------------------------------------------------------------------------
     def locate(self, c: Cohort, address: Any, width: int, region: Region | None, statement: int) -> Array:
         """Return where lanes access the bytes of all blocks; wrong addresses are reported, then mended."""
-        address = np.broadcast_to(np.asarray(address, np.int64), (c.count, LANES))
+        address = np.broadcast_to(np.asarray(address, np.int64), (c.count, c.lanes))
         low, high = (0, self.limit) if region is None else (region.start, region.stop)
         active = address if c.mask is None else address[c.mask]
         if active.size and (active.min() < low or active.max() + width > high):
@@ -147,7 +156,7 @@ class Memory:
     ) -> Array:
         """Load ``width`` bytes per lane: bytes ``[warps, 32, width]``, of any value where inactive."""
         where = self.locate(c, address, width, region, statement)
-        self.banks.count(c, where, width, statement)
+        self.banks.count(c, where, width, statement, is_read=True)
         flat = where.reshape(-1)
         data = self.shared.view(f"V{width}").take(flat // width) if width > 1 else self.shared.take(flat)
         actor, active = self._actor(c)
@@ -155,7 +164,7 @@ class Memory:
         self.traffic["shared read"] += chosen.size * width
         self.shadow.on_read(self.granules(chosen, width), actor, statement)
         c.touched = True
-        return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, LANES, width)
+        return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, c.lanes, width)
 
     def store_shared(
         self, c: Cohort, address: Any, data: Array, region: Region | None, statement: int
@@ -163,7 +172,7 @@ class Memory:
         """Store bytes ``[warps, 32, width]``."""
         width = data.shape[-1]
         where = self.locate(c, address, width, region, statement)
-        self.banks.count(c, where, width, statement)
+        self.banks.count(c, where, width, statement, is_read=False)
         flat, values = where.reshape(-1), data.reshape(-1, width)
         actor, active = self._actor(c)
         if active is not None:
@@ -196,7 +205,7 @@ class Memory:
     def place(self, c: Cohort, pointer: Pointer, width: int, statement: int) -> Array:
         """Return the byte offsets ``[warps, 32]`` of an access of global memory, checked and mended."""
         tensor: Tensor = pointer.target
-        offset = np.broadcast_to(np.asarray(pointer.offset, np.int64), (c.count, LANES))
+        offset = np.broadcast_to(np.asarray(pointer.offset, np.int64), (c.count, c.lanes))
         active = offset if c.mask is None else offset[c.mask]
         if active.size and (active.min() < 0 or active.max() + width > tensor.size):
             worst = int(active.min()) if active.min() < 0 else int(active.max()) + width
@@ -222,7 +231,7 @@ class Memory:
         data = (
             tensor.bytes.view(f"V{width}").take(offset // width) if width > 1 else tensor.bytes.take(offset)
         )
-        return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, LANES, width)
+        return np.ascontiguousarray(data).view(np.uint8).reshape(c.count, c.lanes, width)
 
     def store_global(self, c: Cohort, pointer: Pointer, data: Array, statement: int) -> None:
         """Store bytes ``[warps, 32, width]`` to a tensor."""

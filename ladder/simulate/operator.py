@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -10,29 +11,58 @@ import numpy as np
 
 from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, simulate_launch
+from ladder.simulate.translate import Calls
 from tile_types.errors import DeviceError, ShapeError
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.api.experts import GroupedMatmul
     from ladder.api.lowered import Lowered
     from ladder.api.matmul import Matmul
+    from ladder.runtime.kernel import CompiledGemm
     from ladder.runtime.packed import PackedWeight
     from targets import TileDevice
 
-BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
+BOUNDS = {
+    "float16": 5e-4,
+    "bfloat16": 3e-3,
+    "fp8_e4m3": 2e-3,
+    "fp8_e5m2": 2e-3,
+    "fp8_e4m3fnuz": 2e-3,
+    "fp8_e5m2fnuz": 2e-3,
+    "int8": 1e-5,
+}
 """Relative Frobenius error by activation or output type: operands round once, sums are float32."""
 
 
+def _nvidia(arch: str) -> Calls:
+    from ladder.simulate.nvidia import CALLS
+
+    return CALLS
+
+
+def _amd(arch: str) -> Calls:
+    from ladder.simulate.amd import calls_for
+
+    return calls_for(arch)
+
+
+FAMILIES: Mapping[str, Callable[[str], Calls]] = {"cuda": _nvidia, "rocm": _amd}
+"""TVM target kind -> the semantics of what kernels for an architecture call."""
+
+
 def simulate(
-    op: Matmul | Lowered,
+    op: Matmul | GroupedMatmul | Lowered,
     x: torch.Tensor,
     packed: PackedWeight,
     bias: torch.Tensor | None = None,
     token_scale: torch.Tensor | None = None,
     *,
+    ranges: torch.Tensor | None = None,
     target: str | TileDevice | None = None,
     expected: Any = None,
+    cancellation: float = 1.0,
     order: str = "together",
     seed: int = 0,
     blocks: int | None = None,
@@ -51,10 +81,14 @@ def simulate(
         The weight, from ``op.pack(weight)``, on the CPU.
     bias, token_scale
         As in a call of ``op``.
+    ranges
+        Offsets or counts of the experts' tokens, for a `GroupedMatmul`; rows of no expert are not compared.
     target
         Device to emit for, e.g. ``"cuda/sm_90a"``; by default the operator's.
     expected
         ``[..., N]`` in float64 to compare with: an error beyond `BOUNDS` becomes a finding.
+    cancellation
+        Norm of sums of as many independent terms over that of the results: the bound grows by it.
     order, seed, blocks
         See `simulate_launch`.
 
@@ -65,7 +99,7 @@ def simulate(
     Raises
     ------
     DeviceError
-        If the target is no NVIDIA GPU.
+        If the target is no GPU.
     ShapeError, DTypeError
         If x, the weight, bias or token scale do not fit the operator.
     UnknownCallError
@@ -79,9 +113,15 @@ def simulate(
     """
     lowered = op.lower(target) if hasattr(op, "lower") else op
     launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks})
-    y = launch.call(x, packed, bias, token_scale)
+    gemm = lowered.request.gemm
+    if (ranges is None) == bool(gemm.experts):
+        raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
+    if ranges is None:
+        launch.call(x, packed, bias, token_scale)
+    else:
+        launch.call_experts(x, packed, ranges, bias, token_scale)
     assert launch.result is not None
-    return _compared(launch.result, y, expected, lowered.request.gemm)
+    return _compared(launch.result, launch.owned, expected, gemm, cancellation)
 
 
 class _Entry:
@@ -90,38 +130,75 @@ class _Entry:
     def __init__(self, lowered: Lowered, options: dict[str, Any]) -> None:
         self.lowered, self.options = lowered, options
         self.gemm, self.device = lowered.request.gemm, lowered.request.target
-        if self.device.kind != "cuda":
+        if self.device.kind not in FAMILIES:
             raise DeviceError(
-                f"the simulator executes NVIDIA kernels, not those of {self.device.name};"
+                f"the simulator executes kernels of NVIDIA and AMD GPUs, not those of {self.device.name};"
                 " make the operator for one, e.g. target='cuda/sm_90a'"
             )
         self.result: SimulationResult | None = None
         self.m = 0
         self.names: tuple[str, ...] = ("x", "y")
+        # Rows of y that belong to an expert; all, if there are none.
+        self.owned: slice | np.ndarray[Any, Any] = slice(None)
 
-    def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> torch.Tensor:
+    def call(self, x: torch.Tensor, packed: PackedWeight, bias: Any, token_scale: Any) -> None:
         """Check, pad and quantize as a call of the operator does, then simulate."""
-        from ladder.runtime.kernel import CompiledGemm
+        x, token_scale = self._quantized(x, token_scale)
+        self.m = prod(x.shape[:-1])
+        extras = (("token_scale", token_scale), ("bias", bias))
+        given = [name for name, extra in extras if extra is not None]
+        self.names = ("x", *packed.arrays, *given, "y")
+        self._kernel()(x, packed, bias, token_scale)
+
+    def call_experts(
+        self, x: torch.Tensor, packed: PackedWeight, ranges: torch.Tensor, bias: Any, token_scale: Any
+    ) -> None:
+        """Do what a call of a `GroupedMatmul` does, then simulate."""
+        import torch
+
+        from ladder.runtime import experts
+        from ladder.runtime.kernel import torch_dtype
+
+        gemm = self.gemm
+        x, token_scale = self._quantized(x, token_scale)
+        experts.check_operands(gemm, x, ranges, bias, token_scale)
+        rows = x.reshape(-1, gemm.k)
+        self.m = -(-len(rows) // gemm.experts)
+        extras = (("ranges", ranges), ("token_scale", token_scale), ("bias", bias))
+        given = [name for name, extra in extras if extra is not None]
+        self.names = ("x", *packed.arrays, *given, "y")
+        self.owned = np.zeros(len(rows), np.bool_)
+        for start, stop in experts.host_ranges(gemm, ranges, len(rows)):
+            self.owned[start:stop] = True
+        scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
+        out = torch.empty((len(rows), gemm.n), dtype=torch_dtype(gemm.output))
+        experts.launch(self._kernel(), rows, packed.tensors, ranges, bias, scales, out, self.m)
+
+    def _quantized(self, x: torch.Tensor, token_scale: Any) -> tuple[torch.Tensor, Any]:
+        """Check x, and quantize it as a call of the operator does."""
         from ladder.runtime.tokens import EIGHT_BIT, quantize_tokens
 
         if x.device.type != "cpu":
             raise DeviceError(f"the simulator reads tensors on the CPU, x is on {x.device}")
-        self.m = prod(x.shape[:-1])
-        if not self.m:
+        if not prod(x.shape[:-1]):
             raise ShapeError(f"x has no rows: {tuple(x.shape)}")
         gemm = self.gemm
         if gemm.token_scale and gemm.activation in EIGHT_BIT and token_scale is None:
-            x, token_scale = quantize_tokens(x, gemm.activation, gemm.token_group)
-        extras = (("token_scale", token_scale), ("bias", bias))
-        given = [name for name, extra in extras if extra is not None]
-        self.names = ("x", *packed.arrays, *given, "y")
-        compiled = CompiledGemm(gemm, self.device.kind, [self.m], [self], ["simulated"])
-        return compiled(x, packed, bias, token_scale)
+            return quantize_tokens(x, gemm.activation, gemm.token_group)
+        return x, token_scale
+
+    def _kernel(self) -> CompiledGemm:
+        """Return an operator whose kernel is this object."""
+        from ladder.runtime.compile import family_of
+        from ladder.runtime.kernel import CompiledGemm
+
+        return CompiledGemm(self.gemm, family_of(self.device), [self.m], [self], ["simulated"])
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""
         arrays = [_numpy(t) for t in tensors]
-        self.result = simulate_launch(self._function(), arrays, names=self.names, **self.options)
+        calls = FAMILIES[self.device.kind](self.device.arch)
+        self.result = simulate_launch(self._function(), arrays, names=self.names, calls=calls, **self.options)
 
     def _function(self) -> Any:
         from ladder.lower.build import emit
@@ -144,13 +221,18 @@ def _numpy(tensor: Any) -> np.ndarray[Any, Any]:
     return held.view(bits).numpy().view(NUMPY[name])
 
 
-def _compared(result: SimulationResult, y: torch.Tensor, expected: Any, gemm: Any) -> SimulationResult:
-    """Add the error against float64, and a finding where it is too large."""
+def _compared(
+    result: SimulationResult, owned: Any, expected: Any, gemm: Any, cancellation: float
+) -> SimulationResult:
+    """Add the error of some rows against float64, and a finding where it is too large."""
+    if not isinstance(owned, slice) and not owned.all():  # rows of no expert are not written
+        kept = tuple(finding for finding in result.findings if finding.kind != "unwritten")
+        result = replace(result, findings=kept)
     if expected is None:
         return result
-    exact = np.asarray(expected, np.float64).reshape(result.y.shape)
-    error = float(np.linalg.norm(result.y.astype(np.float64) - exact) / np.linalg.norm(exact))
-    bound = max(BOUNDS[gemm.activation], BOUNDS.get(gemm.output, 0.0))
+    exact = np.asarray(expected, np.float64).reshape(result.y.shape)[owned]
+    error = float(np.linalg.norm(result.y.astype(np.float64)[owned] - exact) / np.linalg.norm(exact))
+    bound = max(BOUNDS[gemm.activation], BOUNDS.get(gemm.output, 0.0)) * cancellation
     findings = result.findings
     if not error <= bound:
         findings += (Finding("wrong values", f"relative error {error:.2e}, at most {bound:.0e} is expected"),)

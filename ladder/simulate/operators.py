@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.values import MASKS, NUMPY, Array, Value, is_array
+from ladder.simulate.values import MASKS, NUMPY, Array, Value, element_of, is_array
 
 
 def _floordiv(a: Value, b: Value) -> Value:
@@ -94,13 +94,13 @@ def binary(kind: str, a: Any, b: Any, dtype: str) -> Any:
 
     Integers of threads that agree are Python's, so unsigned ones are brought back into range here.
     """
-    function, mask = BINARY[kind], 0 if kind in COMPARISONS else MASKS.get(dtype, 0)
+    function, mask = BINARY[kind], 0 if kind in COMPARISONS else MASKS.get(element_of(dtype)[0], 0)
     if not callable(a) and not callable(b):
         value = function(a, b)
         return value & mask if mask else value
-    if (kind, b) in NEUTRAL and b.__class__ is int:
+    if b.__class__ is int and (kind, b) in NEUTRAL:
         return a
-    if (kind, a) in NEUTRAL and a.__class__ is int:
+    if a.__class__ is int and (kind, a) in NEUTRAL:
         return b
     result = _closure(function, a, b)
     return _masked(result, mask) if mask else result

@@ -1,353 +1,45 @@
 """From a TIRx PrimFunc to a program: every expression and statement becomes a Python closure once.
 
 Extents are known when a launch is simulated, so host arithmetic folds to constants. What a call
-does is looked up in the tables of the machine family (`ladder.simulate.nvidia`); a call that no
-table names raises `UnknownCallError`.
+does is looked up in the tables of the machine family (`ladder.simulate.nvidia`, `ladder.simulate.amd`);
+a call that no table names raises `UnknownCallError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.memory import Pointer, Region, to_bytes
-from ladder.simulate.operators import BINARY, UNARY_CALLS, binary, select
+from ladder.simulate.expressions import (
+    Calls,
+    CallView,
+    Expressions,
+    Registers,
+    SharedBuffer,
+    UnknownCallError,
+    access_width,
+    consecutive,
+    vector,
+)
+from ladder.simulate.memory import Region, to_bytes
+from ladder.simulate.operators import binary
 from ladder.simulate.program import If, Loop, Node, Plain, Read, Sequence_, Step, Waiting
-from ladder.simulate.values import NUMPY, Value, cast, constant, is_array, reinterpret, spread
-from tile_types.errors import LadderError
+from ladder.simulate.values import NUMPY, whole
+
+__all__ = ["CallView", "Calls", "Translator", "UnknownCallError"]
+
+STATIC_ALIGNMENT = 16
+"""Bytes to which static buffers in shared memory are aligned."""
 
 
-class UnknownCallError(LadderError):
-    """The simulator has no semantics for a call of the TIR."""
-
-
-@dataclass(frozen=True)
-class Registers:
-    """A buffer in registers: slots ``first ..`` of an element type."""
-
-    first: int
-    count: int
-    dtype: str
-
-
-@dataclass(frozen=True)
-class SharedBuffer:
-    """A buffer in shared memory."""
-
-    region: Region
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class GlobalBuffer:
-    """A tensor argument."""
-
-    tensor: Any
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class CallView:
-    """A call as the tables see it.
-
-    Parameters
-    ----------
-    name
-        Operator, or the helper's name.
-    operands
-        Arguments that are no strings.
-    modifiers
-        Non-empty string arguments: the parts of a PTX spelling.
-    statement
-        Number of the statement that it is part of.
-    dtype
-        Type of the result.
-    """
-
-    name: str
-    operands: tuple[Any, ...]
-    modifiers: tuple[str, ...]
-    statement: int
-    dtype: str
-
-
-@dataclass
-class Calls:
-    """What calls do, by operator: return a value, have an effect, or may wait.
-
-    Each entry makes a closure from the translator and a `CallView`.
-    """
-
-    reads: Mapping[str, Callable[[Translator, CallView], Any]]
-    steps: Mapping[str, Callable[[Translator, CallView], Step]]
-    stops: Mapping[str, Callable[[Translator, CallView], Any]]
-    helpers: Callable[[Translator, CallView, str], Any]
-
-
-class HostPlace:
-    """Memory on the host's stack that nothing has filled yet."""
-
-
-@dataclass
-class Launch:
-    """What a function says about its launch.
-
-    Parameters
-    ----------
-    grid, cluster, threads
-        Extents: of the grid, blocks of a cluster, threads of a block.
-    shared_bytes
-        Shared memory of a block.
-    narrowest
-        Bytes of the narrowest store to shared memory.
-    unit
-        Warps that collective instructions need together.
-    together
-        Whether blocks of different clusters wait for each other.
-    block_slots, rank_slots, thread_slot
-        Registers in which threads find their numbers.
-    """
-
-    grid: list[int] = field(default_factory=list)
-    cluster: int = 1
-    threads: int = 0
-    shared_bytes: int = 0
-    narrowest: int = 4
-    unit: int = 1
-    together: bool = False
-    block_slots: list[int] = field(default_factory=list)
-    rank_slots: list[int] = field(default_factory=list)
-    thread_slot: int = -1
-
-
-class Translator:
-    """Translates one PrimFunc for one launch.
-
-    Parameters
-    ----------
-    function
-        The PrimFunc.
-    values
-        Extents by their variables.
-    tensors
-        Tensors by the variables of the buffer parameters.
-    calls
-        Semantics of calls.
-    """
-
-    def __init__(
-        self, function: Any, values: Mapping[Any, int], tensors: Mapping[Any, Any], calls: Calls
-    ) -> None:
-        self.function, self.calls = function, calls
-        self.names: dict[Any, Any] = dict(values)
-        self.statements: list[Any] = []
-        self.slots = 0
-        self.launch = Launch()
-        self.now = -1
-        self.workspace: Any = None
-        self.fixed: dict[Any, int] = {}
-        for variable, tensor in tensors.items():
-            shape = tuple(self.number(extent) for extent in variable.shape)
-            self.names[variable] = GlobalBuffer(tensor, shape, str(variable.dtype))
+class Translator(Expressions):
+    """Translates one PrimFunc for one launch; see `Expressions`."""
 
     def node(self) -> Node:
         """Return the translated body."""
         return self.statement(self.function.body)
-
-    # ---- names -----------------------------------------------------------------------------------
-    def slot(self, count: int = 1) -> int:
-        """Reserve registers and return the first."""
-        self.slots += count
-        return self.slots - count
-
-    def number(self, expression: Any) -> int:
-        """Return an expression that must be known on the host."""
-        value = self.expression(expression)
-        if callable(value):
-            raise UnknownCallError(f"the host must know {expression}")
-        return int(value)
-
-    # ---- expressions -----------------------------------------------------------------------------
-    def expression(self, e: Any) -> Any:
-        """Return a number if an expression is constant, else a closure from a cohort to its value."""
-        kind = type(e).__name__
-        if kind in ("int", "float", "bool"):
-            return e
-        if kind in BINARY:
-            operands = self.expression(e.a), self.expression(e.b)
-            return binary(kind, *operands, str(e.a.ty))
-        handler = getattr(self, f"_read_{kind.lower()}", None)
-        if handler is None:
-            raise UnknownCallError(f"the simulator has no expression {kind}: {e}")
-        return handler(e)
-
-    def read(self, e: Any) -> Read:
-        """Return a closure for an expression, constant or not."""
-        value = self.expression(e)
-        return value if callable(value) else lambda c: value
-
-    def _read_intimm(self, e: Any) -> Value:
-        return constant(int(e.value), str(e.ty))
-
-    def _read_floatimm(self, e: Any) -> Value:
-        return constant(float(e.value), str(e.ty))
-
-    def _read_var(self, e: Any) -> Any:
-        held = self.names.get(e)
-        if held is None:
-            raise UnknownCallError(f"{e} has no value")
-        if isinstance(held, Registers):
-            slot = held.first
-            if slot in self.fixed:
-                return self.fixed[slot]
-            return lambda c: c.slots[slot]
-        return held
-
-    def _read_cast(self, e: Any) -> Any:
-        value, dtype = self.expression(e.value), str(e.ty)
-        return (lambda c: cast(value(c), dtype)) if callable(value) else cast(value, dtype)
-
-    def _read_not(self, e: Any) -> Any:
-        value = self.expression(e.a)
-        return (lambda c: np.logical_not(value(c))) if callable(value) else not value
-
-    def _read_select(self, e: Any) -> Any:
-        parts = (self.expression(e.condition), self.expression(e.true_value), self.expression(e.false_value))
-        return select(*parts, str(e.ty))
-
-    def _read_tensorload(self, e: Any) -> Any:
-        return self.load(self.names[e.source], e.indices)
-
-    def _read_call(self, e: Any) -> Any:
-        call = self.view(e)
-        if call.name in UNARY_CALLS:
-            function, value = UNARY_CALLS[call.name], self.read(call.operands[0])
-            return lambda c: function(np.asarray(value(c), np.float32))
-        special = getattr(self, f"_call_{call.name.rpartition('.')[2]}", None)
-        if special is not None and call.name.split(".")[0] in ("tirx", "prim") and call.name.count(".") == 1:
-            return special(e, call)
-        if call.name == "tirx.cuda.func_call":
-            return self._helper(e, call)
-        if call.name == "tirx.tvm_call_packed":
-            call = self._packed(e)
-        if call.name not in self.calls.reads:
-            raise UnknownCallError(f"the simulator does not know what {call.name} returns: {e}")
-        return self.calls.reads[call.name](self, call)
-
-    def _helper(self, e: Any, call: CallView) -> Any:
-        strings = [str(a.value) for a in e.args if type(a).__name__ == "StringImm"]
-        return self.calls.helpers(self, replace(call, name=strings[0]), strings[1])
-
-    def _call_if_then_else(self, e: Any, call: CallView) -> Any:
-        condition = self.expression(call.operands[0])
-        if not callable(condition):
-            return self.expression(call.operands[1] if condition else call.operands[2])
-        then, other = self.read(call.operands[1]), self.read(call.operands[2])
-        kind = NUMPY[call.dtype]
-
-        def value(c: Cohort) -> Value:
-            chosen = condition(c)
-            if not is_array(chosen):
-                return then(c) if chosen else other(c)
-            results, saved = [], c.mask
-            for sense, branch in ((True, then), (False, other)):
-                # Only the threads that take a side may read memory for it.
-                mask = c.narrowed(chosen, sense)
-                c.mask = mask
-                results.append(branch(c) if mask.any() else 0)
-                c.mask = saved
-            return np.where(chosen, *results).astype(kind, copy=False)
-
-        return value
-
-    def _call_reinterpret(self, e: Any, call: CallView) -> Any:
-        value = self.expression(call.operands[0])
-        if call.dtype not in NUMPY:  # of a pointer
-            return value
-        source, dtype = str(call.operands[0].ty), call.dtype
-        if callable(value):
-            return lambda c: reinterpret(value(c), source, dtype)
-        return reinterpret(value, source, dtype)
-
-    def _call_address_of(self, e: Any, call: CallView) -> Any:
-        target = call.operands[0]
-        if type(target).__name__ == "Var":
-            held = self.names[target]
-            if not isinstance(held, (Registers, SharedBuffer, GlobalBuffer)):
-                return held
-            return self.address(held, [0])
-        return self.address(self.names[target.source], target.indices)
-
-    def _call_tvm_stack_alloca(self, e: Any, call: CallView) -> Any:
-        """Return a place on the host's stack; what the host puts there replaces it."""
-        return HostPlace()
-
-    def view(self, e: Any) -> CallView:
-        """Return a call with its strings apart."""
-        operands = tuple(a for a in e.args if type(a).__name__ != "StringImm")
-        strings = tuple(str(a.value) for a in e.args if type(a).__name__ == "StringImm" and a.value)
-        return CallView(str(e.op.name), operands, strings, self.now, str(e.ty))
-
-    # ---- buffers ---------------------------------------------------------------------------------
-    def index(self, shape: tuple[int, ...], indices: Any) -> Any:
-        """Return the row-major element index."""
-        total: Any = 0
-        for position, index in enumerate(indices):
-            total = binary("Mul", total, shape[position] if position else 1, "int64")
-            total = binary("Add", total, self.expression(index), "int64")
-        return total
-
-    def register(self, e: Any) -> tuple[int, str]:
-        """Return the slot and type of a register operand."""
-        held = self.names[e.source if type(e).__name__ == "TensorLoad" else e]
-        index = self.number(e.indices[0]) if type(e).__name__ == "TensorLoad" and len(e.indices) else 0
-        if not isinstance(held, Registers) or not 0 <= index < held.count:
-            raise UnknownCallError(f"{e} is no register")
-        return held.first + index, held.dtype
-
-    def address(self, held: Any, indices: Any) -> Any:
-        """Return the address of an element: a `Pointer` or a closure that returns one."""
-        if isinstance(held, Registers):
-            return Pointer("local", held.first + self.number(indices[0]) if len(indices) else held.first, 0)
-        size = NUMPY[held.dtype].itemsize
-        offset = binary("Mul", self.index(held.shape, indices), size, "int64")
-        shared = isinstance(held, SharedBuffer)
-        base, target = (held.region.start, held.region) if shared else (0, held.tensor)
-        space = "shared" if shared else "global"
-        if not callable(offset):
-            return Pointer(space, target, base + offset)
-        return lambda c: Pointer(space, target, base + _wide(offset(c)))
-
-    def load(self, held: Any, indices: Any, lanes: int = 1) -> Any:
-        """Return a closure that loads an element (or ``lanes`` of them, ``[warps, 32, lanes]``)."""
-        statement = self.now
-        if isinstance(held, Registers):
-            slot, kind = held.first + (self.number(indices[0]) if len(indices) else 0), NUMPY[held.dtype]
-            return lambda c: c.load(slot, statement, kind)
-        pointer, dtype = self.pointer(self.address(held, indices)), held.dtype
-        width = NUMPY[dtype].itemsize * lanes
-        shared = isinstance(held, SharedBuffer)
-
-        def value(c: Cohort) -> Value:
-            at, memory = pointer(c), c.machine.memory
-            if shared:
-                data = memory.load_shared(c, at.offset, width, at.target, statement)
-            else:
-                data = memory.load_global(c, at, width, statement)
-            elements = data.view(NUMPY[dtype])
-            return elements if lanes > 1 else elements[:, :, 0]
-
-        return value
-
-    def pointer(self, address: Any) -> Callable[[Cohort], Pointer]:
-        """Return a closure for an address, constant or not."""
-        return address if callable(address) else lambda c: address
 
     # ---- statements ------------------------------------------------------------------------------
     def statement(self, s: Any) -> Node:
@@ -368,7 +60,23 @@ class Translator:
         if str(s.attr_key) == "tirx.dyn_smem_bytes":
             self.launch.shared_bytes = self.number(s.value)
             return Plain()
+        if str(s.attr_key) == "thread_extent":
+            self._launch_thread(s.node, self.number(s.value))
         return self.statement(s.body)
+
+    def _launch_thread(self, variable: Any, extent: int) -> None:
+        """Note one axis of the grid, or the threads of a block."""
+        slot, tag = self.slot(), str(variable.thread_tag)
+        self.names[variable.var] = Registers(slot, 1, "int32")
+        if tag == "threadIdx.x":
+            self.launch.threads, self.launch.thread_slot = extent, slot
+        elif tag.startswith("blockIdx."):
+            self.launch.axes["xyz".index(tag[-1])] = extent, slot
+            axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
+            self.launch.grid = [size for size, _ in axes]
+            self.launch.block_slots = [place for _, place in axes]
+        else:
+            raise UnknownCallError(f"the simulator does not know threads along {tag}")
 
     def _do_scopeiddefstmt(self, s: Any) -> Node:
         definition = getattr(s, "def")
@@ -397,12 +105,14 @@ class Translator:
         self.names[s.var] = Registers(slot, 1, str(s.var.ty))
 
         def action(c: Cohort) -> None:
-            c.slots[slot] = value(c)
+            c.slots[slot] = whole(value(c), c.count)
 
         return Plain(action=action)
 
     def _do_allocbuffer(self, s: Any) -> Node:
         buffer = s.buffer
+        if str(buffer.scope()) == "shared":
+            return self._static_shared(buffer)
         if str(buffer.scope()).startswith("shared"):
             self.names[buffer] = SharedBuffer(Region("all", 0, 0), (0,), str(buffer.dtype))
             return Plain()
@@ -417,6 +127,15 @@ class Translator:
 
         return Plain(action=action)
 
+    def _static_shared(self, buffer: Any) -> Node:
+        """Give a buffer of static size the next bytes of shared memory."""
+        dtype, shape = str(buffer.dtype), tuple(self.number(extent) for extent in buffer.shape)
+        start = -(-self.launch.shared_bytes // STATIC_ALIGNMENT) * STATIC_ALIGNMENT
+        stop = start + int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize
+        self.launch.shared_bytes = stop
+        self.names[buffer] = SharedBuffer(Region(f"{buffer.name}{shape}", start, stop), shape, dtype)
+        return Plain()
+
     def _do_declbuffer(self, s: Any) -> Node:
         buffer, dtype = s.buffer, str(s.buffer.dtype)
         shape = tuple(self.number(extent) for extent in buffer.shape)
@@ -427,7 +146,12 @@ class Translator:
 
     def _do_bufferstore(self, s: Any) -> Node:
         held, value = self.names[s.buffer], self.read(s.value)
-        return Plain(action=self.store(held, s.indices, value))
+        indices, lanes = consecutive(s.indices)
+        if lanes > 1 and isinstance(held, Registers):
+            return Plain(
+                action=self.wide_load(held.first + self.number(indices[0]), held.dtype, value, lanes)
+            )
+        return Plain(action=self.store(held, indices, value, lanes))
 
     def store(self, held: Any, indices: Any, value: Read, lanes: int = 1) -> Step:
         """Return a closure that stores an element (or ``lanes`` of them)."""
@@ -438,11 +162,11 @@ class Translator:
         pointer = self.pointer(self.address(held, indices))
         shared = isinstance(held, SharedBuffer)
         if shared:
-            self.launch.narrowest = min(self.launch.narrowest, kind.itemsize * lanes)
+            self.launch.narrowest = min(self.launch.narrowest, access_width(held.dtype, lanes))
 
         def action(c: Cohort) -> None:
             found = value(c)
-            elements = spread(found, c.count, kind)[:, :, None] if lanes == 1 else found
+            elements = c.spread(found, kind)[:, :, None] if lanes == 1 else vector(c, found, kind, lanes)
             at = pointer(c)
             if shared:
                 c.machine.memory.store_shared(c, at.offset, to_bytes(elements), at.target, statement)
@@ -497,15 +221,20 @@ class Translator:
         return Sequence_(any(node.waits for node in nodes), nodes)
 
     def _vector_copy(self, s: Any, slot: int, extent: int) -> Node | None:
-        """Return one wide load into registers or store from them, or None if the loop is no such copy."""
+        """Return one wide load, store or both, or None if the loop is no copy from or to memory."""
         store = s.body
         target = self.names[store.buffer]
         source = self.names.get(store.value.source) if type(store.value).__name__ == "TensorLoad" else None
         self.statements.append(store)
         self.now = len(self.statements) - 1
-        if source is None or isinstance(target, Registers) == isinstance(source, Registers):
+        if source is None or (isinstance(target, Registers) and isinstance(source, Registers)):
             return None
         self.fixed[slot] = 0
+        if not isinstance(target, Registers) and not isinstance(source, Registers):
+            value = self.load(source, store.value.indices, extent)
+            action = self.store(target, store.indices, value, extent)
+            del self.fixed[slot]
+            return Plain(action=action)
         registers, indices = (
             (target, store.indices) if isinstance(target, Registers) else (source, store.value.indices)
         )
@@ -524,21 +253,11 @@ class Translator:
         statement, kind = self.now, NUMPY[dtype]
 
         def action(c: Cohort) -> None:
-            elements = value(c)
+            elements = vector(c, value(c), kind, extent)
             for lane in range(extent):
-                c.store(first + lane, elements[:, :, lane].astype(kind, copy=False), statement, kind)
+                c.store(first + lane, np.ascontiguousarray(elements[:, :, lane]), statement, kind)
 
         return action
-
-    def wide_read(self, first: int, dtype: str, extent: int) -> Read:
-        """Return a closure that collects registers into ``[warps, 32, extent]``."""
-        statement, kind = self.now, NUMPY[dtype]
-
-        def value(c: Cohort) -> Value:
-            loaded = [spread(c.load(first + i, statement, kind), c.count, kind) for i in range(extent)]
-            return np.stack(loaded, axis=2)
-
-        return value
 
     def _do_evaluate(self, s: Any) -> Node:
         if type(s.value).__name__ != "Call":
@@ -555,15 +274,7 @@ class Translator:
             raise UnknownCallError(f"the simulator does not know what {call.name} does: {s}")
         return Plain(action=self.calls.steps[call.name](self, call))
 
-    def _packed(self, e: Any) -> CallView:
-        """Return a call of the host's runtime: its function's name, and every argument in order."""
-        return CallView(str(e.args[0].value), tuple(e.args[1:]), (), self.now, "")
-
 
 def _filled(node: Node) -> Node:
     """Return a node that does something, for branches that were translated away."""
     return Sequence_(False, []) if isinstance(node, Plain) and node.action is None else node
-
-
-def _wide(value: Value) -> Value:
-    return value.astype(np.int64, copy=False) if is_array(value) else value

@@ -1,7 +1,9 @@
 """Numbers as kernels hold them: element types, conversions, and packed halves.
 
-A value of a statement is a Python number where all threads agree, else an array ``[warps, 32]``
-(or ``[warps, 1]`` where the lanes of a warp agree). Conversions round once, to nearest even.
+A value of a statement is a Python number where all threads agree, else an array ``[warps, lanes]``
+(or ``[warps, 1]`` where the lanes of a warp agree). A vector has its elements on a further axis,
+``[warps, lanes, n]``, of which any may be 1; a constant one may be ``[n]``. Conversions round once, to
+nearest even.
 """
 
 from __future__ import annotations
@@ -19,24 +21,46 @@ Value = Any
 """A Python or numpy number, or an array."""
 
 LANES = 32
+"""Lanes of an NVIDIA warp; a machine says how many its own have (`Machine.lanes`)."""
 
-NUMPY: dict[str, Any] = {
-    "bool": np.dtype(np.bool_),
-    "int8": np.dtype(np.int8),
-    "int16": np.dtype(np.int16),
-    "int32": np.dtype(np.int32),
-    "int64": np.dtype(np.int64),
-    "uint8": np.dtype(np.uint8),
-    "uint16": np.dtype(np.uint16),
-    "uint32": np.dtype(np.uint32),
-    "uint64": np.dtype(np.uint64),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-    "float32": np.dtype(np.float32),
-    "float64": np.dtype(np.float64),
-    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-}
+
+def element_of(dtype: str) -> tuple[str, int]:
+    """Return the element type and the count of elements of a TIR type: ``float16x4`` has four."""
+    element, _, count = dtype.rpartition("x")
+    return (element, int(count)) if element and count.isdigit() else (dtype, 1)
+
+
+class _Types(dict[str, Any]):
+    """Element types by name; a vector's name finds that of its elements."""
+
+    def __missing__(self, dtype: str) -> Any:
+        element, count = element_of(dtype)
+        if count == 1:
+            raise KeyError(dtype)
+        return self[element]
+
+
+NUMPY: dict[str, Any] = _Types(
+    {
+        "bool": np.dtype(np.bool_),
+        "int8": np.dtype(np.int8),
+        "int16": np.dtype(np.int16),
+        "int32": np.dtype(np.int32),
+        "int64": np.dtype(np.int64),
+        "uint8": np.dtype(np.uint8),
+        "uint16": np.dtype(np.uint16),
+        "uint32": np.dtype(np.uint32),
+        "uint64": np.dtype(np.uint64),
+        "float16": np.dtype(np.float16),
+        "bfloat16": np.dtype(ml_dtypes.bfloat16),
+        "float32": np.dtype(np.float32),
+        "float64": np.dtype(np.float64),
+        "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+        "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+        "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
+        "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    }
+)
 """TIR element types."""
 
 MASKS = {"uint8": 0xFF, "uint16": 0xFFFF, "uint32": 0xFFFFFFFF, "uint64": 0xFFFFFFFFFFFFFFFF}
@@ -76,17 +100,38 @@ def reinterpret(value: Value, source: str, dtype: str) -> Value:
     """Return the same bits as another type of the same width."""
     if source == dtype:
         return value
+    counts = element_of(source)[1], element_of(dtype)[1]
+    if counts != (1, 1):
+        return _recut(value, source, dtype, *counts)
     if is_array(value):
         return np.ascontiguousarray(value.astype(NUMPY[source], copy=False)).view(NUMPY[dtype])
     result = np.array(value, NUMPY[source]).view(NUMPY[dtype])[()]
     return int(result) if dtype.startswith(("int", "uint")) else result
 
 
-def spread(value: Value, warps: int, dtype: Any) -> Array:
-    """Return a value as an array ``[warps, 32]`` of a type."""
-    if is_array(value) and value.shape == (warps, LANES) and value.dtype == dtype:
+def _recut(value: Value, source: str, dtype: str, before: int, after: int) -> Value:
+    """Reinterpret where at least one type is a vector: its elements are the last axis."""
+    held = np.asarray(value, NUMPY[source])
+    if before == 1:
+        held = held[..., None]
+    shape = held.shape[:-1] if held.ndim else ()
+    parts: Array = np.ascontiguousarray(np.broadcast_to(held, (*shape, before))).view(NUMPY[dtype])
+    return parts if after > 1 else parts[..., 0]
+
+
+def whole(value: Value, warps: int) -> Value:
+    """Return a value whose first axis, if it is a vector, counts all warps."""
+    if is_array(value) and (value.ndim == 1 or (value.ndim == 3 and value.shape[0] != warps)):
+        rest = value.shape[1:] if value.ndim == 3 else (1, *value.shape)
+        return np.broadcast_to(value, (warps, *rest))
+    return value
+
+
+def spread(value: Value, warps: int, dtype: Any, lanes: int = LANES) -> Array:
+    """Return a value as an array ``[warps, lanes]`` of a type."""
+    if is_array(value) and value.shape == (warps, lanes) and value.dtype == dtype:
         return value  # type: ignore[no-any-return]
-    return np.broadcast_to(np.asarray(value, dtype), (warps, LANES))
+    return np.broadcast_to(np.asarray(value, dtype), (warps, lanes))
 
 
 # ---- packed and narrow floats --------------------------------------------------------------------

@@ -195,6 +195,7 @@ DIGITS: dict[str, GpuSchedule] = {
     "one token": GpuSchedule("digits", 1, stages=4, warps=8, split_k=4, placement="accumulator"),
     "wide warps": GpuSchedule("digits", 2, warps=6, split_k=3, placement="accumulator", warp_rows=64),
     "eight tokens": GpuSchedule("digits", 8, stages=2, warps=4, split_k=2, placement="accumulator"),
+    "clusters": GpuSchedule("digits", 1, stages=2, warps=4, split_k=2, placement="accumulator", cluster=2),
 }
 
 
@@ -202,6 +203,8 @@ DIGITS: dict[str, GpuSchedule] = {
 @pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("shape", list(DIGITS))
 def test_digits_for_any_m(shape: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DIGITS[shape].cluster > 1 and "cluster" not in _features():
+        pytest.skip("needs clusters (sm_90)")
     plan = Plan(((1 << 20, DIGITS[shape]),))
     for name in ("int4_g128", "ternary", *(() if activation == "int8" else ("int1",))):
         for n, k in SHAPES:
@@ -254,6 +257,29 @@ def test_long_sums_of_fp8_keep_their_precision(schedule: GpuSchedule, k: int) ->
             exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
             y = op(x, packed, token_scale=scale)
             assert float((y.double() - exact).norm() / exact.norm()) <= 6e-4, f"K={k} M={m}"
+
+
+@pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("k", [1003, 2200, 9216])
+def test_sums_of_fp8_that_carry(cluster: int, k: int) -> None:
+    """Half of what is allowed; blocks have no tile, one, or several."""
+    n = 2060
+    schedule = GpuSchedule(
+        "wgmma", 256, 128, 128, stages=4, warps=8, persistent=True, placement="accumulator", cluster=cluster
+    )
+    op = ladder.Matmul(n, k, "fp8_e4m3", "fp8_e4m3", output="float32", plan=Plan(((1 << 20, schedule),)))
+    weight = ladder.quantize(torch.randn(n, k, device="cuda"), "fp8_e4m3")
+    packed, exact_weight = op.pack(weight, "cuda"), weight.dequantize("float64").cuda()
+    for m in (100, 1500, 5000):
+        x, scale = (
+            torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn),
+            torch.rand(m, device="cuda") + 0.5,
+        )
+        exact = (x.double() @ exact_weight.T) * scale.double()[:, None]
+        found = [op(x, packed, token_scale=scale) for _ in range(3)]
+        assert float((found[0].double() - exact).norm() / exact.norm()) <= 1e-3, f"M={m}"
+        assert all(torch.equal(found[0], y) for y in found), f"M={m}"
 
 
 @pytest.mark.skipif("wgmma" not in _features(), reason="needs wgmma (sm_90a)")

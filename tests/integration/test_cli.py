@@ -127,7 +127,7 @@ def test_version(ladder: Command) -> None:
         (["tune", "--shapes", "12y12"], "NxK"),
         (["tune", "-m", "1,x"], "'x'"),
         (["tune", "--compile-only"], "--output"),
-        (["gemm", "--target", "rocm/gfx942"], "gfx942"),
+        (["gemm", "--target", "rocm/gfx1100"], "no pipeline emits code"),
         (["gemm", "--target", "cuda/sm_70", "--activation", "int8"], "float16"),
     ],
 )
@@ -146,6 +146,11 @@ def test_missing_compiler_is_one_line_and_code_1(ladder: Command, monkeypatch: p
     assert done.code == FAILED
     assert len(done.err.splitlines()) == 1
     assert "LADDER_NVCC" in done.err
+
+
+def test_python_m_ladder_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "ladder", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (OK, shell("--version").stdout)
 
 
 def test_failure_in_a_process_is_no_traceback() -> None:
@@ -207,11 +212,59 @@ def test_failed_check_is_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch
 
 @needs_nvcc
 @needs_no_gpu
-def test_gemm_for_an_absent_gpu_compiles_and_says_what_it_could_not_run(ladder: Command) -> None:
+def test_gemm_for_an_absent_gpu_simulates_and_says_what_it_could_not_run(ladder: Command) -> None:
     report = ladder("gemm", *GPU, "--json").json
     assert report["kernel"].startswith("ladder_gemv")
-    assert report["time_us"] is report["relative_error"] is report["roofline_fraction"] is None
+    assert report["time_us"] is report["roofline_fraction"] is None
     assert "cuda/sm_80" in report["not_run"]
+    assert report["passed"]
+    assert 0 < report["relative_error"] <= report["tolerance"]
+    assert report["simulated"]["findings"] == []
+    assert report["simulated"]["matrix_instructions"]["mma"] > 0
+    assert report["mma"] > 0
+    assert report["spills"] == 0
+    assert report["registers"] > 0
+    assert report["shared_bytes"] > 0
+    assert 0 < report["occupancy"] <= 1
+    assert report["predicted_us"] > 0
+    assert report["bound_by"] in report["predicted_parts_us"]
+
+
+def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
+    report = ladder("gemm", "--target", "rocm/gfx942", "-m", "3", "-n", "96", "-k", "160", "--json").json
+    assert report["passed"]
+    assert 0 < report["relative_error"] <= report["tolerance"]
+    assert report["simulated"]["findings"] == []
+    assert report["mfma"] + report["dots"] > 0
+    assert report["vgpr"] > 0
+    assert report["agpr"] >= 0
+    assert report["lds_bytes"] > 0
+    assert report["spills"] == report["scratch_bytes"] == 0
+    assert report["predicted_us"] > 0
+
+
+@needs_nvcc
+@needs_no_gpu
+def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> None:
+    report = ladder("gemm", *GPU, "--no-check", "--json").json
+    assert report["simulated"] is report["relative_error"] is None
+    assert "mma" not in report
+
+
+@needs_nvcc
+@needs_no_gpu
+def test_faults_that_the_simulator_finds_fail_the_command(
+    ladder: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ladder.cli.check import SimulatedCheck
+
+    broken = SimulatedCheck(1, 2, 3, float("nan"), ("race: warp 1 reads",), {}, 0, 1)
+    monkeypatch.setattr("ladder.cli.check.simulated_check", lambda problem, lowered: broken)
+    done = ladder("gemm", *GPU, "--json")
+    assert done.code == FAILED
+    assert "race" in done.err
+    assert done.json["relative_error"] is None
+    assert done.json["simulated"]["findings"] == ["race: warp 1 reads"]
 
 
 @pytest.mark.parametrize(
@@ -238,6 +291,25 @@ def test_explain_summary_says_what_is_predicted(ladder: Command) -> None:
     done = ladder("explain", "--target", "cuda/sm_90a", "--json")
     assert done.json["target"] == "cuda/sm_90a"
     assert "wgmma" in done.json["text"]
+
+
+@needs_nvcc
+def test_explain_shows_what_the_code_takes(ladder: Command) -> None:
+    done = ladder("explain", *GPU, "--json")
+    assert done.json["evidence"]["mma"] > 0
+    assert done.json["evidence"]["registers"] > 0
+    assert f"{done.json['evidence']['registers']} registers" in done.json["text"]
+
+
+def test_explain_without_a_compiler_says_that_there_is_no_evidence(
+    ladder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
+    done = ladder("explain", *GPU, "--json")
+    assert done.code == OK, done.err
+    assert done.json["evidence"] is None
+    assert "no evidence" in done.json["text"]
 
 
 def test_types_and_devices_as_json(ladder: Command) -> None:

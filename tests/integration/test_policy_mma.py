@@ -6,8 +6,8 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda import gemv_geometry, mma
-from ladder.lower.cuda.groups import Groups
-from ladder.lower.cuda.instructions import select_step
+from ladder.lower.gpu.groups import Groups
+from ladder.lower.gpu.instructions import select_step
 from schedules.policy import buckets, rank, typical_m
 from schedules.schedule import GpuSchedule
 from targets import get_device

@@ -78,6 +78,7 @@ template <class T> static const T* emu_at(const T* p, size_t bytes) {
 }
 static uint32_t emu_offset(const void* p) { return (uint32_t)((const uchar*)p - emu_shared); }
 #define __cvta_generic_to_shared emu_offset
+static const void* __cvta_shared_to_generic(size_t at) { return emu_at((uint32_t)at, 4); }
 
 // ---- loads, stores, copies -------------------------------------------------------------------
 template <class P> static void ptx_ld1(uint32_t& a, P p) { memcpy(&a, emu_at(p, 4), 4); }
@@ -230,6 +231,10 @@ static void ptx_lop3(uint32_t& d, uint32_t a, uint32_t b, uint32_t c, int table)
   d = 0;
   for (int i = 0; i < 8; i++)
     if (table >> i & 1) d |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+}
+static void ptx_dp4a(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
+  for (int i = 0; i < 32; i += 8) c += (a >> i & 255) * (b >> i & 255);
+  d = c;
 }
 static void ptx_prmt(uint32_t& d, uint32_t a, uint32_t b, uint32_t s) {
   uint64_t bytes = (uint64_t)b << 32 | a;

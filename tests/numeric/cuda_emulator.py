@@ -51,6 +51,7 @@ INSTRUCTIONS = (
     (r"mov\.u32", "ptx_move"),
     (r"lop3\.b32", "ptx_lop3"),
     (r"prmt\.b32", "ptx_prmt"),
+    (r"dp4a\.u32\.u32", "ptx_dp4a"),
     (r"sub\.rn\.f16x2", "ptx_sub2<__half>"),
     (r"mul\.rn\.f16x2", "ptx_mul2<__half>"),
     (r"fma\.rn\.f16x2", "ptx_fma2<__half>"),

@@ -13,7 +13,7 @@ from test_cuda_mma_emulated import NUMPY, Problem
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda import digit_shape, digits
-from ladder.lower.cuda.decode import packed_layout
+from ladder.lower.gpu.decode import packed_layout
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
 from targets import get_device

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.decode import packed_layout
+from ladder.lower.gpu.decode import packed_layout
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.legal import streams_exponents
 from schedules.schedule import GpuSchedule
@@ -265,6 +265,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemv(stages=4, warps=3, split_k=1, cluster=4, placement="accumulator"),
         (5,),
     ),
+    "gemv a codebook's table, rows of x that end inside a copy": (
+        "sm_90a",
+        _gemm(weight="nf4", n=200, k=1224, group_size=64, scale=True, output="float16"),
+        _gemv(warps=4, split_k=2, warp_rows=32, placement="accumulator"),
+        (1, 3),
+    ),
     "gemv int8 whole sums of two blocks": (
         "sm_90a",
         _gemm(activation="int8", weight="int4", k=900, token_scale=True),
@@ -314,6 +320,24 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         _gemm(weight="int4", activation="int8", k=900, group_size=128, scale=True, token_scale=True),
         _digits(stages=4, tile_m=8, warps=8, split_k=8),
         (8,),
+    ),
+    "digits two blocks split K": (
+        "sm_90a",
+        _gemm(weight="int2", group_size=128, scale=True, k=2000, n=130, bias=True),
+        _digits(warp_rows=32, cluster=2),
+        (1, 2),
+    ),
+    "digits two blocks split K, the second has nothing to do": (
+        "sm_90a",
+        _gemm(weight="int2", activation="int8", k=60, token_scale=True),
+        _digits(stages=4, tile_m=4, cluster=2),
+        (3,),
+    ),
+    "digits int8, two blocks split K, offsets": (
+        "sm_90a",
+        _gemm(weight="int2", activation="int8", k=900, token_scale=True),
+        _digits(stages=4, tile_m=4, warp_rows=32, cluster=2),
+        (3, 5),
     ),
     "mma groups, odd K tiles, token warps": (
         "sm_80",

@@ -11,6 +11,7 @@ from test_cuda_mma_emulated import BOUNDS, NUMPY, Problem
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.simulate import SimulationResult, simulate_launch
+from ladder.simulate.operator import FAMILIES
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -69,10 +70,14 @@ class SimulatedKernel:
         assert not found, found[:5]
 
 
-def run(function: Any, problem: Gemm, m: int, **options: Any) -> tuple[SimulationResult, float]:
+def run(
+    function: Any, problem: Gemm, m: int, target: str = "cuda/sm_90a", **options: Any
+) -> tuple[SimulationResult, float]:
     """Simulate a kernel on random operands and a poisoned output; return the result and its error."""
+    device = get_device(target)
     operands = problem_of(problem, m)
     y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
-    result = simulate_launch(function, [*operands.arrays, y], **options)
+    calls = FAMILIES[device.kind](device.arch)
+    result = simulate_launch(function, [*operands.arrays, y], calls=calls, **options)
     difference = y.astype(np.float64) - operands.expected
     return result, float(np.linalg.norm(difference) / np.linalg.norm(operands.expected))

@@ -56,7 +56,31 @@ def rewrite_expression(e: Any, change: Change) -> Any:
         return e.source.vload([rewrite_expression(index, change) for index in e.indices])
     if kind == "Cast":
         return tirx.Cast(e.ty, rewrite_expression(e.value, change))
+    if kind == "Ramp":
+        return tirx.Ramp(rewrite_expression(e.base, change), e.stride, e.lanes)
+    if kind == "Broadcast":
+        return tirx.Broadcast(rewrite_expression(e.value, change), e.lanes)
+    if kind == "Select":
+        parts = (e.condition, e.true_value, e.false_value)
+        return tirx.Select(*(rewrite_expression(part, change) for part in parts))
     return e
+
+
+def stored(scope: str, dtype: str, value: Change | None = None, index: Change | None = None) -> Once:
+    """Return a change of stores to buffers of a scope and type: of the value, or of the last index."""
+
+    def change(s: Any) -> Any:
+        held = s.value if value is None else rewrite_expression(s.value, value)
+        *outer, last = s.indices
+        place = last if index is None else rewrite_expression(last, index)
+        return tirx.BufferStore(s.buffer, held, [*outer, place])
+
+    return Once(lambda s: is_store(s, scope, dtype), change)
+
+
+def is_store(s: Any, scope: str, dtype: str) -> bool:
+    """Whether a statement stores to a buffer of a scope and type."""
+    return type(s).__name__ == "BufferStore" and (s.buffer.scope(), str(s.buffer.dtype)) == (scope, dtype)
 
 
 def called(s: Any) -> str:

@@ -11,7 +11,7 @@ from tvm import ir
 
 import ladder
 from ladder.simulate import UnknownCallError, simulate_launch
-from ladder.simulate.banks import passes
+from ladder.simulate.banks import Banks
 from ladder.simulate.launch import SimulationError
 
 
@@ -45,6 +45,29 @@ def test_a_bias_and_eight_bits(weight: ladder.QuantizedTensor) -> None:
     assert np.isfinite(result.y).all()
 
 
+@pytest.mark.parametrize("activation", ["float16", "int8"])
+def test_experts(activation: str) -> None:
+    """The tokens of five experts, one without any, and rows of nobody at both ends."""
+    torch.manual_seed(1)
+    op = ladder.GroupedMatmul(
+        E=5, N=70, K=200, weight="int4", group_size=64, activation=activation, target="cuda/sm_90a"
+    )
+    weights = [ladder.quantize(torch.randn(70, 200), "int4", group_size=64) for _ in range(5)]
+    x, offsets = torch.randn(24, 200).half(), torch.tensor([1, 4, 4, 9, 20, 23], dtype=torch.int32)
+    exact = torch.full((24, 70), torch.nan, dtype=torch.float64)
+    for expert, weight in enumerate(weights):
+        rows = slice(int(offsets[expert]), int(offsets[expert + 1]))
+        exact[rows] = x[rows].double() @ torch.as_tensor(weight.dequantize()).T
+    expected = exact if activation == "float16" else None
+    result = ladder.simulate(op, x, op.pack(weights), ranges=offsets, expected=expected)
+    assert not result.findings, result.report()
+    rows = exact.numpy()[1:23]
+    error = np.linalg.norm(result.y[1:23] - rows) / np.linalg.norm(rows)
+    assert error <= (5e-4 if activation == "float16" else 2e-2)
+    with pytest.raises(ladder.ShapeError, match="ranges"):
+        ladder.simulate(op, x, op.pack(weights))
+
+
 def test_wrong_values_are_a_finding(weight: ladder.QuantizedTensor) -> None:
     op, x = _operator(), torch.randn(2, 200).half()
     result = ladder.simulate(op, x, op.pack(weight), expected=torch.ones(2, 130))
@@ -53,7 +76,7 @@ def test_wrong_values_are_a_finding(weight: ladder.QuantizedTensor) -> None:
 
 def test_what_it_cannot_simulate(weight: ladder.QuantizedTensor) -> None:
     op = _operator()
-    with pytest.raises(ladder.DeviceError, match="NVIDIA"):
+    with pytest.raises(ladder.DeviceError, match="NVIDIA and AMD"):
         ladder.simulate(op, torch.randn(2, 200).half(), op.pack(weight), target="cpu")
     with pytest.raises(ladder.ShapeError, match="K=200"):
         ladder.simulate(op, torch.randn(2, 100).half(), op.pack(weight))
@@ -121,4 +144,4 @@ def test_traffic_of_a_kernel_that_reads_weights_once() -> None:
     ],
 )
 def test_bank_conflicts(addresses: np.ndarray, width: int, expected: tuple[int, int]) -> None:
-    assert passes(addresses, width) == expected
+    assert Banks().passes(addresses, width) == expected

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from problems import bound_of, emitted, gemm, gemv, mma, run, wgmma
-from rewriting import NOTHING, Once, argument, called, remove, rewrite, rewrite_expression
-from tvm import tirx
+from rewriting import NOTHING, Once, argument, called, remove, rewrite, rewrite_expression, with_arguments
+from tvm import ir, tirx
 
 KERNELS = {
     "gemv": (gemm(group_size=64, scale=True, k=1000), gemv(), 3),
@@ -29,6 +29,11 @@ KERNELS = {
         70,
     ),
     "split": (gemm(output="float16", k=700, n=130), wgmma(split_k=2, tile_n=128), 16),
+    "stream": (
+        gemm(k=700, n=300, group_size=64, scale=True, output="float16"),
+        wgmma(persistent=True, stream_k=True, tile_n=128),
+        40,
+    ),
     "int8": (
         gemm(activation="int8", group_size=128, scale=True, k=1500),
         wgmma(tile_k=128, placement="accumulator"),
@@ -292,11 +297,14 @@ MUTANTS: dict[str, Mutant] = {
         "wgmma", lambda: remove(INIT, 2), "barrier", "no initialised mbarrier"
     ),
     # ---- the epilogue ---------------------------------------------------------------------------
-    "wgmma: staging read without a warp barrier": Mutant(
-        "wgmma", lambda: remove("tirx.cuda.warp_sync", 0), "race"
+    "wgmma: staging read without a barrier": Mutant(
+        "wgmma", lambda: remove("tirx.ptx.bar_sync_count", 0), "race"
     ),
-    "wgmma: staging reused without a warp barrier": Mutant(
-        "wgmma two tiles", lambda: remove("tirx.cuda.warp_sync", 1), "race", "overwrites bytes read by"
+    "wgmma: staging reused without a barrier": Mutant(
+        "wgmma two tiles", lambda: remove("tirx.ptx.bar_sync_count", 1), "race", "overwrites bytes read by"
+    ),
+    "split: staging read without a warp barrier": Mutant(
+        "split", lambda: remove("tirx.cuda.warp_sync", 0), "race"
     ),
     # ---- clusters -------------------------------------------------------------------------------
     "cluster: blocks start without each other": Mutant(
@@ -317,6 +325,18 @@ MUTANTS: dict[str, Mutant] = {
     "cluster: freed for one producer only": Mutant(
         "cluster", lambda: argument("ladder_arrive_at", 2, lambda e: tirx.IntImm("int32", 0)), "deadlock"
     ),
+    "stream: flags raised before the sums are stored": Mutant(
+        "stream",
+        lambda: _both(_source("ladder_announce", "bar.sync"), _source("ladder_hand_over", "bar.arrive")),
+        "race",
+        "does not vouch for",
+    ),
+    "stream: sums taken in without waiting for their flag": Mutant(
+        "stream", lambda: _source("ladder_take_over", "while (found"), "race", "does not vouch for"
+    ),
+    "stream: nobody raises flags": Mutant(
+        "stream", lambda: _source("ladder_announce", "", remove_call=True), "deadlock", "a flag"
+    ),
     "split: sums not waited for": Mutant("split", lambda: remove(MBARRIER_WAIT, 3), "race"),
     "split: sums sent before the barriers are ready": Mutant(
         "split", lambda: remove("tirx.ptx.barrier_cluster_wait"), "race", '"init"'
@@ -328,6 +348,29 @@ MUTANTS: dict[str, Mutant] = {
         "split", lambda: argument("ladder_send4", 1, _index(3, _plus(1))), "wrong values"
     ),
 }
+
+
+def _source(helper: str, line: str, remove_call: bool = False) -> Once:
+    """Return a change that drops the line of a helper's source that holds a text, or the helper's call."""
+
+    def without(arguments: list[Any]) -> list[Any]:
+        place = [i for i, part in enumerate(arguments) if type(part).__name__ == "StringImm"][1]
+        kept = [part for part in str(arguments[place].value).splitlines() if line not in part]
+        arguments[place] = ir.StringImm("\n".join(kept))
+        return arguments
+
+    def change(s: Any) -> Any:
+        return NOTHING if remove_call else with_arguments(s, without)
+
+    return Once(lambda s: called(s).startswith(helper), change)
+
+
+def _both(first: Once, second: Once) -> Callable[[Any], Any]:
+    def change(s: Any) -> Any:
+        found = first(s)
+        return second(s) if found is None else found
+
+    return change
 
 
 def _is_high(e: Any) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ladder.lower.cuda import instructions
-from ladder.lower.cuda.instructions import STEPS, WARP_MAP, select_step
-from ladder.lower.cuda.tokens import TokenTile, matrix_source
+from ladder.lower.cuda.tokens import matrix_source
+from ladder.lower.gpu import instructions
+from ladder.lower.gpu.instructions import STEPS, WARP_MAP, select_step
+from ladder.lower.gpu.token_tile import TokenTile
 from targets import get_device
 from tile_types.errors import DeviceError
 

@@ -44,10 +44,10 @@ def test_legal_schedules_have_a_geometry(gemm: Gemm, name: str) -> None:
 
 
 def geometry_of(gemm: Gemm, device, schedule: GpuSchedule):
-    from ladder.lower.cuda.decode import make_decoder
     from ladder.lower.cuda.gemv_geometry import Geometry
-    from ladder.lower.cuda.groups import Groups
-    from ladder.lower.cuda.instructions import select_step
+    from ladder.lower.gpu.decode import make_decoder
+    from ladder.lower.gpu.groups import Groups
+    from ladder.lower.gpu.instructions import select_step
 
     decoder = make_decoder(
         gemm, device, schedule.placement, gains=True, table=device.shared_per_block // 2, offset_clocks=24

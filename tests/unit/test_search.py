@@ -11,7 +11,7 @@ import pytest
 from ladder.ir.gemm import Gemm
 from ladder.runtime.farm import Campaign, Trial, at_shapes, load, save
 from ladder.runtime.measure import Timed
-from ladder.runtime.tune import finals, winners
+from ladder.runtime.tune import finals, known_winners, relatives_winners, winners
 from schedules.legal import is_legal
 from schedules.policy import AXES, make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule
@@ -32,6 +32,13 @@ def test_shortlist_has_the_best_of_every_point() -> None:
     assert len(chosen) == len(set(chosen)) == 64
     for gemm, m in points:
         assert rank(gemm, H200, m, wide=True)[0].schedule in chosen
+
+
+def test_what_won_for_classes_alike_is_tried() -> None:
+    weight = Gemm(4096, 4096, "nf4", group_size=64)
+    known, found = known_winners(H200, weight), relatives_winners(H200, weight)
+    assert set(found) & set(known_winners(H200, GEMM)) - set(known)
+    assert all(is_legal(weight, H200, schedule) for schedule in found)
 
 
 def test_neighbours_are_legal_steps_of_any_field_a_rule_names() -> None:

@@ -119,11 +119,9 @@ def test_swapped_gate_branches():
         (lambda x: x.exp().exp(), "two exponentials"),
         (lambda x: x.silu().silu(), "two exponentials"),
         (lambda x: x.exp().sqrt(), "root of an exponential"),
-        (lambda x: (x.sqrt() + 1.0).sqrt(), "root under a square root"),
         (lambda x: x.op("maximum", 0.0), "maximum has no finite-field"),
         (lambda x: x.op("gelu"), "gelu has no finite-field"),
-        (lambda x: x.square().sqrt(), "may be a square"),
-        (lambda x: x.slice((0, 0), (1, 1)).sqrt() * (x * 4.0).sqrt(), "may be a square"),
+        (lambda x: x / x.op("reduce_max", axis=1), "if the maxima had other values"),
         (lambda x: x / (x - x), "undefined in"),
         (lambda x: x * float("inf"), "no number"),
     ],
@@ -133,6 +131,25 @@ def test_programs_outside_the_fragment_are_refused_by_name(body, reason):
     certificate = verify_equal(graph, graph)
     assert certificate.verdict == "refused"
     assert reason in certificate.reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: (x.sqrt() + 1.0).sqrt(),
+        lambda x: x.square().sqrt(),
+        lambda x: x.slice((0, 0), (1, 1)).sqrt() * (x * 4.0).sqrt(),
+        lambda x: x / (x / x.square().sum(1).sqrt()).square().sum(1).sqrt(),
+    ],
+)
+def test_roots_that_no_field_decides_are_taken_as_unknown(body):
+    """Nested roots, roots of squares: equal radicands have equal roots, nothing else is used of them."""
+    plain, moved = program(body, X), program(lambda x: body(x * 2.0 - x), X)
+    certificate = verify_equal(plain, moved)
+    assert certificate.equal
+    assert certificate.bound.unknown_roots > 0
+    assert 0 < certificate.delta <= DELTA
+    assert not verify_equal(plain, program(lambda x: body(x * 2.0), X)).equal
 
 
 def test_a_root_of_a_square_is_not_its_argument():
@@ -161,20 +178,18 @@ def test_factors_that_a_fixed_order_would_hide():
     assert verify_equal(first, second).verdict == "different"
 
 
-OUTSIDE = ("encode", "maximum", "minimum", "relu", "gelu", "gelu_tanh", "reduce_max", "accumulate")
+OUTSIDE = ("encode", "maximum", "minimum", "relu", "gelu", "gelu_tanh", "reduce_max")
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_row_of_the_table_has_forms_or_is_refused(name):
     graph = bind(EXAMPLES[name], {"M": 32})
-    if sum(node.tile.nbytes for node in graph.inputs) > 1 << 16:
+    if name == "accumulate" or sum(node.tile.nbytes for node in graph.inputs) > 1 << 16:
         pytest.skip("large: block graphs are tested above")
     certificate = verify_equal(graph, graph)
     if name in OUTSIDE:
         assert certificate.verdict == "refused"
-        assert "finite" in certificate.reason
-    elif name in ("sqrt", "rsqrt"):
-        assert "different values stand under" in certificate.reason
+        assert "finite" in certificate.reason or "maxima" in certificate.reason
     else:
         assert certificate.equal, certificate
 
@@ -272,8 +287,9 @@ def test_seeds_repeat():
 
 
 def test_roots_cost_draws_and_error():
-    graph = program(lambda x: x / x.square().sum(1).sqrt(), {"x": (2, 3)})
-    certificate = verify_equal(graph, graph)
+    """Roots whose squares matter: unknown functions do not do."""
+    graph = program(lambda x: x / x.square().sum(1).sqrt() * x.square().sum(1).sqrt().square(), {"x": (2, 3)})
+    certificate = verify_equal(graph, program(lambda x: x * x.square().sum(1).sqrt(), {"x": (2, 3)}))
     bound = certificate.bound
     assert bound.radicands == 2
     assert bound.attempts == 16 * 4

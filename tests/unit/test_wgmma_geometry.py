@@ -37,8 +37,10 @@ def test_accumulators_cover_the_tile_once(tokens: int) -> None:
     assert seen == {(row, token) for row in range(64) for token in range(tokens)}
 
 
-def test_staged_transpose_has_no_bank_conflicts() -> None:
-    geo = Geometry(gemm(output="float32"), schedule())
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_staged_transpose_has_no_bank_conflicts(split_k: int) -> None:
+    geo = Geometry(gemm(output="float32"), schedule(split_k=split_k))
+    assert geo.team == (4 if split_k == 1 else 1)
     for index in range(4):
         banks = {
             (accumulator_token(lane, index) * geo.pitch + accumulator_row(0, lane, index)) % 32
@@ -47,15 +49,17 @@ def test_staged_transpose_has_no_bank_conflicts() -> None:
         assert len(banks) == 32
 
 
-def test_staged_halves_are_a_bijection_without_bank_conflicts() -> None:
-    geo = Geometry(gemm(), schedule())
-    runs = {swizzled_run(token, half) for token in range(geo.chunk) for half in (0, 1)}
-    assert runs == set(range(geo.chunk * WARP_ROWS // 8))
+@pytest.mark.parametrize("split_k", [1, 2])
+def test_staged_halves_are_a_bijection_without_bank_conflicts(split_k: int) -> None:
+    geo = Geometry(gemm(), schedule(split_k=split_k))
+    runs = geo.team * WARP_ROWS // 8
+    places = {swizzled_run(token, run, runs) for token in range(geo.chunk) for run in range(runs)}
+    assert places == set(range(geo.chunk * runs))
     for first in range(0, geo.chunk, 8):
-        for half in (0, 1):  # a phase of stmatrix: one run of eight tokens
-            assert len({swizzled_run(first + token, half) % 8 for token in range(8)}) == 8
-    for first in range(0, geo.chunk, 4):  # a phase of a 16-byte load: both runs of four tokens
-        assert len({swizzled_run(first + i // 2, i % 2) % 8 for i in range(8)}) == 8
+        for run in range(runs):  # a phase of stmatrix: one run of eight tokens
+            assert len({swizzled_run(first + token, run, runs) % 8 for token in range(8)}) == 8
+    for first in range(0, geo.chunk, 8 // runs):  # a phase of a 16-byte load: all runs of some tokens
+        assert len({swizzled_run(first + i // runs, i % runs, runs) % 8 for i in range(8)}) == 8
 
 
 def test_registers_of_all_roles_fit_a_multiprocessor() -> None:

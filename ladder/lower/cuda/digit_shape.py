@@ -7,7 +7,7 @@ from math import gcd
 
 from ladder.lower.cuda.digit_tokens import DIGITS, quads
 from ladder.lower.cuda.gemv_geometry import Slices
-from ladder.lower.cuda.groups import Groups
+from ladder.lower.gpu.groups import Groups
 from schedules.layouts import TILE
 from schedules.legal import (
     DIGIT_CHUNK_TILES,

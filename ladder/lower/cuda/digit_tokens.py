@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.decode_int import Affine
+from ladder.lower.gpu.decode_int import Affine
 
 Expr = Any
 
@@ -99,14 +99,19 @@ static __device__ __forceinline__ void {name}(
     for (int d = 0; d < 4; d++)
       reinterpret_cast<uint4*>(digits)[4 * d] = make_uint4(out[0][d], out[1][d], out[2][d], out[3][d]);
   }}
+  // Lanes of even columns add up the lower two digits, the others the upper two.
+  int low = c & 1 ? sums[2] : sums[0], high = c & 1 ? sums[3] : sums[1];
   if ({offset} != 0) {{
+    low += __shfl_xor_sync(0xffffffffu, c & 1 ? sums[0] : sums[2], 1);
+    high += __shfl_xor_sync(0xffffffffu, c & 1 ? sums[1] : sums[3], 1);
 #pragma unroll
-    for (int d = 0; d < 4; d++)
-#pragma unroll
-      for (int l = 1; l < {lanes}; l *= 2) sums[d] += __shfl_xor_sync(0xffffffffu, sums[d], l);
+    for (int l = 2; l < {lanes}; l *= 2) {{
+      low += __shfl_xor_sync(0xffffffffu, low, l);
+      high += __shfl_xor_sync(0xffffffffu, high, l);
+    }}
   }}
   if (active && tile == 0 && c < 2) {{
-    const int low = {offset} * (c == 0 ? sums[0] : sums[2]), high = {offset} * (c == 0 ? sums[1] : sums[3]);
+    low = {offset} * low, high = {offset} * high;
     reinterpret_cast<uint4*>(starts)[0] =
         make_uint4({magic}u + low, {magic}u + high, {magic}u + (low << {rows}), {magic}u + (high << {rows}));
     if (c == 0) *unit = top == 255u ? 0x7fc00000u : (power - 29u) << 23;

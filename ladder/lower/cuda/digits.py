@@ -4,7 +4,8 @@
 of two for the place of its codes: one logic instruction for four weights, no shift, no conversion.
 x is split once per block into signed digits (`ladder.lower.cuda.digit_tokens`) that stay in shared
 memory, a digit per column of the instruction; integer sums are exact. A warp owns 16 to 64 rows
-and one slice of K, whose words it streams through registers; slices are added in shared memory.
+and one slice of K, whose words it streams through registers; slices are added in shared memory. The
+blocks of a cluster split K too: each then splits its own part of x only.
 
 Nothing depends on the size of M, N or K: x passes in *chunks* of K as large as shared memory holds.
 """
@@ -18,18 +19,18 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import packed_order
-from ladder.lower.cuda.decode_int import Affine, affine_forms
 from ladder.lower.cuda.digit_shape import COLUMNS, Shape
 from ladder.lower.cuda.digit_tokens import DIGIT_BITS, MAGIC, MAGIC_VALUE, Splitter, quads
-from ladder.lower.cuda.emission import TirMachine
-from ladder.lower.cuda.epilogue import finish
-from ladder.lower.cuda.gemv import LOADS, PREFETCH_BYTES
+from ladder.lower.cuda.gemv import LOADS, prefetched_words
 from ladder.lower.cuda.gemv_geometry import STRIP
-from ladder.lower.cuda.groups import Groups, array_dtype
+from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.machine import XOR_AND, repeat
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import packed_order
+from ladder.lower.gpu.decode_int import Affine, affine_forms
+from ladder.lower.gpu.emission import TirMachine
+from ladder.lower.gpu.groups import Groups, array_dtype
+from ladder.lower.gpu.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
@@ -114,15 +115,18 @@ class Digits:
 
     def emit(self) -> None:
         """Emit the whole body."""
-        self.overlap.declare("blockIdx.x", "blockIdx.y", "threadIdx.x")
+        shared = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
+        self.overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
         self._locate()
         self.overlap.release()
         self._allocate()
         self._prefetch()
         self.overlap.wait()
         size = self.shape.chunk_tiles
-        with b.loop(b.keep((self.args.k_tiles + size - 1) // size), rolled=True) as chunk:
-            self._chunk(b.keep(chunk * size))
+        # Also where nothing is left of K for this block: it finishes its share of the outputs.
+        chunks = b.keep(T.max((self.end_tile - self.first_tile + size - 1) // size, 1))
+        with b.loop(chunks, rolled=True) as chunk:
+            self._chunk(b.keep(self.first_tile + chunk * size))
         self._finish()
 
     # ---- set-up ---------------------------------------------------------------------
@@ -132,9 +136,12 @@ class Digits:
         tile_strips = TILE // plan.warp_rows
         strips = args.n_tiles * tile_strips
         b.device(shape.resident_blocks)
+        row_blocks = (strips + shape.row_warps - 1) // shape.row_warps
         block, token_block = b.block_index(
-            [(strips + shape.row_warps - 1) // shape.row_warps, (args.m + plan.tile_m - 1) // plan.tile_m]
+            [row_blocks * plan.cluster, (args.m + plan.tile_m - 1) // plan.tile_m]
         )
+        self._share_tiles()
+        block = b.bind(block // plan.cluster) if plan.cluster > 1 else block
         self.thread = b.thread_index(shape.threads)
         self.warp = b.bind(self.thread // 32)
         self.lane = b.bind(self.thread % 32)
@@ -152,10 +159,25 @@ class Digits:
         self.owner = b.keep(owner * min(self.groups.bits, 4))
         self.words_at = b.Variable("int64", T.int64(0))
 
+    def _share_tiles(self) -> None:
+        """Share K among the blocks of a cluster in whole periods."""
+        blocks, period, tiles = self.schedule.cluster, self.shape.period, self.args.k_tiles
+        if blocks == 1:
+            self.rank, self.first_tile, self.end_tile = T.int32(0), T.int32(0), tiles
+            return
+        self.rank = b.keep(b.cluster_rank([blocks])[0])
+        share = b.bind((tiles + period * blocks - 1) // (period * blocks) * period)
+        self.first_tile = b.keep(T.min(self.rank * share, tiles))
+        self.end_tile = b.keep(T.min(self.first_tile + share, tiles))
+
+    @property
+    def kind(self) -> str:
+        """Type of the sums of a slice."""
+        return "float32" if self.shape.flushes else "int32"
+
     def _allocate(self) -> None:
         """Allocate shared buffers and registers; the reduction reuses x's memory."""
         shape, plan = self.shape, self.schedule
-        self.kind = "float32" if shape.flushes else "int32"
         periods = shape.chunk_tiles // shape.period
         pool = b.shared_pool()
         self.parts = pool.alloc((32, plan.tile_m), "int32", align=128)
@@ -195,11 +217,13 @@ class Digits:
         strips = TILE // self.schedule.warp_rows
         tile = b.bind((self.first_strip + strips - 1) // strips + self.thread // split)
         mine = tile * strips < self.first_strip + self.shape.row_warps
-        begin, stop = self._slice(self.thread % split, T.min(self.shape.chunk_tiles, args.k_tiles))
-        own = T.min(stop * self.shape.period, args.k_tiles) - begin * self.shape.period
-        words = T.min(own * self.tile_words, PREFETCH_BYTES // 4 // split // args.n_tiles // 4 * 4)
+        tiles = b.bind(self.end_tile - self.first_tile)
+        begin, stop = self._slice(self.thread % split, T.min(self.shape.chunk_tiles, tiles))
+        own = T.min(stop * self.shape.period, tiles) - begin * self.shape.period
+        even = prefetched_words(args.n_tiles, args.k_tiles * self.tile_words)
+        words = T.min(own * self.tile_words, even // (split * self.schedule.cluster) // 4 * 4)
         with b.when(T.And(T.And(mine, tile < args.n_tiles), words > 0)):
-            first = T.Cast("int64", tile * args.k_tiles + begin * self.shape.period)
+            first = T.Cast("int64", tile * args.k_tiles + self.first_tile + begin * self.shape.period)
             start = args.words.ptr_to([0, 0, first * T.int64(self.tile_words)])
             b.ptx("cp.async.bulk.prefetch.L2.global", start, T.Cast("uint32", words * 4))
         if self.gemm.scale:
@@ -226,11 +250,11 @@ class Digits:
         """Multiply the tiles of K from ``first`` on that one chunk of x holds."""
         shape, plan = self.shape, self.schedule
         period = shape.period
-        tiles = b.keep(T.min(shape.chunk_tiles, self.args.k_tiles - first))
+        tiles = b.keep(T.min(shape.chunk_tiles, self.end_tile - first))
         periods = b.keep((tiles + period - 1) // period)
         begin, stop = self._slice(self.slice, tiles)
         begin, self.stop = b.keep(begin), b.keep(stop)
-        self.end = b.keep(T.min(first + self.stop * period, self.args.k_tiles))
+        self.end = b.keep(T.min(first + self.stop * period, self.end_tile))
         self.tile = b.Variable("int32", first + begin * period)
         self.period_at = b.Variable("int32", begin)
         start = T.Cast("int64", self.strip_tile + self.tile.value) * T.int64(self.tile_words)
@@ -327,13 +351,24 @@ class Digits:
 
     def _read_tokens(self, words: Any, first: Expr, token: Expr, item: Expr, items: Expr) -> None:
         """Emit the loads of sixteen elements of a tile, zero where x ends; four items make a tile."""
-        count = self.splitter.words
-        start = b.bind((first + item // 4) * TILE + item % 4 * (32 // self.shape.lane))
-        for i in range(count):
-            at = b.bind(start + i * (TILE // count))
-            b.store(words, T.uint32(0), i)
-            with b.when(T.And(item < items, at < self.args.k_x)):
-                b.ptx("ld.global.u32", words[i], self.args.x.ptr_to([self.first_token + token, at]))
+        count, tile = self.splitter.words, b.bind(first + item // 4)
+        start = b.bind(tile * TILE + item % 4 * (32 // self.shape.lane))
+
+        def load(i: int) -> None:
+            place = [self.first_token + token, start + i * (TILE // count)]
+            b.ptx("ld.global.u32", words[i], self.args.x.ptr_to(place))
+
+        def whole() -> None:
+            for i in range(count):
+                load(i)
+
+        def part() -> None:
+            for i in range(count):
+                b.store(words, T.uint32(0), i)
+                with b.when(T.And(item < items, start + i * (TILE // count) < self.args.k_x)):
+                    load(i)
+
+        b.either(T.And(item < items, tile * TILE + TILE <= self.args.k_x), whole, part)
 
     def _convert_item(self, words: Any, active: Expr, item: Expr, token: Expr) -> Expr:
         shape = self.shape
@@ -358,7 +393,7 @@ class Digits:
             total.set(total.value + other)
         with b.when(self.lane == 0):
             before = b.Variable("int32", 0)
-            with b.when(first > 0):
+            with b.when(first > self.first_tile):
                 before.set(self.parts[self.warp, token])
             b.store(self.parts, before.value + total.value, self.warp, token)
 
@@ -500,6 +535,8 @@ class Digits:
     def _finish(self) -> None:
         """Join the digits, add the slices and store the block's outputs."""
         shape = self.shape
+        if not shape.flushes and self.splitter.offset:
+            self._add_offsets()
         for row_block in range(shape.row_blocks):
             for token_block in range(shape.token_blocks):
                 at = (row_block * shape.token_blocks + token_block) * 4
@@ -507,13 +544,14 @@ class Digits:
                     row = self.row_warp * self.schedule.warp_rows + row_block * STRIP + self.lane // 4
                     put = self._put_digits if shape.lane == 16 else self._put_tokens
                     put(at + 2 * half, token_block, row + 8 * half, half)
-        b.block_sync()
-        outputs = b.bind(self.token_count * shape.rows)
-        with b.loop(b.bind((outputs + shape.threads - 1) // shape.threads), rolled=True) as turn:
-            output = b.bind(turn * shape.threads + self.thread)
-            token, row = b.bind(output // shape.rows), b.bind(output % shape.rows)
-            with b.when(T.And(output < outputs, self.first_row + row < self.args.n)):
-                self._store(token, row)
+        # Sums read row scales from this block's copy.
+        self.args = replace(self.args, row_scale=BlockRows(self.row_scales, self.first_row))
+        reduce_and_store(self, shape)
+
+    def finished(self, total: Expr) -> Expr:
+        """Return a total of all slices as float32."""
+        value = T.Cast("float32", total)
+        return value if self.shape.flushes else value * T.float32(self.form.factor)
 
     def _put_digits(self, at: int, token_block: int, row: Expr, half: int) -> None:
         """Join the digits of a token, two each of neighbouring lanes."""
@@ -537,19 +575,15 @@ class Digits:
             with b.when(token < self.schedule.tile_m):
                 b.store(self.slices, value, self.slice, token, row)
 
-    def _store(self, token: Expr, row: Expr) -> None:
-        """Store one output."""
-        total = self.slices[0, token, row]
-        for index in range(1, self.schedule.split_k):
-            total = total + self.slices[index, token, row]
-        if not self.shape.flushes and self.splitter.offset:
-            parts: Expr = self.parts[0, token]
-            for warp in range(1, self.schedule.warps):
-                parts = parts + self.parts[warp, token]
-            total = total + parts * self.splitter.offset
-        value = T.Cast("float32", total)
-        if not self.shape.flushes and self.form.factor != 1.0:
-            value = value * T.float32(self.form.factor)
-        m, n = self.first_token + token, self.first_row + row
-        args = replace(self.args, row_scale=BlockRows(self.row_scales, self.first_row))
-        b.store(self.args.y, finish(self.gemm, b.bind(value), m, n, args), m, n)
+    def _add_offsets(self) -> None:
+        """Add what the offset of the type makes of the sums of x to the integer sums of the first slice."""
+        for i in range(2):
+            token = T.min(self.lane % 4 * 2 + i, self.schedule.tile_m - 1)
+            with b.when(self.slice == 0):
+                parts: Expr = self.parts[0, token]
+                for warp in range(1, self.schedule.warps):
+                    parts = parts + self.parts[warp, token]
+                shift = b.keep(parts * self.splitter.offset)
+                for fragment in range(self._fragments * 2):
+                    at = 2 * fragment + i
+                    b.store(self.totals, self.totals[at] + shift, at)

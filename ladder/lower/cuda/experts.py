@@ -14,8 +14,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import Arguments
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.arguments import Arguments
 
 Expr = Any
 

@@ -20,26 +20,28 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import load_order, make_decoder
-from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
-from ladder.lower.cuda.groups import (
+from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import load_order, make_decoder
+from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.groups import (
     Accumulators,
     GroupRegisters,
     Groups,
     array_dtype,
     left_by,
 )
-from ladder.lower.cuda.instructions import STEP_TOKENS, select_step
-from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tile_multiplier import TileMultiplier
-from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS, SPAN_CHUNKS, Copier, RunLoader, TokenTile
+from ladder.lower.gpu.instructions import STEP_TOKENS, select_step
+from ladder.lower.gpu.tile_multiplier import TileMultiplier
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from schedules.layouts import TILE
 from schedules.legal import (
+    TABLE_BYTES,
     TOKEN_BUFFERS,
     TOKEN_SUMS,
 )
@@ -52,8 +54,14 @@ Expr = Any
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
 
-PREFETCH_BYTES = 4 << 20
-"""Bytes of words that are fetched into L2 before the kernel before has ended."""
+PREFETCH_BYTES, PREFETCH_SHARE = (4 << 20, 12 << 20), 8
+"""Bytes of words that are fetched into L2 before the kernel before has ended: at least, at most, and between
+them this part of all words.
+
+On an H200, M = 1, microseconds with 4, 8, 12, 16, 24 MB: int4 28672 x 8192 31.1, 30.6, 30.4, 30.5, 31.2, and
+8192 x 28672 30.5, 30.3, 30.2, 30.3, 30.7; int2 19.3, 19.05, 19.3, 19.9; int1 8192 x 28672 16.7 with 4, 17.3
+with 12; int2 x int8 17.2, 16.9, 16.9, 17.4.
+"""
 
 SUM_CLOCKS = 24
 """Clocks of the four products of a tile that sum eight tokens of x (measured: 6 each on an H200)."""
@@ -61,7 +69,10 @@ SUM_CLOCKS = 24
 SHARED_SUM_CLOCKS = 2
 """Clocks per tile and eight tokens of beginning with sums that the block has."""
 
-TABLE_ROOMS = (1 << 16, 1 << 15, 0)
+COPIED = 4
+"""Chunks of a token of x that a thread copies in one turn."""
+
+TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
 
 
@@ -245,7 +256,7 @@ class Gemv:
         self.table: SharedTable | None = None
         if self.decoder.table_words:
             table = pool.alloc((self.decoder.table_words,), "uint32", align=128)
-            self.table = SharedTable(table, b.keep(4 * self.lane))
+            self.table = SharedTable.of(table, self.lane)
         self.token_sums = TokenSums(self, pool) if self.shares_sums else None
         self.sums = Accumulators(
             self.groups,
@@ -258,7 +269,7 @@ class Gemv:
         )
         self.tokens = pool.alloc((TOKEN_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
         pool.move_base_to(0)
-        self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.sums.dtype, align=128)
+        self.slices = pool.alloc((plan.split_k, plan.tile_m, geo.pitch), self.kind, align=128)
         pool.commit()
         self.ring = [
             [b.local(self.groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(plan.stages)
@@ -276,8 +287,8 @@ class Gemv:
         """
         if not self.overlap.possible or self.gemm.experts:
             return
-        args, whole = self.args, self.args.k_tiles * self.tile_words
-        even = PREFETCH_BYTES // 4 // self.schedule.cluster // args.n_tiles // 4 * 4
+        args, whole = self.args, b.keep(self.args.k_tiles * self.tile_words)
+        even = prefetched_words(args.n_tiles, whole) // self.schedule.cluster // 4 * 4
         words = T.min(self.own_tiles * self.tile_words, even)
         strips = self.geo.tile_strips
         tile = (self.first_strip + strips - 1) // strips + self.thread
@@ -375,28 +386,55 @@ class Gemv:
         self.token_step = b.keep(T.int32(1) << shared)
         token = T.bitwise_and(warp, self.token_step - 1)
         self.own_token = b.keep(T.if_then_else(group < groups, token, self.token_count))
-        self.own_piece, self.piece_step = b.keep(group * 32 + self.lane), b.keep(groups * 32)
+        self.own_piece = b.keep(group * (32 * COPIED) + self.lane)
+        self.piece_step = b.keep(groups * (32 * COPIED))
 
     def _copy_tokens(self, buffer: Expr) -> None:
         """Emit the copy of x from chunk ``next_chunk`` of K on into a buffer; zeros beyond x."""
-        per_chunk = CHUNK_BYTES // self.step.element_bytes
-        base = b.bind(buffer * (self.geo.buffer_chunks * CHUNK_WORDS))
-        first = b.bind(self.next_chunk.value)
-        with b.when(first < self.end_tile * self.geo.tile_chunks):
+        geo, first = self.geo, b.bind(self.next_chunk.value)
+        column = b.bind((first + self.own_piece) * self._chunk_elements)
+        whole = b.bind((first + self.token_chunks) * self._chunk_elements <= self.end_column)
+        with b.when(first < self.end_tile * geo.tile_chunks):
             token = b.Variable("int32", self.own_token)
             with b.repeat_while(token.value < self.token_count):
-                at = b.Variable("int32", self.own_piece)
-                with b.repeat_while(at.value < self.token_chunks):
-                    column = b.bind((first + at.value) * per_chunk)
-                    valid = b.bind(column < self.end_column)
-                    row = self.first_token + token.value
-                    source = self.args.x.ptr_to([row, T.if_then_else(valid, column, 0)])
-                    target = self.tokens.ptr_to([base + self.token_tile.word(token.value, at.value)])
-                    self.copier.chunk(target, source, valid)
-                    at.set(at.value + self.piece_step)
+                word = self.token_tile.word(token.value, self.own_piece)
+                self._copy_row(token.value, column, buffer * (geo.buffer_chunks * CHUNK_WORDS) + word, whole)
                 token.set(token.value + self.token_step)
             self.next_chunk.set(self.next_chunk.value + self.token_chunks)
         self.copier.commit()
+
+    @property
+    def _chunk_elements(self) -> int:
+        return CHUNK_BYTES // self.step.element_bytes
+
+    def _copy_row(self, token: Expr, column: Expr, word: Expr, whole: Expr) -> None:
+        """Emit this thread's part of copying a token: every 32nd of each `COPIED` x 32 chunks.
+
+        What a warp copies at a time is whole rows of the swizzle, so that places follow from the first.
+        ``whole`` says that no chunk is beyond x; else each is compared.
+        """
+        row, size = self.first_token + token, self._chunk_elements
+        target = b.Variable("uint32", T.cuda.cvta_generic_to_shared(self.tokens.ptr_to([word])))
+        # Of 64 bits, so that columns of a turn are immediate offsets of one address.
+        at, source = b.Variable("int32", self.own_piece), b.Variable("int64", T.Cast("int64", column))
+        last = b.keep(T.if_then_else(whole, self.token_chunks, 0) - 32 * (COPIED - 1))
+        with b.repeat_while(at.value < self.token_chunks):
+            steps = range(0, 32 * COPIED, 32)
+            places = [
+                (source.value + T.int64(i * size), target.value + T.uint32(i * CHUNK_BYTES)) for i in steps
+            ]
+            with b.when(at.value < last):
+                for column, place in places:
+                    self.copier.chunk(place, self.args.x.ptr_to([row, column]))
+            with b.when(at.value >= last):
+                for i, (column, place) in zip(steps, places, strict=True):
+                    with b.when(at.value + i < self.token_chunks):
+                        valid = b.bind(column < self.end_column)
+                        x = self.args.x.ptr_to([row, T.if_then_else(valid, column, T.int64(0))])
+                        self.copier.chunk(place, x, valid)
+            at.set(at.value + self.piece_step)
+            source.set(source.value + T.Cast("int64", self.piece_step * size))
+            target.set(target.value + T.Cast("uint32", self.piece_step * CHUNK_BYTES))
 
     def _advance(self) -> None:
         """Wait for a buffer of x, and start the copy of what follows into the one consumed before."""
@@ -451,4 +489,19 @@ class Gemv:
                     row = self.row_warp * self.schedule.warp_rows + block * STRIP + row
                     at = (self.slice, token_block * STEP_TOKENS + token, row)
                     b.store(self.slices, self.sums.result(fragment, i), *at)
-        reduce_and_store(self)
+        reduce_and_store(self, self.geo)
+
+    @property
+    def kind(self) -> str:
+        """Type of the sums of a slice."""
+        return self.sums.dtype
+
+    def finished(self, total: Expr) -> Expr:
+        """Return a total of all slices as float32."""
+        return T.Cast("float32", total)
+
+
+def prefetched_words(n_tiles: Expr, row_words: Expr) -> Expr:
+    """Return the words to prefetch of each of ``n_tiles`` packed rows of tiles of ``row_words`` words."""
+    least, most = (T.int32(size // 4) // n_tiles for size in PREFETCH_BYTES)
+    return b.keep(T.min(T.max(row_words // PREFETCH_SHARE, least), most))

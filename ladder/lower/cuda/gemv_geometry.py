@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from ladder.lower.cuda.groups import SUM_TILES, Groups
-from ladder.lower.cuda.instructions import MatrixStep
-from ladder.lower.cuda.tokens import CHUNK_BYTES, CHUNK_WORDS
+from ladder.lower.gpu.groups import SUM_TILES, Groups
+from ladder.lower.gpu.instructions import MatrixStep
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS
 from schedules.layouts import TILE
 from schedules.legal import (
     RESIDENT_THREADS,
@@ -110,7 +110,8 @@ class Geometry(Slices):
         fitting = self.device.registers_per_unit // (self.threads * -(-self.registers // 8) * 8)
         least = self.table_bytes + least_token_bytes(self.groups.gemm, self.schedule)
         sharing = self.device.shared_per_unit // (least + 1024)
-        return max(1, min(fitting, sharing, RESIDENT_THREADS // self.threads))
+        most = min(self.device.max_blocks_per_unit, RESIDENT_THREADS // self.threads)
+        return max(1, min(fitting, sharing, most))
 
     @property
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""The end of a gemv block: slices of K are added and the outputs stored, four rows at a time.
+"""The end of a block whose warps are slices of K: they are added and stored, four rows at a time.
 
 Where the blocks of a cluster split K, each finishes its part of the outputs and reads the others'
 sums through distributed shared memory (PTX ISA, "mapa", "ld.shared::cluster").
@@ -6,15 +6,15 @@ sums through distributed shared memory (PTX ISA, "mapa", "ld.shared::cluster").
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.epilogue import finish_row
-
-if TYPE_CHECKING:
-    from ladder.lower.cuda.gemv import Gemv
+from ladder.lower.cuda.gemv_geometry import Slices
+from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.epilogue import finish_row
 
 Expr = Any
 
@@ -31,6 +31,38 @@ static __device__ __forceinline__ void ladder_read_peer(const void* place, int r
 """
 
 
+class Sliced(Protocol):
+    """A kernel at its end.
+
+    Parameters
+    ----------
+    gemm, args, thread
+        The problem, its tensors and this thread of the block.
+    rank
+        This block's place in its cluster.
+    first_token, token_count, first_row
+        Which outputs the cluster has.
+    slices
+        Shared sums ``[slice][token][row]``, of type ``kind``.
+    """
+
+    gemm: Gemm
+    args: Arguments
+    thread: Expr
+    rank: Expr
+    first_token: Expr
+    token_count: Expr
+    first_row: Expr
+    slices: Any
+
+    @property
+    def kind(self) -> str:
+        """Type of the sums."""
+
+    def finished(self, total: Expr) -> Expr:
+        """Return a total of all slices as float32."""
+
+
 def meet(cluster: int) -> None:
     """Emit a barrier of the block, or of all blocks of its cluster."""
     if cluster == 1:
@@ -40,12 +72,12 @@ def meet(cluster: int) -> None:
     b.ptx("barrier.cluster.wait.acquire")
 
 
-def reduce_and_store(kernel: Gemv) -> None:
+def reduce_and_store(kernel: Sliced, geo: Slices) -> None:
     """Add the slices ``[slice][token][row]`` in the shared memory of all blocks, and store the outputs.
 
     The blocks of a cluster take equal shares of the outputs. None leaves while another reads.
     """
-    geo, cluster = kernel.geo, kernel.schedule.cluster
+    cluster = geo.schedule.cluster
     meet(cluster)
     pieces = geo.rows // ROWS
     count = b.bind(kernel.token_count * pieces)
@@ -55,36 +87,40 @@ def reduce_and_store(kernel: Gemv) -> None:
         piece = b.bind(turn * geo.threads + kernel.thread)
         token, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
         with b.when(T.And(piece < own, kernel.first_row + row < kernel.args.n)):
-            sums = _added(kernel, token, row)
+            sums = _added(kernel, geo, token, row)
             m, n = kernel.first_token + token, kernel.first_row + row
             finish_row(kernel.gemm, kernel.args, sums, ROWS, m, n)
     if cluster > 1:
         meet(cluster)
 
 
-def _added(kernel: Gemv, token: Expr, row: Expr) -> Any:
+def _added(kernel: Sliced, geo: Slices, token: Expr, row: Expr) -> Any:
     """Return float32 sums of `ROWS` rows over all slices of all blocks, in the order of K."""
-    total = b.local(ROWS, kernel.sums.dtype)
-    for rank in range(kernel.schedule.cluster):
-        for index in range(kernel.schedule.split_k):
-            part = _read(kernel, rank, index, token, row)
+    total = b.local(ROWS, kernel.kind)
+    for rank in range(geo.schedule.cluster):
+        for index in range(geo.schedule.split_k):
+            place = (index, token, row)
+            part = _read_peer(kernel, rank, place) if geo.schedule.cluster > 1 else _read(kernel, place)
             for i in range(ROWS):
                 b.store(total, part[i] if rank + index == 0 else total[i] + part[i], i)
     sums = b.local(ROWS, "float32")
     for i in range(ROWS):
-        b.store(sums, T.Cast("float32", total[i]), i)
+        b.store(sums, kernel.finished(total[i]), i)
     return sums
 
 
-def _read(kernel: Gemv, rank: int, index: int, token: Expr, row: Expr) -> list[Expr]:
-    """Return `ROWS` sums of slice ``index`` of block ``rank``."""
-    dtype = kernel.sums.dtype
-    if kernel.schedule.cluster == 1:
-        part = b.local(ROWS, dtype)
-        with b.vector(ROWS) as v:
-            b.store(part, kernel.slices[index, token, row + v], v)
-        return [part[i] for i in range(ROWS)]
+def _read(kernel: Sliced, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
+    """Return `ROWS` sums of this block."""
+    index, token, row = place
+    part = b.local(ROWS, kernel.kind)
+    with b.vector(ROWS) as v:
+        b.store(part, kernel.slices[index, token, row + v], v)
+    return [part[i] for i in range(ROWS)]
+
+
+def _read_peer(kernel: Sliced, rank: int, place: tuple[Expr, Expr, Expr]) -> list[Expr]:
+    """Return `ROWS` sums of a block of the cluster."""
     words = b.local(ROWS, "uint32")
-    place = kernel.slices.ptr_to([index, token, row])
-    b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", place, rank, words.ptr_to([0])))
-    return [T.reinterpret(words[i], dtype=dtype) for i in range(ROWS)]
+    sums = kernel.slices.ptr_to(list(place))
+    b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", sums, rank, words.ptr_to([0])))
+    return [T.reinterpret(words[i], dtype=kernel.kind) for i in range(ROWS)]

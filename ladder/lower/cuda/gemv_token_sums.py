@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.groups import ONES
-from ladder.lower.cuda.instructions import STEP_TOKENS, emit_step
 from ladder.lower.cuda.tokens import SPAN_CHUNKS
+from ladder.lower.gpu.groups import ONES
+from ladder.lower.gpu.instructions import STEP_TOKENS, emit_step
 from schedules.legal import TOKEN_BUFFERS, TOKEN_SUMS
 
 if TYPE_CHECKING:

@@ -15,15 +15,16 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import declare_arguments
-from ladder.lower.cuda.decode import load_order, make_decoder
-from ladder.lower.cuda.epilogue import finish_row
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
-from ladder.lower.cuda.groups import Accumulators, GroupRegisters, Groups, array_dtype
-from ladder.lower.cuda.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.tile_multiplier import TileMultiplier
-from ladder.lower.cuda.tokens import CHUNK_BYTES, SPAN_CHUNKS, Copier, SpanLoader, TokenTile, each_piece
+from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, SpanLoader
+from ladder.lower.gpu.arguments import declare_arguments
+from ladder.lower.gpu.decode import load_order, make_decoder
+from ladder.lower.gpu.epilogue import finish_row
+from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
+from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
+from ladder.lower.gpu.tile_multiplier import TileMultiplier
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile, each_piece
 from schedules.layouts import TILE
 from schedules.legal import scale_span
 from schedules.schedule import GpuSchedule, check

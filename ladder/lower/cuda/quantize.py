@@ -15,9 +15,9 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import require_quantizable
 from ladder.lower import builder as b
-from ladder.lower.cuda.arguments import tir_name
-from ladder.lower.cuda.emission import helper
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.arguments import tir_name
+from ladder.lower.gpu.emission import helper
 from schedules.schedule import check
 from targets import TileDevice
 from tile_types import get_type

@@ -1,26 +1,21 @@
-"""Tiles of x in shared memory: copies, the XOR swizzle, and B-operand fragments.
+"""Tiles of x in shared memory: copies and B-operand fragments.
 
-Rows are tokens; a row is a run of 16-byte chunks along K. The swizzle spreads the eight
-chunks that one ldmatrix phase reads over all 32 banks. Index functions work on Python
-integers and on TIR expressions alike.
+Index functions work on Python integers and on TIR expressions alike.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.cuda.instructions import STEP_BYTES, LaneMap
+from ladder.lower.gpu.instructions import STEP_BYTES, LaneMap
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, TokenTile
 from targets import TileDevice
 
 Index = Any
 """A Python integer or a TIR expression."""
-
-CHUNK_BYTES = 16
-CHUNK_WORDS = 4
 
 SPAN_STEPS = 2
 """Steps that one ``ldmatrix.x4`` feeds: 64 bytes of K for eight tokens."""
@@ -31,33 +26,6 @@ HALF_BYTES = SPAN_CHUNKS * CHUNK_BYTES
 """Bytes of half a row of eight chunks: one span."""
 
 LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
-
-
-@dataclass(frozen=True)
-class TokenTile:
-    """Where the chunks of a tile ``[tokens, chunks]`` lie in shared memory.
-
-    Parameters
-    ----------
-    chunks
-        16-byte chunks per row: 4, or a multiple of 8 (an expression stands for the latter).
-    """
-
-    chunks: Index
-
-    def __post_init__(self) -> None:
-        if isinstance(self.chunks, int) and self.chunks != 4 and self.chunks % 8:
-            raise ValueError(f"the swizzle permutes 4 chunks or multiples of 8, got rows of {self.chunks}")
-
-    def word(self, row: Index, chunk: Index) -> Index:
-        """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
-        narrow = isinstance(self.chunks, int) and self.chunks == 4
-        mix = row // 2 % 4 if narrow else row % 8
-        return (row * self.chunks + (chunk ^ mix)) * CHUNK_WORDS
-
-    def words(self, rows: int) -> Index:
-        """Return the words of a tile of ``rows`` tokens."""
-        return rows * self.chunks * CHUNK_WORDS
 
 
 def matrix_source(lane: Index) -> tuple[Index, Index]:
@@ -204,14 +172,3 @@ class Copier:
         """Emit a wait until at most ``pending`` groups of this thread are in flight."""
         if self.asynchronous:
             b.ptx("cp.async.wait_group", pending)
-
-
-def each_piece(count: int, threads: int, thread: Index, body: Any) -> None:
-    """Emit ``body(piece)`` so that ``threads`` threads cover pieces 0..count-1 once."""
-    for turn in range(-(-count // threads)):
-        piece = b.bind(thread + turn * threads)
-        if (turn + 1) * threads <= count:
-            body(piece)
-        else:
-            with b.when(piece < count):
-                body(piece)

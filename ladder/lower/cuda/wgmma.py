@@ -18,18 +18,18 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.arguments import Arguments, declare_arguments
-from ladder.lower.cuda.decode import load_order
-from ladder.lower.cuda.emission import SharedTable
 from ladder.lower.cuda.experts import count_token_blocks, find_tokens
-from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.scales import bytes4, pair16
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from ladder.lower.cuda.wgmma_stream import Stream
+from ladder.lower.gpu.arguments import Arguments, declare_arguments
+from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.instructions import PTX_FP8
+from ladder.lower.gpu.scales import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE
 from schedules.legal import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule, check
@@ -297,6 +297,7 @@ class Kernel:
         self.warp, self.lane = b.bind(self.group_thread // 32), b.bind(self.group_thread % 32)
         # TIR types wgmma's integer sums as untyped 32-bit registers.
         self.integer = self.gemm.activation == "int8"
+        self.looked_up = None if self.table is None else SharedTable.of(self.table, self.lane)
         self._allocate()
         descriptor = b.local(1, "uint64")
         b.emit(
@@ -316,10 +317,10 @@ class Kernel:
         self.total: Any = None
         self._allocate_operands()
 
-    def _allocate_operands(self) -> None:
-        """Declare two sets of operand registers and what is fetched for one slab ahead."""
+    def _allocate_operands(self, sets: int = 2) -> None:
+        """Declare sets of operand registers, for a slab each, and what is fetched for one slab ahead."""
         geo = self.geo
-        self.operands = b.local(2 * geo.m64 * 16, "uint32")
+        self.operands = b.local(sets * geo.m64 * 16, "uint32")
         self.tile_words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
         count = 2 * geo.held_rows
         scaled = geo.lane == 16 and self.scales is not None
@@ -463,13 +464,13 @@ class Kernel:
         """Decode the words of one packed tile of a slab, whose scales and zero points are held."""
         geo = self.geo
         registers = 16 // geo.tiles_per_slab
-        table = None if self.table is None else SharedTable(self.table, self.lane * 4)
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
         for part in range(TILE // step):
             scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
             target = (bank * geo.m64 + m) * 16 + tile * registers + part * count
-            self.decoder.registers(words, part * count, count, self.operands, target, scales, zeros, table)
+            first = part * count
+            self.decoder.registers(words, first, count, self.operands, target, scales, zeros, self.looked_up)
 
     def _row_tile(self, m: int) -> Expr:
         return self.group_index * self.geo.m64 + m

@@ -7,25 +7,36 @@ every interval of K is summed apart and added, scaled, to totals that stay in re
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.decode import make_decoder
-from ladder.lower.cuda.instructions import PTX_FP8
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder
 from ladder.lower.cuda.wgmma_geometry import Geometry
+from ladder.lower.gpu.decode import make_decoder
+from ladder.lower.gpu.instructions import PTX_FP8
 from schedules.layouts import TILE
 
 Expr = Any
+Step = Callable[[], None]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def kernel_class(geo: Geometry) -> type[Kernel]:
     """Return what emits a problem's kernel."""
+    from ladder.lower.cuda.wgmma_carry import CarryKernel
+
+    if geo.carries:
+        return CarryKernel
     return ByteKernel if geo.lane == 8 else Kernel
 
 
@@ -47,7 +58,7 @@ class ByteKernel(Kernel):
         kind = "uint32" if self.integer else "float32"
         self.banks = [b.local(self.plan.bank_registers, kind) for _ in range(self.plan.banks)]
         self.total = b.local(geo.m64 * geo.accumulators, "float32") if geo.promotes else None
-        self._allocate_operands()
+        self._allocate_operands(self.plan.operand_sets)
         # Scales of the units in flight: rows g and g+8 of each bank.
         self.pending = b.local(2 * self.plan.banks, "float32")
         # Scales of groups of tokens: of the unit that is promoted next, and of the one after it.
@@ -55,11 +66,39 @@ class ByteKernel(Kernel):
         self.factors = [wgmma_epilogue.PerToken(self, self.plan.unit_tokens) for _ in range(grouped)]
         # The stage that products read; the ring's own is being decoded.
         self.multiplied = b.Variable("int32", 0)
+        if self._alternates:
+            # By a shuffle, after which ptxas knows that it is the same in all lanes.
+            every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", self.group_index)
+            self.seat = b.keep(T.tvm_warp_shuffle(every, group, 0, 32, 32))
+            with b.when(self.seat == 1):
+                self._yield_core()
 
-    def _tile(self, row_tile: Expr, token: Expr) -> None:
+    @property
+    def _alternates(self) -> bool:
+        """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
+
+        Left alone they fall into step: both wait for products that run at half speed, then both promote.
+        It pays (1 to 3 %) where operands are decoded in that time too.
+        """
+        decodes = self.plan.parted and self.gemm.scale
+        return self.geo.warpgroups == 2 and decodes and all(unit.done for unit in self.units)
+
+    def _take_core(self) -> None:
+        """Wait until the other warpgroup's products end (named barriers 1 and 2)."""
+        b.emit(T.ptx.bar.sync(T.Cast("uint32", 1 + self.seat), T.uint32(256)))
+
+    def _yield_core(self) -> None:
+        """Let the other warpgroup start its products."""
+        b.emit(T.ptx.bar.arrive(T.Cast("uint32", 2 - self.seat), T.uint32(256)))
+
+    def _clear_totals(self) -> None:
         for index in range(self.geo.m64 * self.geo.accumulators if self.geo.promotes else 0):
             b.store(self.total, T.float32(0), index)
-        held = wgmma_epilogue.row_values(self, row_tile, token)
+
+    def _tile(self, row_tile: Expr, token: Expr) -> None:
+        self._clear_totals()
+        early = not self.plan.parted
+        held = wgmma_epilogue.row_values(self, row_tile, token) if early else {}
         self.token = token
         self._load_factors(0, 0)
         self._first_slab()
@@ -73,6 +112,7 @@ class ByteKernel(Kernel):
         else:
             self._run(0, self.turns)
         self.ring.advance()
+        held = held if early else wgmma_epilogue.row_values(self, row_tile, token)
         wgmma_epilogue.finish_tile(self, row_tile, token, held)
 
     def _run(self, first: Expr, count: Expr) -> None:
@@ -100,26 +140,37 @@ class ByteKernel(Kernel):
                 self._wait_products(1)
                 self._release_after(running, True if index else number > 0)
             # The loads' latency hides behind the promotion.
-            self._fetch_share(turn, unit.slab + 1, share)
+            fetch = partial(self._fetch_share, turn, unit.slab + 1, share)
+            decode = partial(self._decode_share, unit.slab + 1, share)
+            late = self.plan.parted
+            if not late:
+                fetch()
             self._remember_scales(unit)
             if running:
                 self._promote(running)
             self._load_factors(turn, index + 1)
-            self._decode_share(unit.slab + 1, share)
+            if not late:
+                decode()
             running = unit
             # ptxas serialises sums that are in flight across a loop's back edge and also
             # read by ordinary instructions, so each turn finishes what it started.
             last = index == len(self.units) - 1
             if not self.plan.long and (last or (unit.done and self.plan.drains)):
-                self._finish(unit)
+                self._finish(unit, (fetch, decode) if late else (_nothing, _nothing))
                 running = None
 
-    def _finish(self, unit: Unit) -> None:
-        """Wait for all products and promote those of the last unit."""
+    def _finish(self, unit: Unit, around: tuple[Step, Step] = (_nothing, _nothing)) -> None:
+        """Wait for all products and promote those of the last unit; do something before and after that."""
+        if self._alternates:
+            # The last step of this unit runs while the other warpgroup starts.
+            self._wait_products(1)
+            self._yield_core()
         self._wait_products(0)
+        around[0]()
         self.previous.set(self.multiplied.value)
         self._release_after(unit)
         self._promote(unit)
+        around[1]()
 
     def _wait_products(self, pending: int) -> None:
         b.emit(T.ptx.wgmma.wait_group.sync.aligned(pending))
@@ -139,10 +190,14 @@ class ByteKernel(Kernel):
     def _shares(self) -> list[range]:
         """Return which packed tiles of the next slab each unit of a slab decodes."""
         units, items = len(self.units) // self.geo.body, self._items
+        if self.plan.parted:
+            return [range(0)] * (units - 1) + [range(items)]
         bounds = [-(-items * unit // units) for unit in range(units + 1)]
         return [range(bounds[unit], bounds[unit + 1]) for unit in range(units)]
 
     def _fetch_share(self, turn: Expr, slab: int, share: range) -> None:
+        if not share:
+            return
         if share.start == 0 and slab % self.geo.slabs == 0:
             self._enter_stage(turn, slab)
         within = slab % self.geo.slabs
@@ -152,15 +207,18 @@ class ByteKernel(Kernel):
             self._load_words(self.tile_words[m], tile * self.geo.bits, m, place)
             if tile == 0:
                 self._fetch_rows(m, slab % self.geo.body)
+        if self.plan.parted:
+            # A tile's last fetch is in vain, and of the stage that is freed next.
+            b.emit(T.cuda.warp_sync())
 
     def _decode_share(self, slab: int, share: range) -> None:
         for item in share:
             m, tile = divmod(item, self.geo.tiles_per_slab)
             words = [self.tile_words[m][tile * self.geo.bits + i] for i in range(self.geo.bits)]
-            self._decode_tile(words, m, tile, slab % 2)
+            self._decode_tile(words, m, tile, slab % self.plan.operand_sets)
             # Here, while products run, and not when the next ones need them.
             count = 16 // self.geo.tiles_per_slab
-            first = (slab % 2 * self.geo.m64 + m) * 16 + tile * count
+            first = (slab % self.plan.operand_sets * self.geo.m64 + m) * 16 + tile * count
             pin_registers(self.operands, count, first)
 
     # ---- products -------------------------------------------------------------------
@@ -169,11 +227,15 @@ class ByteKernel(Kernel):
         bank = self.banks[unit.bank]
         sums = [bank[i] for i in range(self.plan.bank_registers)]
         within = unit.slab % self.geo.slabs
+        if self._alternates:
+            self._take_core()
         b.emit(T.ptx.wgmma.fence.sync.aligned())
         for step in range(unit.start // STEP, -(-unit.end // STEP)):
             first = unit.fresh and step == unit.start // STEP
             adds = number > 0 if first and self.plan.long else not first
             registers = self._registers(unit, step)
+            if self._alternates and step == -(-unit.end // STEP) - 1:
+                b.emit(T.ptx.wgmma.commit_group.sync.aligned())
             self._multiply(sums, registers, self.multiplied.value, within, step, unit.tokens, adds)
         b.emit(T.ptx.wgmma.commit_group.sync.aligned())
 
@@ -192,7 +254,7 @@ class ByteKernel(Kernel):
 
     def _registers(self, unit: Unit, step: int) -> list[Expr]:
         """Return a step's operand; a group of 16 takes half of it, and zeros for the rest."""
-        base = (unit.slab % 2 * self.geo.m64 + unit.m) * 16 + step * 4
+        base = (unit.slab % self.plan.operand_sets * self.geo.m64 + unit.m) * 16 + step * 4
         registers = [self.operands[base + i] for i in range(4)]
         if unit.extent >= STEP:
             return registers

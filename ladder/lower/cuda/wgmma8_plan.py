@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from ladder.lower.cuda.wgmma_geometry import Geometry
-from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, promotes_rarely
+from schedules.legal import FP8_INTERVAL, PARTIAL_TOKENS, PROMOTED_TOKENS, promotes_rarely
 
 STEP = 32
 """Elements of K that one wgmma of 8-bit operands multiplies."""
@@ -75,6 +75,8 @@ class Loop:
     def unit_tokens(self) -> int:
         """Tokens of one unit."""
         tile = self.geo.schedule.tile_m
+        if self.geo.promotes:
+            return min(tile, PROMOTED_TOKENS)
         return tile // 2 if self.integer and tile > INTEGER_TOKENS else tile
 
     @property
@@ -115,6 +117,19 @@ class Loop:
         return not self.long and self.banks == 1
 
     @property
+    def parted(self) -> bool:
+        """Whether the tokens of a large tile are multiplied and promoted in parts.
+
+        Nothing is decoded ahead then: sums and totals leave registers for one set of operands.
+        """
+        return self.drains and self.positions > 1
+
+    @property
+    def operand_sets(self) -> int:
+        """Slabs whose operands have registers."""
+        return 1 if self.parted else 2
+
+    @property
     def turn(self) -> int:
         """Elements of K in one turn of the loop."""
         return self.geo.body * self.geo.slab
@@ -127,11 +142,17 @@ class Loop:
             return self.turn
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)
 
+    def _bank(self, interval: int, position: int, unit: int) -> int:
+        """Return the bank of a unit: another one than that of the unit before, which still runs."""
+        if self.positions == 1:
+            return interval % self.banks
+        return position if self.positions <= self.banks else unit % self.banks
+
     def units(self) -> list[Unit]:
         """Return the units of one turn in the order in which they start."""
         geo = self.geo
         extent = min(self.interval, geo.slab)
-        found = []
+        found: list[Unit] = []
         for slab in range(geo.body):
             for start in range(0, geo.slab, extent):
                 first = slab * geo.slab + start
@@ -145,7 +166,7 @@ class Loop:
                             extent=extent,
                             m=m,
                             tokens=part * self.unit_tokens,
-                            bank=(number if self.positions == 1 else position) % self.banks,
+                            bank=self._bank(number, position, len(found)),
                             fresh=first % self.interval == 0,
                             done=not self.long and (first + extent) % self.interval == 0,
                         )

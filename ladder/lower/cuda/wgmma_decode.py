@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.decode import Decoder, make_decoder
-from ladder.lower.cuda.emission import SharedTable, TirMachine
+from ladder.lower.gpu.decode import Decoder, make_decoder
+from ladder.lower.gpu.emission import SharedTable, TirMachine
 from schedules.schedule import check
 from targets import TileDevice
 

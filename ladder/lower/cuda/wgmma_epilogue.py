@@ -1,9 +1,10 @@
 """Epilogue of the wgmma pipeline: from accumulator fragments to rows of the output.
 
 Accumulators hold ``out^T``: a thread owns scattered (row, token) pairs, always of the same two
-rows of each row tile. Scales, bias and operators apply to them in registers; then each warp
-transposes a chunk of tokens of its sixteen rows through shared memory of its own, so that no
-other warp waits. Where a cluster splits K, blocks first exchange their sums (`wgmma_exchange`).
+rows of each row tile. Scales, bias and operators apply to them in registers; then each warpgroup
+transposes a chunk of tokens of its 64 rows through shared memory, so that it stores whole lines of
+128 bytes. Where a cluster splits K, blocks first exchange their sums (`wgmma_exchange`), and each
+warp transposes its sixteen rows alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.epilogue import finish_float
 from ladder.lower.cuda.wgmma_exchange import Sum
 from ladder.lower.cuda.wgmma_geometry import (
     WARP_ROWS,
@@ -26,6 +26,7 @@ from ladder.lower.cuda.wgmma_geometry import (
     accumulator_token,
     swizzled_run,
 )
+from ladder.lower.gpu.epilogue import finish_float
 from schedules.layouts import TILE
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 Expr = Any
 WARP = 32
+TEAM_BARRIER = 8
+"""Named barrier of the first warpgroup's epilogue; stream-K has barrier 1."""
+
 WAYS = 2
 """Loads from staging that are in flight at once."""
 
@@ -49,8 +53,9 @@ PACKED: Mapping[str, str] = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
 def allocate(pool: Any, gemm: Gemm, geo: Geometry) -> Any:
-    """Allocate what each warp transposes sums through."""
-    return pool.alloc((geo.schedule.warps, geo.chunk * geo.pitch), gemm.output, align=128)
+    """Allocate what each team transposes sums through."""
+    teams = geo.schedule.warps // geo.team
+    return pool.alloc((teams, geo.chunk * geo.pitch), gemm.output, align=128)
 
 
 @dataclass(frozen=True)
@@ -135,7 +140,7 @@ def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, held: Mapping[str, 
 
     ``held`` is what `row_values` loaded for the tile.
     """
-    store = _WarpStore(kernel, held, row_tile, token)
+    store = _TeamStore(kernel, held, row_tile, token)
     if kernel.exchange is not None:
         kernel.exchange.finish(kernel.sum_of, store.tile)
         return
@@ -150,8 +155,8 @@ def finish_tile(kernel: Kernel, row_tile: Expr, token: Expr, held: Mapping[str, 
         whole()
 
 
-class _WarpStore:
-    """Stores one warp's sixteen rows of each row tile."""
+class _TeamStore:
+    """Stores the rows of each row tile that a team holds: a warpgroup, or a warp."""
 
     def __init__(self, kernel: Kernel, held: Mapping[str, Any], row_tile: Expr, token: Expr) -> None:
         self.kernel, self.gemm, self.geo = kernel, kernel.gemm, kernel.geo
@@ -159,8 +164,12 @@ class _WarpStore:
         self.args = replace(kernel.args, **held)
         self.wide = self.gemm.output == "float32"
         self.run = 4 if self.wide else 8
-        self.runs = WARP_ROWS // self.run
-        self.slot = b.bind(kernel.group_index * 4 + kernel.warp)
+        team = self.geo.team
+        self.runs = team * WARP_ROWS // self.run
+        if team == 1:
+            self.slot, self.member, self.thread = b.bind(kernel.group_index * 4 + kernel.warp), 0, kernel.lane
+        else:
+            self.slot, self.member, self.thread = kernel.group_index, kernel.warp, kernel.group_thread
         tile = kernel.schedule.tile_m
         # Tiles that are cut at different K round differently: what two of them hold, only one may store.
         self.own = b.keep((token + (tile - 1)) // tile * tile) if kernel.stream is not None else 0
@@ -168,7 +177,8 @@ class _WarpStore:
     def tile(self, m: int, value: Sum) -> None:
         """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
         self.value = value
-        first_row = b.bind(_first_row(self.kernel, self.row_tile, m) + self.kernel.warp * WARP_ROWS)
+        alone = self.kernel.warp * WARP_ROWS if self.geo.team == 1 else 0
+        first_row = b.bind(_first_row(self.kernel, self.row_tile, m) + alone)
         for first in range(0, self.kernel.schedule.tile_m, self.geo.chunk):
             self._chunk(m, first, first_row, self.token)
 
@@ -177,13 +187,26 @@ class _WarpStore:
         if isinstance(self.args.token_scale, PerToken):
             self.args.token_scale.forget()
         (self._stage_floats if self.wide else self._stage_halves)(m, first)
-        b.emit(T.cuda.warp_sync())
-        row = b.bind(first_row + self.kernel.lane % self.runs * self.run)
+        self._meet()
+        row = b.bind(first_row + self.thread % self.runs * self.run)
         whole = T.And(self.args.n % self.run == 0, row + self.run <= self.args.n)
         arguments = (row, b.bind(token + first))
         b.either(whole, lambda: self._store_vectors(*arguments), lambda: self._store_elements(*arguments))
         # The next chunk overwrites what this one still reads.
-        b.emit(T.cuda.warp_sync())
+        self._meet()
+
+    def _meet(self) -> None:
+        """Wait for the whole team."""
+        if self.geo.team == 1:
+            b.emit(T.cuda.warp_sync())
+        else:
+            barrier = TEAM_BARRIER + T.Cast("uint32", self.slot)
+            b.emit(T.ptx.bar.sync(barrier, T.uint32(self.geo.team * WARP)))
+
+    @property
+    def _pass(self) -> int:
+        """Tokens that a team's threads cover, 16 bytes each."""
+        return self.geo.team * WARP // self.runs
 
     def _sum(self, m: int, index: int) -> Expr:
         """Return the finished output of accumulator ``index``, as float32."""
@@ -202,7 +225,7 @@ class _WarpStore:
                 low, high = (self._sum(m, index + i) for i in (0, 1))
                 registers.append(b.call_inline(f"ladder_pack_{name}", source, "uint32", low, high))
             place = start + lane // 16 % (count // 2) * 8 + lane % 8
-            target = swizzled_run(place, lane // 8 % 2) * self.run
+            target = swizzled_run(place, self.member * 2 + lane // 8 % 2, self.runs) * self.run
             spelling = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16"
             b.ptx(spelling, self.kernel.staging.ptr_to([self.slot, target]), *registers)
 
@@ -211,20 +234,18 @@ class _WarpStore:
         lane = self.kernel.lane
         for index in range(first // 2, (first + self.geo.chunk) // 2):
             place = accumulator_token(lane, index) - first
-            row = lane // 4 + index // 2 % 2 * 8
+            row = self.member * WARP_ROWS + lane // 4 + index // 2 % 2 * 8
             b.store(self.kernel.staging, self._sum(m, index), self.slot, place * self.geo.pitch + row)
 
     def _store_vectors(self, row: Expr, token: Expr) -> None:
-        """Store 16 bytes per thread, of as many tokens as a warp covers, a few times at once."""
-        tokens = 32 // self.runs
-        turns = -(-self.geo.chunk // tokens)
+        """Store 16 bytes per thread, of as many tokens as the team covers, a few times at once."""
+        turns = -(-self.geo.chunk // self._pass)
         ways = gcd(turns, WAYS)
         held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
         # Rolled: addresses of all stores at once would not leave registers for the sums.
         with b.loop(turns // ways, rolled=True) as turn:
-            places = [
-                b.bind((turn * ways + way) * tokens + self.kernel.lane // self.runs) for way in range(ways)
-            ]
+            first = self.thread // self.runs
+            places = [b.bind((turn * ways + way) * self._pass + first) for way in range(ways)]
             for place, values in zip(places, held, strict=True):
                 with b.when(place < self.geo.chunk), b.vector(self.run) as v:
                     b.store(values, self.kernel.staging[self.slot, self._source(place) + v], v)
@@ -234,9 +255,8 @@ class _WarpStore:
 
     def _store_elements(self, row: Expr, token: Expr) -> None:
         """Store what lies within N, element by element."""
-        tokens = 32 // self.runs
-        with b.loop(-(-self.geo.chunk // tokens), rolled=True) as turn:
-            place = b.bind(turn * tokens + self.kernel.lane // self.runs)
+        with b.loop(-(-self.geo.chunk // self._pass), rolled=True) as turn:
+            place = b.bind(turn * self._pass + self.thread // self.runs)
             count = T.min(self.run, self.args.n - row)
             with b.when(self._inside(place, token)), b.loop(count, rolled=True) as index:
                 value = self.kernel.staging[self.slot, self._source(place) + index]
@@ -249,5 +269,7 @@ class _WarpStore:
 
     def _source(self, place: Expr) -> Expr:
         """Return where the thread's run of a staged token starts."""
-        part = self.kernel.lane % self.runs
-        return place * self.geo.pitch + part * self.run if self.wide else swizzled_run(place, part) * self.run
+        part = self.thread % self.runs
+        if self.wide:
+            return place * self.geo.pitch + part * self.run
+        return swizzled_run(place, part, self.runs) * self.run

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
 
 if TYPE_CHECKING:
     from ladder.lower.cuda.wgmma import Kernel
@@ -46,11 +47,14 @@ class Exchange:
 
     def initialise(self) -> None:
         """Let the barrier of every unit of this block expect the other blocks' sums; one thread."""
+        units = self.kernel.schedule.tile_n // WARP_ROWS
         for unit in range(self.geo.owned_units):
             barrier = self.arrived.ptr_to([unit])
             size = T.uint32((self.slices - 1) * self.geo.accumulators * 32 * 4)
-            b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
-            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, size))
+            # Units may not go round evenly: the last blocks then own one less.
+            with b.when(unit * self.slices + self.kernel.slice < units):
+                b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, size))
 
     def announce(self) -> None:
         """Tell the cluster that this block's barriers are ready; every thread."""

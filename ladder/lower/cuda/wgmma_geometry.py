@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.instructions import FP8_PROMOTION
+from ladder.lower.gpu.instructions import FP8_PROMOTION
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.legal import (
     LEAST_SLABS,
     STAGED_TOKENS,
+    carries,
     launch_registers,
     math_register_estimate,
     math_registers,
     scale_span,
     streams_exponents,
-    wgmma_table_bytes,
+    table_bytes,
 )
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
@@ -148,6 +149,11 @@ class Geometry:
         return self.schedule.tile_n // TILE
 
     @property
+    def carries(self) -> bool:
+        """Whether sums keep their upper bits apart, for want of registers for totals."""
+        return carries(self.gemm, self.schedule)
+
+    @property
     def m64(self) -> int:
         """Row tiles of one warpgroup."""
         return self.row_tiles // self.warpgroups
@@ -265,18 +271,26 @@ class Geometry:
         return min(self.schedule.tile_m, STAGED_TOKENS[self.gemm.output])
 
     @property
+    def team(self) -> int:
+        """Warps that transpose their sums together, so that more of a token's outputs lie side by side.
+
+        A warpgroup; each warp alone where the blocks of a cluster finish the sums of different warps.
+        """
+        return 1 if self.schedule.split_k > 1 else 4
+
+    @property
     def pitch(self) -> int:
-        """Staged elements per token of a warp.
+        """Staged elements per token of a team.
 
         +4 floats keep transposing stores free of bank conflicts; 16-bit rows are swizzled instead.
         """
-        return WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
+        return self.team * WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes through which the epilogue transposes sums."""
         element = 4 if self.gemm.output == "float32" else 2
-        return self.schedule.warps * self.chunk * self.pitch * element
+        return self.schedule.warps // self.team * self.chunk * self.pitch * element
 
     @property
     def owned_units(self) -> int:
@@ -291,7 +305,7 @@ class Geometry:
     @property
     def table_bytes(self) -> int:
         """Bytes of the decode table."""
-        return wgmma_table_bytes(self.gemm, self.schedule)
+        return table_bytes(self.gemm)
 
     @property
     def shared_bytes(self) -> int:
@@ -331,10 +345,10 @@ def accumulator_token(lane: Index, index: int) -> Index:
     return index // 4 * 8 + lane % 4 * 2 + index % 2
 
 
-def swizzled_run(token: Index, half: Index) -> Index:
-    """Return where a warp stages eight 16-bit outputs, in units of 16 bytes.
+def swizzled_run(token: Index, run: Index, runs: int) -> Index:
+    """Return where a team stages run ``run`` of a token: eight 16-bit outputs; in units of 16 bytes.
 
-    A token has two such runs. Swapping them for every other four tokens lets a phase of
-    stmatrix, which writes one run of eight tokens, reach all banks.
+    A token has ``runs`` such runs, two or eight. Permuting them by the token lets a phase of stmatrix,
+    which writes one run of eight tokens, reach all banks.
     """
-    return token * 2 + (half ^ (token // 4 % 2))
+    return token * runs + (run ^ (token // (8 // runs) % runs))

@@ -71,7 +71,7 @@ def _copy(t: Translator, call: CallView) -> Step:
         c.mask = saved
         data = np.where(np.arange(width) < count[:, :, None], data, np.uint8(0))
         where = memory.locate(c, target(c), width, None, statement).reshape(-1)
-        memory.banks.count(c, where.reshape(c.count, LANES), width, statement)
+        memory.banks.count(c, where.reshape(c.count, LANES), width, statement, is_read=False)
         active = c.active.reshape(-1)
         warps = np.repeat(c.warps, LANES)[active]
         own = memory.agents.copies(memory.clocks.own[warps])

@@ -112,6 +112,14 @@ COMMON_LOP3: dict[int, Callable[[Array, Array, Array], Array]] = {
 }
 
 
+def dot(a: Array, weights: Array, addend: Array) -> Array:
+    """Add the products of unsigned bytes to a word."""
+    total = addend
+    for shift in np.arange(0, 32, 8, dtype=np.uint32):
+        total = total + (a >> shift & np.uint32(0xFF)) * (weights >> shift & np.uint32(0xFF))
+    return np.asarray(total, np.uint32)
+
+
 def prmt(low: Array, high: Array, selector: Array) -> Array:
     """Pick four of eight bytes; bit 3 of a nibble repeats the byte's sign."""
     pool = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
@@ -209,6 +217,16 @@ def _look_up(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     return read
 
 
+def _look_up_at(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    address = t.read(call.operands[0])
+
+    def read(c: Cohort) -> Value:
+        data = c.machine.memory.load_shared(c, np.asarray(address(c), np.int64), 4, None, call.statement)
+        return data.view(WORD)[:, :, 0]
+
+    return read
+
+
 def _pair_values(source: str) -> Array:
     """Return the 16 values of a table, from an array or from four 64-bit constants."""
     text = re.search(r"_values\[16\] = \{([^}]*)\}", source)
@@ -271,18 +289,19 @@ def _fill_pairs(t: Translator, call: CallView, groups: tuple[str, ...], source: 
     def action(c: Cohort) -> None:
         pointer: Pointer = table(c)
         saved = c.mask
-        for first in range(0, 2048, threads):
-            at = spread(thread(c), c.count, np.dtype(np.int64)) + first
-            inside = at < 2048
+        for first in range(0, 256, threads):
+            codes = spread(thread(c), c.count, np.dtype(np.int64)) + first
+            inside = codes < 256
             c.mask = saved
             c.mask = None if (mask := c.narrowed(inside)).all() else mask
             if not mask.any():
                 continue
-            safe = np.where(inside, at, 0)
-            pair = values[safe // 8 % 16] | values[safe // 128] << np.uint32(16)
-            place = pointer.offset + (safe // 8 * row + safe % 8) * 16
+            safe = np.where(inside, codes, 0)
+            pair = values[safe % 16] | values[safe // 16] << np.uint32(16)
             data = np.ascontiguousarray(np.repeat(pair[:, :, None], 4, axis=2)).view(np.uint8)
-            c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
+            for index in range(8):
+                place = pointer.offset + (safe * row + (index ^ safe % 8)) * 16
+                c.machine.memory.store_shared(c, place, data, pointer.target, call.statement)
         c.mask = saved
 
     return action
@@ -371,6 +390,7 @@ def _pin(t: Translator, call: CallView, groups: tuple[str, ...], source: str) ->
 
 HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_lop3_([0-9a-f]{2})", "lop3.b32 %0, %1, %2, %3, 0x{0}", _words(lop3)),
+    Helper(r"ladder_dot", "dp4a.u32.u32 %0, %1, %2, %3;", _words(dot)),
     Helper(r"ladder_prmt", "prmt.b32 %0, %1, %2, %3;", _words(prmt)),
     Helper(r"ladder_float_mul_(\w+)", "mul.rn.{0} %0, %1, %2;", _words(multiply_halves)),
     Helper(
@@ -384,8 +404,9 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
+    Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
-    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "at / 8 % 16", _fill_pairs),
+    Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
     Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),

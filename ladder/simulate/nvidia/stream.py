@@ -1,7 +1,7 @@
 """Stream-K: sums that blocks pass to each other through a workspace in global memory, and flags.
 
-Which block waits for which is executed as it is; that the accesses of global memory are ordered is
-taken from the release and acquire in the helpers' text.
+Which block waits for which is executed as it is. A flag hands on what the warp knew that raised it, by
+the release and acquire in the helpers' text; sums that a block takes in must be among that (`Handed`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,63 @@ from ladder.simulate.program import Node, Plain, Sequence_, Step, Waiting
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, Array, Value, spread
 
-FLAG_BYTES = 8
+FLAG_BYTES, QUAD_BYTES = 8, 16
 BARRIER = 1
 """Named barrier at which those who hand over meet the warp that raises flags."""
+
+
+class Handed:
+    """Who stored each quad of sums in the workspace, and what each flag that is up vouches for.
+
+    Clocks end at the cluster, so what a flag hands on is kept with it: the block, and the clock of the warp.
+
+    Parameters
+    ----------
+    size
+        Bytes of the workspace.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.warp = np.full(size // QUAD_BYTES, -1, np.int64)
+        self.epoch = np.zeros(size // QUAD_BYTES, np.int64)
+        self.flags: dict[int, tuple[int, Array]] = {}
+
+    @staticmethod
+    def of(c: Cohort, tensor: Tensor) -> Handed:
+        """Return the one of a launch."""
+        found: Handed = c.machine.extras.setdefault("handed", Handed(tensor.size))
+        return found
+
+    def store(self, c: Cohort, place: Array) -> None:
+        """Note the active threads' stores of a quad at bytes ``place[warps, 32]``."""
+        quads, active = place[c.active] // QUAD_BYTES, c.active
+        warps = np.broadcast_to(c.warps[:, None], active.shape)[active]
+        self.warp[quads] = warps
+        self.epoch[quads] = c.machine.memory.clocks.epoch(warps)
+
+    def raised(self, c: Cohort, place: Array, chosen: Array) -> None:
+        """Note which flags the chosen threads raise."""
+        clocks = c.machine.memory.clocks
+        rows, lanes = np.nonzero(chosen)
+        for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+            warp = int(c.warps[row])
+            known = clocks.known[warp].copy()
+            self.flags[int(place[row, lane]) // FLAG_BYTES] = warp // c.machine.block_warps, known
+        clocks.advance(c.warps)
+
+    def check(self, c: Cohort, flags: Array | None, place: Array, statement: int) -> None:
+        """Report quads at ``place`` that the flag which each warp waited for, if any, does not vouch for."""
+        nothing = -1, np.zeros(c.machine.agents.count, np.int32)
+        for row in range(c.count):
+            quads = place[row] // QUAD_BYTES
+            block, known = nothing
+            if flags is not None:
+                block, known = self.flags.get(int(flags[row]) // FLAG_BYTES, nothing)
+            writer = self.warp[quads]
+            late = self.epoch[quads] > known[c.machine.memory.clocks.own[np.maximum(writer, 0)]]
+            if (late | (writer // c.machine.block_warps != block)).any():
+                message = "takes in sums that the flag it waited for does not vouch for"
+                c.machine.log.add("race", statement, message, "flag")
 
 
 def allocate(t: Translator, call: CallView) -> int:
@@ -43,7 +97,7 @@ def _workspace(t: Translator) -> Tensor:
 def _quads(share: Value, thread: Value, count: int, threads: int, c: Cohort) -> Array:
     """Return the byte ``[warps, 32]`` at which a thread's first four sums of a share lie."""
     at = np.asarray(share, np.int64) * (count // 4 * threads) + np.asarray(thread, np.int64)
-    return np.broadcast_to(at * 16, (c.count, LANES))
+    return np.broadcast_to(at * QUAD_BYTES, (c.count, LANES))
 
 
 def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
@@ -58,8 +112,9 @@ def hand_over(t: Translator, call: CallView, groups: tuple[str, ...], source: st
         for quad in range(count // 4):
             held = [spread(c.load(first + 4 * quad + i, statement, kind), c.count, kind) for i in range(4)]
             data = np.stack(held, axis=2).view(np.uint8)
-            at = Pointer("global", tensor, place + quad * threads * 16)
+            at = Pointer("global", tensor, place + quad * threads * QUAD_BYTES)
             c.machine.memory.store_global(c, at, data, statement)
+            Handed.of(c, tensor).store(c, at.offset)
         if "bar.arrive" in source:
             c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, False, statement)
 
@@ -72,7 +127,9 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     flags, share, lane = (t.read(operand) for operand in call.operands)
     tensor, statement = _workspace(t), call.statement
 
-    def make(c: Cohort) -> Wait:
+    def make(c: Cohort) -> Wait | None:
+        if "bar.sync" not in source:
+            return None
         c.machine.named_barriers.arrive(c, BARRIER, threads + LANES, True, statement)
         return NamedWait(c.machine.named_barriers, statement)
 
@@ -81,6 +138,7 @@ def announce(t: Translator, call: CallView, groups: tuple[str, ...], source: str
         at = flags(c) + (np.asarray(share(c), np.int64) * (threads // LANES) + lanes) * FLAG_BYTES
         chosen = c.narrowed(lanes < threads // LANES)
         _set_flags(tensor, at[chosen], raised)
+        Handed.of(c, tensor).raised(c, at, chosen)
 
     return Sequence_(True, [Waiting(True, make), Plain(action=action)])
 
@@ -110,7 +168,7 @@ class FlagWait:
         return ready
 
     def complete(self, c: Cohort) -> None:
-        """Learn nothing: clocks end at the cluster."""
+        """Learn nothing here: clocks end at the cluster, see `Handed`."""
 
     def describe(self, c: Cohort) -> str:
         return "a flag in the workspace that no block raises"
@@ -118,7 +176,8 @@ class FlagWait:
 
 def take_over(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Node:
     """Wait for a warp's flag, take it down, and add another block's sums to one's own."""
-    count, threads, raised = int(groups[0]), int(groups[1]), _raised(source)
+    count, threads, waits = int(groups[0]), int(groups[1]), "while (found" in source
+    raised = _raised(source) if waits else 0
     base, flags, share, thread = (t.read(operand) for operand in call.operands[:4])
     first, tensor = t.expression(call.operands[4]).target, _workspace(t)
     kind, statement = NUMPY["float32"], call.statement
@@ -131,11 +190,12 @@ def take_over(t: Translator, call: CallView, groups: tuple[str, ...], source: st
         _set_flags(tensor, places(c), 0)
         place = base(c) + _quads(share(c), thread(c), count, threads, c)
         for quad in range(count // 4):
-            at = Pointer("global", tensor, place + quad * threads * 16)
+            at = Pointer("global", tensor, place + quad * threads * QUAD_BYTES)
+            Handed.of(c, tensor).check(c, places(c) if waits else None, at.offset, statement)
             part = c.machine.memory.load_global(c, at, 16, statement).view(kind)
             for i in range(4):
                 slot = first + 4 * quad + i
                 c.store(slot, c.load(slot, statement, kind) + part[:, :, i], statement, kind)
 
-    wait = Waiting(True, lambda c: FlagWait(tensor, places, raised, statement))
+    wait = Waiting(True, lambda c: FlagWait(tensor, places, raised, statement) if waits else None)
     return Sequence_(True, [wait, Plain(action=action)])

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping as Numbers
 from collections.abc import Sequence
-from typing import Any
 
 from ladder.ir.build import GraphBuilder, bind
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.emitter import Emitter, Shift
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.space import (
+from ladder.superopt.generator.space import replayed
+from ladder.superopt.generator.structure import (
+    FINAL,
+    UNIT_AXIS,
     WHOLE,
     Mapping,
     Prefix,
     Step,
     Structure,
-    dimensions_of,
-    replayed,
 )
-from tile_types.errors import ShapeError
-
-ACCUMULATOR = "float32"
-LAUNCH_BYTES = 64 * 1024
-"""What a unit loads in the 2 µs of another launch, at 4.2 TB/s over 132 units."""
-
-TILES = (16, 32, 64, 128, 256)
-"""Extents of a split dimension in a tile that are tried."""
+from tile_types.errors import ScheduleError
+from tile_types.tile import Extent
 
 
 def axes_of(program: Program) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
@@ -38,111 +33,199 @@ def axes_of(program: Program) -> tuple[tuple[tuple[str, ...], ...], tuple[str, .
     return inputs, tuple(map(str, graph.tile(graph.outputs[0]).shape))
 
 
-def instantiate(structure: Structure, program: Program, factors: Numbers[str, int] | None = None) -> Graph:
-    """Return the kernel graph with one block graph.
+def instantiate(
+    structure: Structure,
+    program: Program,
+    factors: Numbers[str, int] | None = None,
+    *,
+    packed: bool = False,
+) -> Graph:
+    """Return the kernel graph with one block graph, or two if blocks share a reduction.
 
     Parameters
     ----------
     factors
         Number for each factor of the mapping: ``Ng``, ``Kl``, ``Nt`` ...; without, they stay symbols.
+    packed
+        Whether quantized weights are operands; otherwise their values are, as in the program's graph.
 
     Notes
     -----
     Matrix products take operands of the inputs' type and accumulate in float32; everything else is
-    computed in float32; the result is stored in the program's type.
+    computed in float32, and what blocks leave for each other is float32; the result is stored in the
+    program's type.
+
+    Raises
+    ------
+    ScheduleError
+        If exponentials are to be relative to a maximum and that cannot be carried through the steps.
     """
-    graph = _Builder(structure, program).graph()
+    graph = _Builder(structure, program, packed).graph()
     return graph if factors is None else bind(graph, factors)
-
-
-class _Emitter:
-    """Adds steps to a graph, with the conversions that they need."""
-
-    def __init__(self, builder: GraphBuilder, ttype: str, values: Sequence[str] = ()) -> None:
-        self.builder, self.ttype = builder, ttype
-        self.values = list(values)
-        self.converted: dict[tuple[str, str], str] = {}
-
-    def cast(self, value: str, ttype: str) -> str:
-        """Return the value in a type."""
-        if self.builder.tile(value).ttype.name == ttype:
-            return value
-        key = (value, ttype)
-        if key not in self.converted:
-            self.converted[key] = self.builder.add("convert", value, type=ttype)
-        return self.converted[key]
-
-    def step(self, step: Step) -> str:
-        """Add a step and return its result."""
-        operands = [self.values[i] for i in step.operands]
-        attributes: dict[str, Any] = dict(step.attributes)
-        if step.operator == "accumulate":
-            return self.builder.add("accumulate", *operands, **attributes)
-        if step.operator == "matmul":
-            return self._matmul(*operands)
-        if step.operator == "concat_matmul":
-            a, b, c, d = (self.cast(value, self.ttype) for value in operands)
-            rows = self.builder.add("concat", a, b, axis=1)
-            return self._matmul(rows, self.builder.add("concat", c, d, axis=0))
-        wide = [self.cast(value, ACCUMULATOR) for value in operands]
-        if step.operator == "scale":
-            constant = self.builder.add("constant", type=ACCUMULATOR, **attributes)
-            return self.builder.add("mul", *wide, constant)
-        return self.builder.add(step.operator, *wide, **attributes)
-
-    def _matmul(self, a: str, b: str) -> str:
-        a, b = self.cast(a, self.ttype), self.cast(b, self.ttype)
-        return self.builder.add("matmul", a, b, type=ACCUMULATOR)
 
 
 class _Builder:
     """Builds the kernel graph of a structure over symbols."""
 
-    def __init__(self, structure: Structure, program: Program) -> None:
-        self.structure, self.program = structure, program
+    def __init__(self, structure: Structure, program: Program, packed: bool) -> None:
+        self.structure, self.program, self.mapping = structure, program, structure.mapping
         self.ttype = program.symbolic.inputs[0].tile.ttype.name
+        self.types: Numbers[str, str] = program.packed if packed else {}
+        self.result = program.symbolic.tile(program.symbolic.outputs[0]).ttype.name
+        self.output = axes_of(program)[1]
+        self.stages = structure.stages()
+        self.own = len(structure.prefix.operands)
 
     def graph(self) -> Graph:
         """Return it."""
+        if not self.structure.shifted:
+            return self._graph(None)
+        reasons = []
+        for axis in reversed(range(len(self.output))):
+            try:
+                return self._graph(axis)
+            except ScheduleError as error:
+                reasons.append(str(error))
+        raise ScheduleError(f"no running maximum: {'; '.join(dict.fromkeys(reasons))}")
+
+    def _graph(self, softmax_axis: int | None) -> Graph:
         g = GraphBuilder(self.program.name)
         inputs, _ = axes_of(self.program)
-        mapping, prefix = self.structure.mapping, self.structure.prefix
-        names = [
-            g.input(node.name, node.tile.ttype, [mapping.full(axis) for axis in axes])
-            for node, axes in zip(self.program.symbolic.inputs, inputs, strict=True)
-        ]
-        kernels = _Emitter(g, self.ttype, names)
-        for step in prefix.steps:
-            kernels.values.append(kernels.cast(kernels.step(step), self.ttype))
+        prefix = self.structure.prefix
+        kernels = Emitter(g, self.ttype)
+        for number, (node, axes) in enumerate(zip(self.program.symbolic.inputs, inputs, strict=True)):
+            shape = [self.mapping.full(axis) for axis in axes]
+            kernels.values[number] = g.input(node.name, self.types.get(node.name, node.tile.ttype), shape)
+        for number, step in enumerate(prefix.steps, len(inputs)):
+            kernels.add(number, step)
+            kernels.values[number] = kernels.cast(kernels.values[number], self.ttype)
         operands = [kernels.values[i] for i in prefix.operands]
-        return g.finish(*g.nest(self._block(g, operands), *operands, name="Y"))
+        if self.mapping.split is None:
+            return g.finish(*g.nest(self._whole(g, operands, softmax_axis), *operands, name="Y"))
+        parts, left = self._parts(g, operands, softmax_axis)
+        partial = g.nest(parts, *operands, name="P")
+        return g.finish(*g.nest(self._combination(g, partial, left), *partial, name="Y"))
 
-    def _block(self, kernel: GraphBuilder, operands: Sequence[str]) -> Graph:
-        mapping = self.structure.mapping
+    def _block(
+        self, kernel: GraphBuilder, operands: Sequence[str], softmax_axis: int | None
+    ) -> tuple[GraphBuilder, Emitter]:
+        """Return the block graph with all steps but those that combine parts."""
+        mapping = self.mapping
         loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
         grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
         b = GraphBuilder(f"{self.program.name}_block", "block", grid=grid, loops=loops)
         axes = operand_axes(self.structure.prefix, self.program)
         loop = [(axis,) if mapping.loop else () for axis in mapping.fmap]
-        emitter = _Emitter(b, self.ttype)
+        emitter = Emitter(b, self.ttype, softmax_axis)
         for number, name in enumerate(operands):
-            source = b.input(f"{name.lower()}_in", self.ttype, kernel.tile(name).shape)
-            emitter.values.append(
-                b.add(
-                    "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
-                    shape=mapping.tile(number, axes[number]),
-                )
+            whole = kernel.tile(name)
+            source = b.input(f"{name.lower()}_in", whole.ttype, whole.shape)
+            emitter.values[number] = b.add(
+                "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
+                shape=mapping.tile(number, axes[number]),
             )  # fmt: skip
-        for step in self.structure.steps:
-            emitter.values.append(emitter.step(step))
-        _, output = axes_of(self.program)
-        ttype = self.program.symbolic.tile(self.program.symbolic.outputs[0]).ttype.name
-        stored = b.add(
-            "store", emitter.cast(emitter.values[-1], ttype),
-            grid=tuple(output.index(dimension) for dimension in mapping.grid),
-            shape=tuple(mapping.full(dimension) for dimension in output),
+        for number, step in self._steps():
+            if self.stages[number] != FINAL:
+                emitter.add(number, step)
+        return b, emitter
+
+    def _steps(self) -> list[tuple[int, Step]]:
+        return list(enumerate(self.structure.steps, self.own))
+
+    def _whole(self, kernel: GraphBuilder, operands: Sequence[str], softmax_axis: int | None) -> Graph:
+        b, emitter = self._block(kernel, operands, softmax_axis)
+        return b.finish(self._stored(b, emitter))
+
+    def _stored(self, b: GraphBuilder, emitter: Emitter) -> str:
+        """Store the last value as the program's result."""
+        last = len(self.stages) - 1
+        if last in emitter.shifts:
+            raise ScheduleError("the result is relative to a maximum")
+        return b.add(
+            "store", emitter.cast(emitter.values[last], self.result),
+            grid=tuple(self.output.index(axis.name[:-1]) for axis in b.grid),
+            shape=tuple(self.mapping.full(dimension) for dimension in self.output),
         )  # fmt: skip
-        return b.finish(stored)
+
+    def _parts(
+        self, kernel: GraphBuilder, operands: Sequence[str], softmax_axis: int | None
+    ) -> tuple[Graph, dict[str, tuple[int, Shift | None]]]:
+        """Return the first block graph, which stores what is to be combined and the maxima of that.
+
+        And for each of its results which value it is, or -1, and what that is relative to.
+        """
+        b, emitter = self._block(kernel, operands, softmax_axis)
+        combined = [step.operands[0] for _, step in self._steps() if step.operator == "combine"]
+        stores: dict[str, tuple[int, Shift | None]] = {}
+        tops: dict[Shift, str] = {}
+        for value in combined:
+            shift = emitter.shifts.get(value)
+            if shift is not None and shift not in tops:
+                tops[shift] = self._store_part(b, emitter.top(shift))
+                stores[tops[shift]] = (-1, shift)
+            stores[self._store_part(b, emitter.cast(emitter.values[value], "float32"))] = (value, shift)
+        return b.finish(*stores), stores
+
+    def _store_part(self, b: GraphBuilder, value: str) -> str:
+        tile = b.tile(value).shape
+        grid = self._part_axes(tile)
+        return b.add("store", value, grid=grid, shape=self._part_shape(tile, grid))
+
+    def _part_shape(self, tile: Sequence[Extent], grid: Sequence[int]) -> tuple[Extent, ...]:
+        names = [f"{dimension}g" for dimension in self.mapping.grid]
+        return tuple(
+            product([*(name for name, where in zip(names, grid, strict=True) if where == axis), extent])
+            for axis, extent in enumerate(tile)
+        )
+
+    def _part_axes(self, tile: Sequence[Extent]) -> tuple[int, ...]:
+        """Return the axis of a part that each grid dimension splits: its own, or one of extent 1.
+
+        What a part does not vary with is stored by each block for itself. Parts along the reduction are
+        joined to the rows, as the fastest of what blocks number.
+        """
+        rows = max(0, len(tile) - 2)
+        single = [axis for axis, extent in enumerate(tile) if extent == 1]
+        found = []
+        for dimension in self.mapping.grid:
+            own = [axis for axis, extent in enumerate(tile) if (extent,) == self.mapping.left(dimension)]
+            leading = [self.output.index(dimension)] if dimension in self.mapping.batch else []
+            found.append(rows if dimension == self.mapping.split else [*own, *leading, *single[-1:], rows][0])
+        return tuple(found)
+
+    def _combination(
+        self, kernel: GraphBuilder, partial: Sequence[str], left: dict[str, tuple[int, Shift | None]]
+    ) -> Graph:
+        """Return the second block graph: it sums the parts and does the rest."""
+        split = f"{self.mapping.split}g"
+        grid = {f"{dimension}g": f"{dimension}g" for dimension in self.mapping.grid[:-1]}
+        b = GraphBuilder(f"{self.program.name}_combine", "block", grid=grid, loops={split: split})
+        loaded = [self._load_part(b, kernel.tile(name).shape, number) for number, name in enumerate(partial)]
+        tops = {shift: name for name, (value, shift) in zip(loaded, left.values(), strict=True) if value < 0}
+        parts = {value: (name, shift) for name, (value, shift) in zip(loaded, left.values(), strict=True)}
+        emitter = Emitter(b, self.ttype)
+        for number, step in self._steps():
+            if step.operator == "combine":
+                name, shift = parts[step.operands[0]]
+                relative = None if shift is None else Shift(tops[shift], shift.axis)
+                emitter.values[number], after = emitter.accumulate(name, {}, relative)
+                emitter.shifts.update({number: after} if after is not None else {})
+            elif self.stages[number] == FINAL:
+                emitter.add(number, step)
+        return b.finish(self._stored(b, emitter))
+
+    def _load_part(self, b: GraphBuilder, whole: Sequence[Extent], number: int) -> str:
+        source = b.input(f"part{number}", "float32", whole)
+        tile = self._part_tile(whole)
+        *grid, loop = self._part_axes(tile)
+        return b.add("load", source, grid=tuple(grid), loop=(loop,), shape=tile)
+
+    def _part_tile(self, whole: Sequence[Extent]) -> tuple[Extent, ...]:
+        """Return the tile of which a stored part is made: what no grid dimension splits."""
+        names = {f"{dimension}g" for dimension in self.mapping.grid}
+        return tuple(
+            product(name for name in str(extent).split("*") if name not in names) for extent in whole
+        )
 
 
 def operand_axes(prefix: Prefix, program: Program) -> list[tuple[str, ...]]:
@@ -153,9 +236,17 @@ def operand_axes(prefix: Prefix, program: Program) -> list[tuple[str, ...]]:
     return [dimensions_of(values[i][0]) for i in prefix.operands]
 
 
+def dimensions_of(shape: Sequence[Extent]) -> tuple[str, ...]:
+    """Return the dimension of each axis of a tensor that nothing splits (``Kt`` is K)."""
+    return tuple(str(extent)[:-1] if isinstance(extent, str) else UNIT_AXIS for extent in shape)
+
+
 def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, int]:
-    """Return factors that are all ``extent``: for the quick test of a candidate."""
-    return {name: extent for dimension in program.sizes for name in mapping.factors(dimension)}
+    """Return factors that are all ``extent``, 1 for batches: for the quick test of a candidate."""
+    return {
+        name: 1 if dimension in mapping.batch else extent
+        for dimension in program.sizes for name in mapping.factors(dimension)
+    }  # fmt: skip
 
 
 def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]) -> Graph:
@@ -166,57 +257,3 @@ def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]
 def symbolic_program(mapping: Mapping, program: Program) -> Graph:
     """Return the program with the factors of a mapping as extents."""
     return program.graph({dimension: mapping.full(dimension) for dimension in program.sizes})
-
-
-def choose_factors(
-    structure: Structure, program: Program, units: int, capacity: int
-) -> tuple[dict[str, int], float]:
-    """Return factors for the program's own sizes, and the bytes that a unit moves, kernels included.
-
-    Parameters
-    ----------
-    units
-        Multiprocessors of the device.
-    capacity
-        Bytes of shared memory that the tiles of a block may take together.
-
-    Raises
-    ------
-    ShapeError
-        If no tile divides the sizes and fits.
-    """
-    best: tuple[float, dict[str, int]] | None = None
-    for factors in _candidates(structure.mapping, program):
-        graph = instantiate(structure, program, factors)
-        body = graph.nodes[-1].body
-        assert body is not None
-        loads = [node for node in body.nodes if node.operator == "load"]
-        used = sum(node.tile.nbytes for node in body.nodes if node.tile.level == "shared")
-        if used > capacity:
-            continue
-        blocks = math.prod(factors[f"{dimension}g"] for dimension in structure.mapping.grid)
-        steps = factors[f"{structure.mapping.loop}l"] if structure.mapping.loop else 1
-        kernels = sum(graph.tile(v).nbytes for node in graph.nodes[:-1] for v in (node.name, *node.inputs))
-        kernels -= sum(node.tile.nbytes for node in graph.inputs)
-        cost = -(-blocks // units) * steps * sum(node.tile.nbytes for node in loads) + kernels / units
-        cost += LAUNCH_BYTES * len(structure.prefix.steps)
-        if best is None or cost < best[0]:
-            best = (cost, factors)
-    if best is None:
-        raise ShapeError(f"no tiles of {TILES} divide {dict(program.sizes)} and fit {capacity} bytes")
-    return best[1], best[0]
-
-
-def _candidates(mapping: Mapping, program: Program) -> list[dict[str, int]]:
-    choices = []
-    for dimension, size in program.sizes.items():
-        *split, tile = mapping.factors(dimension)
-        if not split:
-            choices.append([{tile: size}])
-            continue
-        tiles = [t for t in TILES if size % t == 0 and t < size]
-        choices.append([{split[0]: size // t, tile: t} for t in tiles])
-    return [
-        {name: number for part in parts for name, number in part.items()}
-        for parts in itertools.product(*choices)
-    ]

@@ -6,51 +6,44 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.ir.graph import Graph
-from ladder.ir.interpret import abstract_expressions
 from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.alphabet import Alphabet, require_searchable
+from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import (
     axes_of,
-    choose_factors,
     instantiate,
     operand_axes,
     small_factors,
     small_program,
     symbolic_program,
 )
+from ladder.superopt.generator.mapping import Choices, mappings
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.space import (
-    WHOLE,
-    Alphabet,
-    Mapping,
-    Partial,
-    Prefix,
-    Space,
-    Step,
-    Structure,
-    mappings,
-    replayed,
-    require_searchable,
-)
+from ladder.superopt.generator.reach import FAR
+from ladder.superopt.generator.space import COMBINING, LEAST_TILE, Partial, Space, Value, replayed, targets_of
+from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Step, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
     Certificate,
     Stability,
+    agree_at_once,
     check_stability,
-    verify_equal,
     verify_for_all_extents,
 )
 from targets import get_device
-from tile_types.errors import DeviceError, ShapeError
+from tile_types.errors import DeviceError, ScheduleError, ShapeError, VerificationError
 
 CHECK_EVERY = 256
 """States between looks at the clock."""
+
+LATE = "out of time before the proof"
 
 UNLIMITED = 1 << 62
 """Bytes that tensors of a kernel may take: they lie in device memory."""
@@ -71,6 +64,10 @@ class Limits:
         Kernels: the block graph, and operators before it.
     grid
         Grid dimensions, at most 3.
+    split
+        Whether blocks may share a reduction, for a second block graph to combine.
+    proofs
+        Most graphs that are proved, cheapest first.
     seconds
         Time budget; what was found until then is reported, as incomplete.
     states
@@ -88,6 +85,8 @@ class Limits:
     operators: int = 8
     kernels: int = 1
     grid: int = 3
+    split: bool = True
+    proofs: int = 16
     seconds: float | None = None
     states: int | None = None
     workers: int = 2
@@ -110,6 +109,23 @@ class Limits:
             raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
         return replace(self, capacity=found.shared_per_block, units=found.units)
 
+    def choices(self, program: Program) -> Choices:
+        """Return what limits the mappings of a program."""
+        return Choices(self.grid, least_tile(program), self.split, reduced(program))
+
+
+def reduced(program: Program) -> frozenset[str]:
+    """Return the dimensions that a program sums over."""
+    graph = program.symbolic
+    first = {node.inputs[0]: node for node in graph.nodes if node.operator in ("matmul", "reduce_sum")}
+    axes = {value: dict(node.attributes).get("axis", -1) for value, node in first.items()}
+    return frozenset(str(graph.tile(value).shape[axis]) for value, axis in axes.items())  # type: ignore[index]
+
+
+def least_tile(program: Program) -> int:
+    """Return the smallest extent of a split dimension in a tile."""
+    return LEAST_TILE if program.multiplies else 1
+
 
 @dataclass
 class Counts:
@@ -120,7 +136,7 @@ class Counts:
     states
         Prefixes visited.
     pruned
-        Steps dropped because their value can occur in no equal program.
+        Steps dropped because their value can occur in no equal program, or no steps lead from it to a result.
     candidates
         Complete graphs.
     verified, rejected
@@ -189,6 +205,8 @@ class Report:
         Verified graphs that failed the floating-point test.
     complete
         Whether the whole space was searched within the budget.
+    dearer
+        Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
     """
 
     program: Program
@@ -198,6 +216,7 @@ class Report:
     counts: Counts
     seconds: float
     complete: bool
+    dearer: int = 0
 
 
 Progress = Callable[[str, float | None], None]
@@ -250,18 +269,26 @@ def search(
     for number in sorted(done):
         counts.add(done[number].counts)
     structures = [structure for number in sorted(done) for structure in done[number].structures]
-    finished = [_finish(structure, program, limits, seed) for structure in structures]
-    for result in finished:
+    structures, dearer = _cheapest(structures, program, limits, counts)
+    finished: list[Found | str] = []
+    for result in _finished(structures, program, limits, seed, deadline):
+        finished.append(result)
         if isinstance(result, str):
             counts.reject(result)
+        if step is not None:
+            step(
+                f"{program.name}: {len(finished)} of {len(structures)} proofs",
+                len(finished) / len(structures),
+            )
     good = [result for result in finished if isinstance(result, Found)]
     ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
+    complete = complete and LATE not in finished
     return Report(
         program, limits,
         tuple(found for found in ranked if found.stability.stable),
         tuple(found for found in ranked if not found.stability.stable),
-        counts, time.monotonic() - began, complete,
+        counts, time.monotonic() - began, complete, dearer,
     )  # fmt: skip
 
 
@@ -278,7 +305,8 @@ def tasks_of(program: Program, limits: Limits) -> Iterator[Task]:
     _, output = axes_of(program)
     for prefix in prefixes_of(program, limits):
         axes = operand_axes(prefix, program)
-        yield from (Task(prefix, m) for m in mappings(axes, output, program.sizes, limits.grid))
+        found = mappings(axes, output, program.sizes, limits.choices(program))
+        yield from (Task(prefix, mapping) for mapping in found)
 
 
 def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
@@ -291,9 +319,10 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
     mapping = replace(WHOLE, imap=((),) * count, fmap=(-1,) * count)
     target = program.graph({name: mapping.full(name) for name in program.sizes})
     named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
-    pruner = Pruner(abstract_expressions(target), limits.pruning)
     alphabet = Alphabet.of(program.symbolic)
-    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner)
+    pruner = Pruner(targets_of(target, alphabet), limits.pruning)
+    packed = [number for number, node in enumerate(target.inputs) if node.name in program.packed]
+    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner, packed=packed)
     stack = [space.start()]
     while stack:
         partial = stack.pop()
@@ -304,12 +333,8 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
             kept = {i for i, chosen in zip(used, choice, strict=True) if chosen}
             yield Prefix(partial.steps, tuple(sorted(partial.unused | kept)))
         if len(partial.steps) + 1 < limits.kernels:
-            longer = [(step, space.value(partial, step)) for step in space.steps(partial)]
-            stack += [
-                partial.with_step(step, value)
-                for step, value in reversed(longer)
-                if value is not None and pruner.keeps(value.expression)
-            ]
+            longer, _ = space.moves(partial, lambda value: pruner.keeps(value.expression))
+            stack += [partial.with_step(step, value) for step, value in reversed(longer)]
 
 
 @dataclass
@@ -360,13 +385,20 @@ class Explorer:
         self.deadline, self.budget = deadline, states
         inputs, output = axes_of(program)
         target = program.graph({name: mapping.full(name) for name in program.sizes})
-        self.pruner = Pruner(abstract_expressions(target), limits.pruning)
+        alphabet = Alphabet.of(program.symbolic)
+        self.pruner = Pruner(targets_of(target, alphabet), limits.pruning)
         named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
         values = replayed(task.prefix.steps, named, mapping, self.pruner)
         operands = zip(operand_axes(task.prefix, program), task.prefix.operands, strict=True)
         named = [(axes, values[number][1]) for axes, number in operands]
-        alphabet = Alphabet.of(program.symbolic)
-        self.space = Space(mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner)
+        packed = packed_operands(program, task.prefix)
+        self.space = Space(
+            mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner,
+            least_tile(program), packed,
+        )  # fmt: skip
+        self.steps = limits.operators + (COMBINING if mapping.split else 0)
+        self.shifted = has_maxima(program)
+        self.reach: dict[Value, int] | None = None
         self.small = small_factors(mapping, program, SMALL)
         self.reference = small_program(mapping, program, self.small)
         self.outcome = Outcome(Counts(), [], True)
@@ -375,26 +407,34 @@ class Explorer:
         """Search all of it, or until the budget ends."""
         start = self.space.start()
         if start is not None and all(self.pruner.keeps(value.expression) for value in start.values):
-            self._visit(start)
+            self.reach = self.space.reach(start)
+            if all(self._within(value, self.steps) for value in start.values):
+                self._visit(start)
         return self.outcome
+
+    def _allows(self, value: Value) -> bool:
+        """Whether a value can be part of a result at all."""
+        return self.pruner.keeps(value.expression) and (self.reach is None or value in self.reach)
+
+    def _within(self, value: Value, left: int) -> bool:
+        """Whether a value may be part of a result with so many steps more."""
+        return self.reach is None or self.reach.get(value, FAR) <= left
 
     def _visit(self, partial: Partial) -> None:
         counts, space = self.outcome.counts, self.space
         counts.states += 1
         if partial.steps and space.complete(partial):
             self._candidate(partial)
-        left = self.limits.operators - len(partial.steps)
+        left = self.steps - len(partial.steps)
         if left == 0 or self._spent():
             return
-        for step in space.steps(partial):
-            value = space.value(partial, step)
-            if value is None:
-                continue
-            if not self.pruner.keeps(value.expression):
-                counts.pruned += 1
-                continue
+        moves, pruned = space.moves(partial, self._allows)
+        counts.pruned += pruned
+        for step, value in moves:
             longer = partial.with_step(step, value)
-            if not space.hopeless(longer, left - 1):
+            if not all(self._within(longer.values[i], left - 1) for i in longer.unused):
+                continue
+            if not space.hopeless(longer, left - 1) and space.fits(longer, self.limits.operators):
                 self._visit(longer)
             if not self.outcome.complete:
                 return
@@ -409,22 +449,70 @@ class Explorer:
     def _candidate(self, partial: Partial) -> None:
         counts = self.outcome.counts
         counts.candidates += 1
-        structure = Structure(self.task.prefix, self.task.mapping, partial.steps)
-        certificate = verify_equal(self.reference, instantiate(structure, self.program, self.small), seed=0)
-        if certificate.equal:
-            counts.verified += 1
-            self.outcome.structures.append(structure)
-            return
-        counts.rejected += 1
-        counts.reasons[certificate.reason] = counts.reasons.get(certificate.reason, 0) + 1
+        structure = Structure(self.task.prefix, self.task.mapping, partial.steps, self.shifted)
+        counts.verified += 1
+        try:
+            candidate = instantiate(structure, self.program, self.small)
+            if agree_at_once(self.reference, candidate, seed=0):
+                self.outcome.structures.append(structure)
+                return
+            reason = "outputs differ in a finite field"
+        except (ScheduleError, VerificationError) as error:
+            reason = str(error)
+        counts.reject(reason)
 
 
-def _finish(structure: Structure, program: Program, limits: Limits, seed: int | None) -> Found | str:
+def packed_operands(program: Program, prefix: Prefix) -> list[int]:
+    """Return which operands of a block graph are quantized."""
+    inputs = [node.name for node in program.symbolic.inputs]
+    names = [inputs[i] if i < len(inputs) else "" for i in prefix.operands]
+    return [number for number, name in enumerate(names) if name in program.packed]
+
+
+def has_maxima(program: Program) -> bool:
+    """Whether a program subtracts maxima, so that what is found must."""
+    return any(node.operator == "reduce_max" for node in program.symbolic.nodes)
+
+
+def _cheapest(
+    structures: list[Structure], program: Program, limits: Limits, counts: Counts
+) -> tuple[list[Structure], int]:
+    """Return the structures that are to be proved, cheapest first, and how many others there are."""
+    costs: list[tuple[float, int]] = []
+    for number, structure in enumerate(structures):
+        try:
+            cost = choose_factors(structure, program, limits.units, limits.capacity)[1]
+            costs.append((cost, number))
+        except ShapeError as error:
+            counts.reject(str(error))
+    kept = [structures[number] for _, number in sorted(costs)[: limits.proofs]]
+    counts.verified -= len(costs) - len(kept)
+    return kept, len(costs) - len(kept)
+
+
+def _finished(
+    structures: Sequence[Structure],
+    program: Program,
+    limits: Limits,
+    seed: int | None,
+    deadline: float | None,
+) -> Iterator[Found | str]:
+    """Finish structures, in processes if there are several, in order."""
+    every = [(structure, program, limits, seed, deadline) for structure in structures]
+    if limits.workers <= 1 or len(every) < 2:
+        yield from itertools.starmap(_finish, every)
+        return
+    with ProcessPoolExecutor(limits.workers) as pool:
+        yield from pool.map(_finish, *zip(*every, strict=True))
+
+
+def _finish(
+    structure: Structure, program: Program, limits: Limits, seed: int | None, deadline: float | None
+) -> Found | str:
     """Prove for all extents, test in floating point, and choose tiles; or return why not."""
-    try:
-        factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
-    except ShapeError as error:
-        return str(error)
+    if deadline is not None and time.time() > deadline:
+        return LATE
+    factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     certificate, extents = verify_for_all_extents(
         symbolic_program(structure.mapping, program),
         fuse_threads(instantiate(structure, program)),
@@ -432,7 +520,7 @@ def _finish(structure: Structure, program: Program, limits: Limits, seed: int | 
     )
     if not certificate.equal:
         return certificate.reason
-    plain = instantiate(structure, program, factors)
+    plain = instantiate(structure, program, factors, packed=True)
     stability = _stability(structure, program)
     return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
@@ -446,14 +534,15 @@ def _stability(structure: Structure, program: Program) -> Stability:
     small = program.resized(**sizes)
     # Constants that depend on sizes are steps of the structure: they change with the program.
     constants = dict(
-        zip(Alphabet.of(program.symbolic).constants, Alphabet.of(small.symbolic).constants, strict=True)
+        zip(Alphabet.of(program.symbolic).numbers, Alphabet.of(small.symbolic).numbers, strict=True)
     )
     return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
 
 
 def _identity(program: Program, limits: Limits) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
-    return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
+    sizes, packed = dict(program.sizes), dict(program.packed)
+    return {"program": program.name, "sizes": sizes, "packed": packed, "limits": kept}
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:
@@ -494,6 +583,7 @@ def _structure(value: dict[str, Any]) -> Structure:
         Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
         Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
         _steps(value["steps"]),
+        value["shifted"],
     )
 
 

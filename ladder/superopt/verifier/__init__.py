@@ -6,7 +6,7 @@ returns a `Certificate` with the probability ``delta`` that it accepts unequal o
 What is tested
 --------------
 LAX programs (Mirage, OSDI'25, §5) consist of multilinear operators, division, at most one exponential
-on a path and square roots. One *draw* takes a random prime p from the family of
+on a path, square roots, and maxima that cancel. One *draw* takes a random prime p from the family of
 `ladder.ir.modular.draw_prime` (p = 2q + 1, q prime, p = q = 3 mod 4, 31 bits), independent uniform
 inputs x over Z_p and, for use in exponents, y over Z_q, and evaluates both programs K times, the k-th
 time (k = 1 ... K) with exp(h) read as ``omega**(k h(y))``, omega = 4 of order q. A draw in which some
@@ -58,6 +58,16 @@ P is not empty. Let d bound all degrees of f_j, u_j and v_j.
    probability <= A eps, whatever the probability of being defined; R rounds with ``(A eps)**R = delta``.
    No estimate of how often denominators vanish is needed.
 
+6. *Unknowns.* A maximum has no meaning in a field. It is taken as a variable of its own, a different one
+   for each maximum of each program (the same for maxima of the same elements of the same values):
+   programs accepted are equal whatever the maxima are, as softmax is. Roots are first taken as values of
+   an unknown function, the same in both programs, drawn for each value of the radicand: that treats roots
+   under roots, of squares and any number of them, and no draw is thrown away. What is tested are then
+   polynomials in these variables, too, unless different radicands have the same value: with probability
+   at most (D / p + bad primes) for each of the pairs, D the degree of their difference, which
+   `Bound.merged` adds to eps. Accepted programs are equal for every function in place of the root. If
+   they are not, nothing is decided: steps 2 to 4 are tried then.
+
 K, d and b are computed by `forms` from both programs, element by element. Values whose type the test
 does not see (rounding to float16) are the business of `stability`. Programs must also store every
 output element exactly once, see `coverage`.
@@ -68,7 +78,7 @@ Sizes. The test holds for the extents it is run with. `shrink` states when small
 from __future__ import annotations
 
 from ladder.superopt.verifier.bound import Bound, bound_of
-from ladder.superopt.verifier.equivalence import Certificate, verify_equal
+from ladder.superopt.verifier.equivalence import Certificate, agree_at_once, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
 from ladder.superopt.verifier.stability import Stability, check_stability
 
@@ -76,6 +86,7 @@ __all__ = [
     "Bound",
     "Certificate",
     "Stability",
+    "agree_at_once",
     "bound_of",
     "check_stability",
     "verify_equal",

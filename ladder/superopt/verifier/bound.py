@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ladder.ir.modular import LEAST_P, LEAST_Q, SAFE_PRIMES
-from ladder.superopt.verifier.forms import Exponents, Forms
+from ladder.superopt.verifier.forms import Bounding, Exponents, Forms
 
 ATTEMPTS = 16
 """Draws per round and per expected draw until one is defined: all fail with probability e**-16."""
+
+RARE = 4
+"""Draws per round without residues to wait for: a denominator is 0 about once in 2**30 / degree draws."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class Bound:
         m: distinct values under roots.
     exponentials
         Whether there are any.
+    unknown_roots
+        How many roots were taken as unknown functions of what stands under them.
+    radicand_degree, radicand_bits
+        Of the difference of any two radicands, as a polynomial.
     """
 
     degree: int
@@ -41,6 +48,9 @@ class Bound:
     exponent_bits: float
     radicands: int = 0
     exponentials: bool = False
+    unknown_roots: int = 0
+    radicand_degree: int = 0
+    radicand_bits: float = 0.0
 
     def zippel(self, p: int = LEAST_P, q: int = LEAST_Q) -> float:
         """Return steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p`` with 2**m d for d."""
@@ -60,11 +70,19 @@ class Bound:
     @property
     def epsilon(self) -> float:
         """Probability that one draw is defined and agrees although the programs differ."""
-        return self.zippel() + self.reduction
+        return self.zippel() + self.reduction + self.merged
+
+    @property
+    def merged(self) -> float:
+        """Step 6: two different radicands have one value, so that their roots are taken as equal."""
+        one = self.radicand_degree / LEAST_P + self.radicand_bits / (math.log2(LEAST_P) * SAFE_PRIMES)
+        return math.comb(self.unknown_roots, 2) * one
 
     @property
     def attempts(self) -> int:
         """A: draws allowed per round; a radicand is a residue in half of them (a quarter, if also in Z_q)."""
+        if not self.radicands:
+            return RARE
         return ATTEMPTS << (self.radicands * (2 if self.exponentials else 1))
 
     def rounds(self, delta: float) -> int | None:
@@ -87,6 +105,18 @@ class Bound:
     def with_radicands(self, radicands: int) -> Bound:
         """Return the bound for m distinct radicands."""
         return replace(self, radicands=radicands)
+
+    def with_unknown_roots(self, boundings: Sequence[Bounding]) -> Bound:
+        """Return the bound for programs whose roots were taken as unknown."""
+        roots = sum(bounding.roots for bounding in boundings)
+        return replace(self.with_differences(boundings), unknown_roots=roots)
+
+    def with_differences(self, boundings: Sequence[Bounding]) -> Bound:
+        """Return the bound with the sizes of ``N_a D_b - N_b D_a`` of any two radicands N / D."""
+        parts = [bounding.radicand for bounding in boundings if bounding.roots]
+        degree = sum(max((part.degrees[side] for part in parts), default=0) for side in (0, 1))
+        bits = sum(max((part.bits[side] for part in parts), default=0.0) for side in (0, 1))
+        return replace(self, radicand_degree=degree, radicand_bits=bits + 1 if parts else 0.0)
 
 
 def bound_of(first: Sequence[Forms], second: Sequence[Forms], exponentials: bool) -> Bound:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ladder.ir.finite import Field, Residues, RootLog
+from ladder.ir.finite import Field, Residues, RootLog, Unknowns
 from ladder.ir.graph import Graph
-from ladder.ir.interpret import finite_domain, interpret, lax_classes
+from ladder.ir.interpret import NUMERIC, finite_domain, interpret, lax_classes
 from ladder.ir.modular import UndefinedResidueError, draw_prime
 from ladder.ir.quantized_values import Components
 from ladder.superopt.verifier.bound import Bound, bound_of
@@ -44,7 +45,8 @@ class Certificate:
     ----------
     verdict
         ``"equal"``; ``"different"``: the evaluations differ, which is a proof unless a square stands
-        under a root, as in ``sqrt((x * x + 1) ** 2)``; or ``"refused"``.
+        under a root, as in ``sqrt((x * x + 1) ** 2)``; or ``"refused"``. Programs with maxima are
+        ``different`` if float64 says so, too: they are equal only if they are whatever the maxima are.
     reason
         Why, if not equal.
     delta
@@ -115,9 +117,38 @@ def verify_equal(
     try:
         require_complete(first)
         require_complete(second)
-        return _Test(first, second, seed).run(delta)
     except VerificationError as error:
         return Certificate("refused", str(error), seed=seed)
+    if _has(("root",), first, second):
+        certificate = _certificate(first, second, seed, delta, unknown_roots=True)
+        if certificate.equal:
+            return certificate
+    return _certificate(first, second, seed, delta)
+
+
+def _certificate(first: Graph, second: Graph, seed: int, delta: float, **options: bool) -> Certificate:
+    try:
+        return _Test(first, second, seed, **options).run(delta)
+    except VerificationError as error:
+        return Certificate("refused", str(error), seed=seed)
+
+
+def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
+    """Return whether two programs agree at one random point: what nearly no unequal pair does.
+
+    Roots are unknown functions here, so that programs that are equal only by properties of roots do not.
+
+    Raises
+    ------
+    VerificationError
+        If a program is outside LAX.
+    """
+    roots = _has(("root",), first, second)
+    return _Test(first, second, seed, unknown_roots=roots).agrees_at_once() is not False
+
+
+def _has(classes: Sequence[str], *graphs: Graph) -> bool:
+    return any(not lax_classes(graph).isdisjoint(classes) for graph in graphs)
 
 
 def forms_of(graph: Graph, bounding: Bounding) -> tuple[Forms, ...]:
@@ -139,16 +170,24 @@ def _operand(tile: Tile, draw: Any) -> Any:
 class _Test:
     """One pair's test: draws, and what they have shown so far."""
 
-    def __init__(self, first: Graph, second: Graph, seed: int) -> None:
+    def __init__(self, first: Graph, second: Graph, seed: int, unknown_roots: bool = False) -> None:
         self.graphs = (first, second)
         self.generator = np.random.default_rng(seed)
         self.seed = seed
         self.draws = 0
-        self.exponents = any("exp" in lax_classes(graph) for graph in self.graphs)
+        self.exponents = _has(("exp",), first, second)
+        self.maxima = _has(("maximum",), first, second) or _rescales(first) or _rescales(second)
+        self.unknown_roots = unknown_roots
+        self.boundings = tuple(Bounding(unknown_roots) for _ in self.graphs)
+
+    @cached_property
+    def forms(self) -> list[tuple[Forms, ...]]:
+        """Forms of both programs' outputs."""
+        return [forms_of(*pair) for pair in zip(self.graphs, self.boundings, strict=True)]
 
     def run(self, delta: float) -> Certificate:
         """Reject early, else compute the bound and pass the rounds that it asks for."""
-        if self._differ_at_once():
+        if self.agrees_at_once() is False:
             return self._different()
         bound, confusion = self._bound(delta)
         if bound.terms > MAX_POINTS:
@@ -164,15 +203,22 @@ class _Test:
         total = bound.delta(rounds) + confusion
         return Certificate("equal", "", total, bound, rounds, self.draws, self.seed)
 
-    def _differ_at_once(self) -> bool:
-        """Evaluate at one point only: nearly every unequal pair differs there, which needs no bound."""
+    def agrees_at_once(self) -> bool | None:
+        """Evaluate at one point only: nearly every unequal pair differs there, which needs no bound.
+
+        None if all draws were undefined.
+        """
         for _ in range(QUICK_DRAWS):
             agrees = self._draw(1, exponents=self.exponents)
             if agrees is not None:
-                return not agrees
-        return False
+                return agrees
+        return None
 
     def _different(self) -> Certificate:
+        """Programs without unknowns are different; with unknowns, only if float64 says so."""
+        if self.unknown_roots or (self.maxima and not _differ_in_float64(*self.graphs)):
+            what = "roots were other functions" if self.unknown_roots else "maxima had other values"
+            raise VerificationError(f"the outputs would differ if the {what}: nothing is decided")
         return Certificate("different", "outputs differ in a finite field", draws=self.draws, seed=self.seed)
 
     def _refused(self, reason: str, bound: Bound) -> Certificate:
@@ -180,10 +226,11 @@ class _Test:
 
     def _bound(self, delta: float) -> tuple[Bound, float]:
         """Return the bound, and the probability that it is of too few radicands, at most delta / 4."""
-        boundings = [Bounding(), Bounding()]
-        first, second = (forms_of(graph, each) for graph, each in zip(self.graphs, boundings, strict=True))
-        bound = bound_of(first, second, any(each.exponentials for each in boundings))
-        roots = sum(each.roots for each in boundings)
+        first, second = self.forms
+        bound = bound_of(first, second, any(each.exponentials for each in self.boundings))
+        if self.unknown_roots:
+            return bound.with_unknown_roots(self.boundings), 0.0
+        roots = sum(each.roots for each in self.boundings)
         return self._with_radicands(bound, roots, delta / 4) if roots else (bound, 0.0)
 
     def _with_radicands(self, bound: Bound, roots: int, error: float) -> tuple[Bound, float]:
@@ -192,8 +239,8 @@ class _Test:
         for _ in range(PROOF_DRAWS):
             log = RootLog()
             try:
-                field, operands = self._sample(exponents=True, logs=(log, RootLog()))
-                for graph in self.graphs:
+                fields, operands = self._sample(exponents=True, logs=(log, RootLog()))
+                for graph, field in zip(self.graphs, fields, strict=True):
                     interpret(graph, operands, finite_domain(field))
             except UndefinedResidueError:
                 continue
@@ -225,12 +272,14 @@ class _Test:
     def _draw(self, points: int, *, exponents: bool) -> bool | None:
         """Return whether all outputs agree at all points of one draw; None if a value is undefined."""
         self.draws += 1
-        field, operands = self._sample(exponents=exponents)
+        fields, operands = self._sample(exponents=exponents)
         try:
             for point in range(1, points + 1):
-                omega = pow(_OMEGA, point, field.p)
-                domain = finite_domain(Field(field.p, field.q, omega))
-                first, second = (interpret(graph, operands, domain) for graph in self.graphs)
+                omega = pow(_OMEGA, point, fields[0].p)
+                first, second = (
+                    interpret(graph, operands, finite_domain(_at(field, omega)))
+                    for graph, field in zip(self.graphs, fields, strict=True)
+                )
                 if not _agree(first, second):
                     # The draw counts only if it is defined at all points; a difference at a defined
                     # point is a proof already.
@@ -241,15 +290,45 @@ class _Test:
 
     def _sample(
         self, *, exponents: bool, logs: tuple[RootLog, RootLog] | None = None
-    ) -> tuple[Field, list[Any]]:
+    ) -> tuple[list[Field], list[Any]]:
+        """Return a field per program, with values for its own unknowns, and common operands."""
         p = draw_prime(self.generator)
-        field = Field(p, (p - 1) // 2, _OMEGA, logs)
+        known: dict[tuple[Any, ...], tuple[int, int]] | None = {} if self.unknown_roots else None
+        fields = [Field(p, (p - 1) // 2, _OMEGA, logs, unknowns) for unknowns in self._unknowns(known)]
+        field = fields[0]
 
         def variable(shape: tuple[int, ...]) -> Residues:
             drawn = field.random(shape, self.generator)
             return drawn if exponents else Residues(drawn.p, None)
 
-        return field, [_operand(node.tile, variable) for node in self.graphs[0].inputs]
+        return fields, [_operand(node.tile, variable) for node in self.graphs[0].inputs]
+
+    def _unknowns(self, roots: dict[tuple[Any, ...], tuple[int, int]] | None) -> list[Unknowns]:
+        """Roots of both programs are the same function; their maxima have nothing in common."""
+        if self.maxima:
+            _ = self.forms
+        return [Unknowns(self.generator, b.unknowns, tuple(b.maxima), roots) for b in self.boundings]
+
+
+def _at(field: Field, omega: int) -> Field:
+    """Return the field for another evaluation of the same draw."""
+    assert field.unknowns is not None
+    return replace(field, omega=omega, unknowns=field.unknowns.restart())
+
+
+def _rescales(graph: Graph) -> bool:
+    return any(dict(node.attributes).get("kind") == "rescale" for _, node in graph.walk())
+
+
+def _differ_in_float64(first: Graph, second: Graph) -> bool:
+    """Whether results at a random point differ by far more than rounding."""
+    generator = np.random.default_rng(0)
+    operands = [
+        _operand(node.tile, lambda shape: generator.uniform(0.5, 2.0, shape)) for node in first.inputs
+    ]
+    with np.errstate(all="ignore"):
+        pairs = zip(*(interpret(graph, operands, NUMERIC) for graph in (first, second)), strict=True)
+        return any(bool(np.any(np.abs(a - b) > 1e-6 * (1 + np.abs(a)))) for a, b in pairs)
 
 
 def _agree(first: Sequence[Residues], second: Sequence[Residues]) -> bool:

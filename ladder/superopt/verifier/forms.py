@@ -165,15 +165,57 @@ class Exponents:
         return Exponents(*(np.where(added, getattr(sums, n), getattr(either, n)) for n in names))
 
 
-class Bounding:
-    """Arithmetic on `Forms`: the interface of `ladder.ir.finite.Arithmetic`."""
+@dataclass
+class Radicand:
+    """Bounds over everything that stands under roots: degrees and bits of numerators and denominators."""
 
-    def __init__(self) -> None:
+    degrees: tuple[int, int] = (0, 0)
+    bits: tuple[float, float] = (0.0, 0.0)
+
+    def note(self, form: Forms) -> None:
+        """Include the elements of a form."""
+        self.join([form.numerator, form.denominator])
+
+    def join(self, sides: Sequence[Polynomial]) -> None:
+        """Include numerators and denominators."""
+        degrees = [int(np.max(side.degree, initial=0)) for side in sides]
+        bits = [float(np.max(side.bits + side.fraction, initial=0)) for side in sides]
+        self.degrees = max(self.degrees[0], degrees[0]), max(self.degrees[1], degrees[1])
+        self.bits = max(self.bits[0], bits[0]), max(self.bits[1], bits[1])
+
+
+class Bounding:
+    """Arithmetic on `Forms`: the interface of `ladder.ir.finite.Arithmetic`.
+
+    Parameters
+    ----------
+    unknown_roots
+        Take each root as a new variable. Roots may then stand under roots.
+
+    Attributes
+    ----------
+    maxima
+        For each maximum in order of evaluation, which unknown each element is: slices of the same elements
+        have the same.
+    unknowns
+        How many there are.
+    """
+
+    def __init__(self, unknown_roots: bool = False) -> None:
         self._values = 1
         self._numbers: dict[float, int] = {}
         self._denominators: dict[tuple[int, int], int] = {}
+        self._unknowns: dict[tuple[int, ...], tuple[int, int]] = {}
+        self.unknown_roots = unknown_roots
+        self.maxima: list[Array] = []
+        self.radicand = Radicand()
         self.roots = 0
         self.exponentials = 0
+
+    @property
+    def unknowns(self) -> int:
+        """How many different maxima there are."""
+        return len(self._unknowns)
 
     def variables(self, shape: tuple[int, ...]) -> Forms:
         """Return independent inputs."""
@@ -234,9 +276,12 @@ class Bounding:
         """Bound ``sqrt(N / D) = sqrt(N D) / D``; refuses what the argument of the verifier does not cover."""
         if np.any(a["exponential"]):
             raise VerificationError("a square root of an exponential: the program is outside LAX")
-        if np.any(a["root"]):
-            raise VerificationError("a square root under a square root: the program is outside LAX")
         self.roots += int(a.data.size)
+        self.radicand.note(a)
+        if self.unknown_roots:
+            return self.variables(a.shape)
+        if np.any(a["root"]):
+            raise VerificationError("a square root under a square root: roots must be taken as unknown")
         product = a.numerator * a.denominator
         data = np.array(a.data)
         data["value"] = self._fresh(a.shape)
@@ -268,6 +313,23 @@ class Bounding:
         for part in parts[1:]:
             result = self.add(result, Forms(part))
         return Forms(np.expand_dims(result.data, axis)) if keep else result
+
+    def maximum(self, a: Forms, axis: int, keep: bool) -> Forms:
+        """Return a variable per slice along an axis; the same for slices of the same elements."""
+        parts = np.moveaxis(a.data, axis, 0)
+        columns = parts["value"].reshape(len(parts), -1).T
+        found = [self._unknown(tuple(column)) for column in columns.tolist()]
+        data = np.zeros(parts.shape[1:], FORM)
+        data["n_plain"] = data["n_degree"] = 1
+        numbers, values = (np.asarray([pair[i] for pair in found]).reshape(data.shape) for i in (0, 1))
+        data["value"], data["exponential"] = values, np.any(parts["exponential"], axis=0)
+        self.maxima.append(np.expand_dims(numbers, axis) if keep else numbers)
+        return Forms(np.expand_dims(data, axis) if keep else data)
+
+    def _unknown(self, elements: tuple[int, ...]) -> tuple[int, int]:
+        if elements not in self._unknowns:
+            self._unknowns[elements] = len(self._unknowns), int(self._fresh(()))
+        return self._unknowns[elements]
 
     def joined(self, values: Sequence[Forms], function: Callable[[Sequence[Array]], Array]) -> Forms:
         """Apply a rearrangement of several arrays."""

@@ -1,0 +1,391 @@
+"""From a torch function to a program over named dimensions, which the superoptimizer takes.
+
+The function runs once under `ladder.capture`, which gives its graph of tensor operators. Axes that must have
+the same extent, whatever it is, are one dimension: equal numbers alone are no reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.build import GraphBuilder
+from ladder.ir.graph import Graph
+from ladder.superopt.generator import Program
+from tile_types.errors import ConversionError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+Sizes = Mapping[str, int]
+Attributes = Callable[[Sizes], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A value of the traced function.
+
+    Parameters
+    ----------
+    number
+        Of the step that computes it; inputs come first.
+    axes
+        The dimension of each axis, as `Dimensions` numbers them; 0 for an axis of one element.
+    transposed
+        Whether the last two axes are meant the other way round: only a product's second operand may be.
+    inverse
+        Whether it stands for its reciprocal: ``x * rsqrt(y)`` is ``x / sqrt(y)``.
+    """
+
+    number: int
+    axes: tuple[int, ...]
+    transposed: bool = False
+    inverse: bool = False
+
+
+@dataclass
+class Dimensions:
+    """Dimensions by number, joined where axes must agree."""
+
+    sizes: list[int] = field(default_factory=lambda: [1])
+    parents: list[int] = field(default_factory=lambda: [0])
+
+    def new(self, size: int) -> int:
+        """Return a new dimension, or 0 for one element."""
+        if size == 1:
+            return 0
+        self.sizes.append(size)
+        self.parents.append(len(self.parents))
+        return len(self.parents) - 1
+
+    def root(self, dimension: int) -> int:
+        """Return the dimension that stands for all that were joined with one."""
+        while self.parents[dimension] != dimension:
+            dimension = self.parents[dimension]
+        return dimension
+
+    def join(self, a: int, b: int) -> int:
+        """Make two dimensions one."""
+        a, b = self.root(a), self.root(b)
+        if self.sizes[a] != self.sizes[b]:
+            raise ShapeError(f"axes of {self.sizes[a]} and {self.sizes[b]} elements must agree")
+        self.parents[max(a, b)] = min(a, b)
+        return min(a, b)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator: a row of the operator table, operands, attributes by the sizes of dimensions."""
+
+    operator: str
+    operands: tuple[int, ...]
+    attributes: Attributes
+
+
+class Tracer:
+    """Translates a graph of torch operators.
+
+    Parameters
+    ----------
+    epsilon
+        What norms add to a mean square unless told otherwise: torch takes the type's own.
+    """
+
+    def __init__(self, epsilon: float = 0.0) -> None:
+        self.epsilon = epsilon
+        self.dimensions = Dimensions()
+        self.inputs: list[Traced] = []
+        self.steps: list[Step] = []
+
+    def input(self, shape: Sequence[int]) -> Traced:
+        """Declare an input."""
+        found = Traced(len(self.inputs), tuple(self.dimensions.new(size) for size in shape))
+        self.inputs.append(found)
+        return found
+
+    def add(
+        self, operator: str, operands: Sequence[Traced], axes: Sequence[int], **attributes: Any
+    ) -> Traced:
+        """Add a step; an attribute may be a function of the sizes."""
+        for operand in operands:
+            if operand.transposed:
+                raise ConversionError(
+                    f"{operator} takes a transposed tensor; only matmul's second operand may be"
+                )
+
+        def complete(sizes: Sizes) -> dict[str, Any]:
+            return {n: value(sizes) if callable(value) else value for n, value in attributes.items()}
+
+        self.steps.append(Step(operator, tuple(operand.number for operand in operands), complete))
+        return Traced(len(self.inputs) + len(self.steps) - 1, tuple(axes))
+
+    def constant(self, value: Any) -> Traced:
+        """Add a number, or one that depends on sizes."""
+        return self.add("constant", (), (), value=value)
+
+    def value(self, x: Any) -> Traced:
+        """Return a tensor as it is, and a number as a constant."""
+        if isinstance(x, Traced):
+            return self.reciprocal(x) if x.inverse else x
+        return self.constant(float(x))
+
+    def reciprocal(self, x: Traced) -> Traced:
+        """Return ``1 / x`` of what stands for its reciprocal."""
+        return self.add("div", (self.constant(1.0), replace(x, inverse=False)), x.axes)
+
+    def elementwise(self, operator: str, *operands: Any) -> Traced:
+        """Apply an element-wise operator; axes align at the right, those of one element stretch."""
+        values = [self.value(x) for x in operands]
+        rank = max(len(x.axes) for x in values)
+        axes = [0] * rank
+        for value in values:
+            for offset, dimension in enumerate(value.axes, rank - len(value.axes)):
+                joined = axes[offset] and dimension
+                axes[offset] = (
+                    self.dimensions.join(axes[offset], dimension) if joined else axes[offset] or dimension
+                )
+        return self.add(operator, values, axes)
+
+    def name(self, dimension: int) -> str | int:
+        """Return a dimension's name, or 1."""
+        root = self.dimensions.root(dimension)
+        return f"D{root}" if root else 1
+
+    def sized(self, dimension: int, function: Callable[[int], float]) -> Callable[[Sizes], float]:
+        """Return a number that depends on a dimension's size."""
+        name = str(self.name(dimension))
+        return lambda sizes: function(sizes[name])
+
+    def program(self, name: str, result: Traced, dtype: str) -> Program:
+        """Return the program."""
+        shapes = [tuple(self.name(axis) for axis in x.axes) for x in self.inputs]
+        used = [name for shape in shapes for name in shape if isinstance(name, str)]
+        sizes = {name: self.dimensions.sizes[int(name[1:])] for name in dict.fromkeys(used)}
+        steps, output = tuple(self.steps), result.number
+
+        def define(extents: Mapping[str, Any], own: Sizes) -> Graph:
+            g = GraphBuilder(name)
+            values = [
+                g.input(f"X{i}", dtype, [extents[x] if isinstance(x, str) else x for x in shape])
+                for i, shape in enumerate(shapes)
+            ]
+            for step in steps:
+                attributes = step.attributes(own)
+                if step.operator == "constant":
+                    attributes["type"] = dtype
+                values.append(g.add(step.operator, *(values[i] for i in step.operands), **attributes))
+            return _needed(g.finish(values[output]))
+
+        return Program(name, define, sizes)
+
+
+def _needed(graph: Graph) -> Graph:
+    from ladder.ir.build import prune
+
+    return prune(graph)
+
+
+# ---- torch's operators -----------------------------------------------------------------------------------
+def _matmul(t: Tracer, a: Traced, b: Traced) -> Traced:
+    a, b = t.value(a), t.value(b)
+    inner = b.axes[-2]
+    if len(a.axes) < 2 or len(b.axes) < 2:
+        raise ConversionError("matmul of a vector is not taken; give it an axis of one element")
+    t.dimensions.join(a.axes[-1], inner)
+    leading = []
+    for x, y in zip(_leading(a, b), _leading(b, a), strict=True):
+        leading.append(t.dimensions.join(x, y) if x and y else x or y)
+    plain = replace(b, transposed=False)
+    return t.add("matmul", (a, plain), (*leading, a.axes[-2], b.axes[-1]), transpose_b=b.transposed)
+
+
+def _leading(x: Traced, other: Traced) -> tuple[int, ...]:
+    missing = max(len(other.axes) - len(x.axes), 0)
+    return (0,) * missing + x.axes[:-2]
+
+
+def _transpose(t: Tracer, x: Traced, *axes: int) -> Traced:
+    rank = len(x.axes)
+    swapped = {axis % rank for axis in (axes or (-1, -2))}
+    if swapped != {rank - 1, rank - 2}:
+        raise ConversionError("only the last two axes are transposed")
+    flipped = (*x.axes[:-2], x.axes[-1], x.axes[-2])
+    return replace(x, axes=flipped, transposed=not x.transposed)
+
+
+def _multiply(t: Tracer, a: Any, b: Any) -> Traced:
+    for x, y in ((a, b), (b, a)):
+        if isinstance(y, Traced) and y.inverse and not (isinstance(x, Traced) and x.inverse):
+            return t.elementwise("div", x, replace(y, inverse=False))
+    return t.elementwise("mul", a, b)
+
+
+def _divide(t: Tracer, a: Any, b: Any) -> Traced:
+    return t.elementwise("div", a, b) if isinstance(b, Traced) else t.elementwise("mul", a, 1.0 / b)
+
+
+def _power(t: Tracer, x: Traced, exponent: float) -> Traced:
+    if exponent != 2:
+        raise ConversionError(f"the power {exponent} is not taken; squares are")
+    return t.elementwise("square", x)
+
+
+def _axis(x: Traced, dim: Any, keepdim: bool, what: str) -> int:
+    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    if len(axes) != 1 or not keepdim:
+        raise ConversionError(f"{what} is taken along one axis, with keepdim=True")
+    return int(axes[0]) % len(x.axes)
+
+
+def _reduction(operator: str) -> Callable[..., Traced]:
+    def reduce(t: Tracer, x: Traced, dim: Any, keepdim: bool = False) -> Traced:
+        x = t.value(x)
+        axis = _axis(x, dim, keepdim, operator)
+        axes = (*x.axes[:axis], 0, *x.axes[axis + 1 :])
+        return t.add(operator, (x,), axes, axis=axis)
+
+    return reduce
+
+
+def _mean(t: Tracer, x: Traced, dim: Any, keepdim: bool = False) -> Traced:
+    axis = _axis(x, dim, keepdim, "mean")
+    total = _reduction("reduce_sum")(t, x, dim, keepdim)
+    return t.elementwise("mul", total, t.constant(t.sized(x.axes[axis], lambda size: 1.0 / size)))
+
+
+def _softmax(t: Tracer, x: Traced, dim: int, **rest: Any) -> Traced:
+    exponential = t.elementwise("exp", x)
+    return t.elementwise("div", exponential, _reduction("reduce_sum")(t, exponential, dim, True))
+
+
+def _rms_norm(
+    t: Tracer, x: Traced, shape: Sequence[int], weight: Any = None, eps: float | None = None
+) -> Traced:
+    if len(shape) != 1:
+        raise ConversionError("rms_norm is taken along the last axis")
+    mean = _mean(t, _power(t, x, 2), -1, True)
+    eps = t.epsilon if eps is None else eps
+    if eps:
+        mean = t.elementwise("add", mean, eps)
+    y = t.elementwise("div", x, t.elementwise("sqrt", mean))
+    return y if weight is None else t.elementwise("mul", y, weight)
+
+
+def _unary(operator: str) -> Callable[..., Traced]:
+    return lambda t, x, **rest: t.elementwise(operator, x)
+
+
+def _binary(operator: str) -> Callable[..., Traced]:
+    return lambda t, a, b: t.elementwise(operator, a, b)
+
+
+def _unchanged(t: Tracer, x: Traced, *rest: Any, **options: Any) -> Traced:
+    """Conversions of floats: block graphs compute in float32 and store the program's type."""
+    return x
+
+
+def _inverse_root(t: Tracer, x: Traced) -> Traced:
+    return replace(t.elementwise("sqrt", x), inverse=True)
+
+
+OPERATORS: Mapping[str, Callable[..., Traced]] = {
+    "matmul": _matmul, "mm": _matmul, "bmm": _matmul, "add": _binary("add"), "sub": _binary("sub"),
+    "mul": _multiply, "truediv": _divide, "div": _divide, "pow": _power,
+    "square": lambda t, x: _power(t, x, 2),
+    "exp": _unary("exp"), "sqrt": _unary("sqrt"), "rsqrt": _inverse_root, "silu": _unary("silu"),
+    "sigmoid": _unary("sigmoid"), "tanh": _unary("tanh"), "neg": _unary("neg"), "relu": _unary("relu"),
+    "sum": _reduction("reduce_sum"), "amax": _reduction("reduce_max"), "mean": _mean, "softmax": _softmax,
+    "rms_norm": _rms_norm, "transpose": _transpose, "t": _transpose, "float": _unchanged, "half": _unchanged,
+    "to": _unchanged, "type_as": _unchanged, "contiguous": _unchanged,
+}  # fmt: skip
+"""torch function or method -> what translates it."""
+
+
+def program_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Program:
+    """Return the program that a function of tensors is.
+
+    Parameters
+    ----------
+    function
+        Takes the inputs and returns one tensor.
+    inputs
+        Examples of one floating-point type; their shapes are the program's sizes.
+
+    Raises
+    ------
+    ConversionError
+        Names an operator or a use of one that block graphs cannot express.
+    """
+    import torch
+
+    from ladder.capture import capture
+
+    graphs: list[tuple[Any, Sequence[Any]]] = []
+
+    def keep(module: Any, examples: Sequence[Any]) -> Any:
+        graphs.append((module, examples))
+        return module
+
+    with torch.no_grad():
+        capture(function, backend=keep)(*inputs)
+    name = getattr(function, "__name__", "program").strip("<>")
+    if len(graphs) != 1:
+        raise ConversionError(
+            f"{name} is {len(graphs)} graphs of tensor operators under capture; one is taken"
+        )
+    dtypes = sorted({str(x.dtype).removeprefix("torch.") for x in inputs})
+    if len(dtypes) != 1:
+        raise ConversionError(f"{name} takes inputs of one type, got {', '.join(dtypes)}")
+    return _translated(name, *graphs[0], inputs, dtypes[0])
+
+
+def _translated(
+    name: str, module: Any, examples: Sequence[Any], inputs: Sequence[Any], dtype: str
+) -> Program:
+    import torch
+
+    tracer = Tracer(torch.finfo(inputs[0].dtype).eps)
+    declared = {id(tensor): tracer.input(tensor.shape) for tensor in inputs}
+    values: dict[Any, Any] = {}
+    placeholders = iter(examples)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            example = next(placeholders)
+            if id(example) not in declared:
+                raise ConversionError(f"{name} uses a tensor that is none of its inputs; pass it as one")
+            values[node] = declared[id(example)]
+        elif node.op == "output":
+            results = node.args[0]
+            if len(results) != 1:
+                raise ConversionError(f"{name} returns {len(results)} tensors; one is taken")
+            return tracer.program(name, tracer.value(values[results[0]]), dtype)
+        else:
+            values[node] = _step(tracer, name, node, values)
+    raise ConversionError(f"{name} returns nothing")
+
+
+def _step(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Traced:
+    target = (
+        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    )
+    translate = OPERATORS.get(target)
+    if node.op not in ("call_function", "call_method") or translate is None:
+        raise ConversionError(f"{name}: torch's {target} has no counterpart in block graphs ({node.op})")
+
+    def resolved(x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(resolved, x))
+        return values.get(x, x) if type(x).__name__ == "Node" else x
+
+    arguments = [resolved(x) for x in node.args]
+    options = {key: resolved(x) for key, x in node.kwargs.items() if x is not None}
+    try:
+        return translate(tracer, *arguments, **options)
+    except TypeError as error:
+        raise ConversionError(
+            f"{name}: torch's {target} is not taken with {node.args} {node.kwargs}"
+        ) from error
+
+
+__all__ = ["Dimensions", "Traced", "Tracer", "program_of"]

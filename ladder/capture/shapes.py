@@ -1,0 +1,154 @@
+"""Extents that a record leaves open, and what follows from them.
+
+Where guards on the shape of a tensor have missed repeatedly, the next recording gives those extents
+symbols (torch's `ShapeEnv`) and runs each operator on fake tensors beside the real ones. Extents of
+results are then expressions of the symbols, which the guard computes; whatever torch had to decide
+about symbols on the way (that two extents broadcast, that one is at least a window) becomes a line
+of the guard. Anything that does not go through fixes the extents after all: nothing is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from ladder.capture.segment import Node
+
+LEAST = 2
+"""Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
+
+
+class DynamicSize(tuple[Any, ...]):
+    """A `torch.Size` some of whose extents are `Dynamic`."""
+
+    __slots__ = ()
+
+
+class Growing:
+    """The list of ``(*shape, n)`` while it is built: nothing else sees it, so it may hold `Dynamic`."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items = list(items)
+
+
+def may_be_left_open(tensor: torch.Tensor) -> bool:
+    """Say whether extents of `tensor` may have symbols: its strides follow from its shape."""
+    return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
+
+
+class Shapes:
+    """The symbols of one segment."""
+
+    def __init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        # Equal extents are different symbols until something asks them to be equal.
+        self.env = ShapeEnv(duck_shape=False)
+        self.mode = FakeTensorMode(shape_env=self.env)
+        self.names: dict[Any, str] = {}
+        self.values: dict[str, int] = {}
+
+    def lift(self, tensor: torch.Tensor, names: dict[int, str]) -> torch.Tensor:
+        """Return a fake of `tensor` whose extents `names` are symbols: variables of the guard."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+        kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
+        fake: torch.Tensor = self.mode.from_tensor(
+            tensor,
+            static_shapes=False,
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
+            source=ConstantSource("_".join(names.values())),
+        )
+        for dim, name in names.items():
+            extent: Any = fake.shape[dim]
+            self.names[extent.node.expr] = name
+            self.values[name] = tensor.shape[dim]
+        return fake
+
+    def fake_of(self, node: Node) -> torch.Tensor:
+        """Return the fake of a tensor; without one its extents are what they are."""
+        if node.fake is not None:
+            return node.fake
+        fake: torch.Tensor = self.mode.from_tensor(node.obj, static_shapes=True)
+        return fake
+
+    def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run an operator on fakes; the state of random generators stays as it is."""
+        state = torch.get_rng_state()
+        try:
+            with self.mode:
+                return function(*args, **kwargs)
+        finally:
+            torch.set_rng_state(state)
+
+    def text(self, expression: Any) -> str:
+        """Return an expression of symbols as Python over the variables of the guard."""
+        from sympy import Symbol  # type: ignore[import-untyped]
+        from torch.utils._sympy.printers import PythonPrinter
+
+        renamed = {symbol: Symbol(self.names[symbol], integer=True) for symbol in expression.free_symbols}
+        return str(PythonPrinter().doprint(expression.xreplace(renamed)))
+
+    def conditions(self) -> list[str]:
+        """Return what the guard must check: all that was decided about symbols."""
+        least = [f"{name} >= {LEAST}" for name in self.values]
+        return [*least, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def is_open(tensor: torch.Tensor) -> bool:
+    """Say whether shape or strides of a fake depend on symbols."""
+    return any(not is_fixed(item) for item in (*tensor.shape, *tensor.stride(), tensor.storage_offset()))
+
+
+def is_fixed(extent: Any) -> bool:
+    """Say whether an extent is a number."""
+    return isinstance(extent, int) or bool(extent.node.expr.is_number)
+
+
+def agrees(fake: Any, real: Any) -> bool:
+    """Say whether fakes are, for the symbols' values, what the operator gave."""
+    if isinstance(real, torch.Tensor):
+        shapes = (fake.shape, real.shape), (fake.stride(), real.stride())
+        return fake.dtype is real.dtype and all(
+            len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in shapes
+        )
+    if isinstance(real, tuple | list):
+        return len(fake) == len(real) and all(map(agrees, fake, real))
+    return real is None and fake is None
+
+
+def _same(extent: Any, value: int) -> bool:
+    return (int(extent) if is_fixed(extent) else extent.node.hint) == value
+
+
+class Differing:
+    """Says which extents of a guard's tensors are not those that were recorded."""
+
+    def __init__(self, paths: list[str], tensors: list[torch.Tensor]) -> None:
+        self.paths = paths
+        self.shapes = [tuple(item.shape) for item in tensors]
+        self.kinds = [(item.dtype, item.device) for item in tensors]
+
+    def __call__(self, *tensors: Any) -> tuple[str, ...]:
+        """Return their paths; none if something else differs too."""
+        found: list[str] = []
+        for path, shape, kind, tensor in zip(self.paths, self.shapes, self.kinds, tensors, strict=True):
+            if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.device) != kind:
+                return ()
+            if tensor.dim() != len(shape):
+                return ()
+            extents = enumerate(zip(shape, tensor.shape, strict=True))
+            found += [extent_path(path, dim) for dim, (old, new) in extents if old != new]
+        return tuple(found)
+
+
+def extent_path(path: str, dim: int) -> str:
+    """Return the path by which the extent of a tensor is known."""
+    return f"{path}.shape[{dim}]"

@@ -1,0 +1,155 @@
+"""The machine's part in open extents: reading shapes, computing with them, giving them to operators."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from ladder.capture import shapes
+from ladder.capture.core import Core
+from ladder.capture.segment import Dynamic, Node
+from ladder.capture.shapes import DynamicSize
+from ladder.capture.words import words
+
+ARITHMETIC: frozenset[Any] = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg}
+)
+"""Functions of extents whose result is an extent."""
+
+EXTENTS = frozenset(words("shape size numel nelement __len__"))
+"""Metadata that are extents."""
+
+WITHOUT_EXTENTS = frozenset(
+    words(
+        "ndim dim ndimension dtype device requires_grad is_leaf layout is_cuda is_cpu itemsize element_size"
+        " is_complex is_floating_point is_signed is_sparse is_quantized is_meta is_tensor names name type"
+        " get_device is_inference is_conj is_neg is_nested is_mkldnn"
+    )
+)
+"""Metadata that no extent changes."""
+
+
+class Symbolic(Core):
+    """Open extents of a segment's tensors."""
+
+    def is_open(self, value: Any) -> bool:
+        """Say whether `value` is a tensor with open extents."""
+        if self.segment.shapes is None or not isinstance(value, torch.Tensor):
+            return False
+        node = self.segment.find(value)
+        return node is not None and node.fake is not None
+
+    def open_metadata(self, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
+        """Return metadata of a tensor with open extents; what is neither extent nor without fixes them."""
+        node = self.segment.node(value)
+        fake = node.fake
+        assert fake is not None
+        rest = tuple(map(self.plain, rest))
+        if name in EXTENTS:
+            if name == "shape" or (name == "size" and not rest):
+                return DynamicSize(map(self._extent, fake.shape))
+            return self._extent(getattr(fake, name)(*rest))
+        if name not in WITHOUT_EXTENTS:
+            self.segment.fix_shapes(f"{name} is read")
+        found = getattr(value, name)
+        return found(*rest) if callable(found) else found
+
+    def _extent(self, extent: Any) -> Any:
+        if shapes.is_fixed(extent):
+            return int(extent)
+        segment = self.segment
+        assert segment.shapes is not None
+        text = segment.shapes.text(extent.node.expr)
+        if text not in segment.extents:
+            segment.extents[text] = text if text.isidentifier() else segment.bind(text, text)
+            segment.paths.setdefault(segment.extents[text], text)
+        segment.uses_dynamic = True
+        return Dynamic(extent.node.hint, segment.extents[text], extent)
+
+    def computed_extent(self, function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
+        """Note what `result`, computed from extents, is as an expression of symbols."""
+        given = [item.symbol if type(item) is Dynamic else item for item in args]
+        if function is int and len(args) == 1:
+            result.symbol = given[0]
+        elif function in ARITHMETIC and None not in given and type(result.value) is int:
+            found = function(*given)
+            result.symbol = found if isinstance(found, torch.SymInt) else None
+        return result
+
+    # operators --------------------------------------------------------------------------------
+    def settled_for_operator(self, value: Any) -> Any:
+        """Return an argument of an operator in which only extents are `Dynamic`."""
+        if self.segment.shapes is None:
+            return self.plain(value)
+        if type(value) is Dynamic:
+            return value if value.symbol is not None else self.plain(value)
+        if type(value) in (tuple, DynamicSize):
+            return type(value)(map(self.settled_for_operator, value))
+        if type(value) is slice:
+            return slice(*map(self.settled_for_operator, (value.start, value.stop, value.step)))
+        return self.plain(value)
+
+    def fake_results(
+        self, function: Any, args: Any, kwargs: Any, inputs: list[Node], real: Any
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Run an operator on fakes too if it has open inputs; return open results with their fakes."""
+        symbols = self.segment.shapes
+        if symbols is None:
+            return []
+        if not any(node.fake is not None for node in inputs) and not _holds_extent((args, kwargs)):
+            return []
+        nodes = {id(node.obj): node for node in inputs}
+
+        def faked(value: Any) -> Any:
+            return symbols.fake_of(nodes[id(value)]) if id(value) in nodes else value
+
+        try:
+            fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
+            agreed = shapes.agrees(fakes, real)
+        except Exception as error:  # what an operator may raise for symbols is not documented
+            self.segment.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")
+            return []
+        if not agreed:
+            self.segment.fix_shapes(f"{getattr(function, '__name__', function)} gives another shape")
+            return []
+        return [pair for pair in _pairs(real, fakes) if shapes.is_open(pair[1])]
+
+
+def real_values(value: Any) -> Any:
+    """Return an operator's argument with the values of this run in place of `Dynamic`."""
+    return _replaced(value, lambda item: item, lambda dynamic: dynamic.value)
+
+
+def _symbol(dynamic: Dynamic) -> Any:
+    return dynamic.value if dynamic.symbol is None else dynamic.symbol
+
+
+def _replaced(value: Any, tensor: Any, dynamic: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return tensor(value)
+    if type(value) is Dynamic:
+        return dynamic(value)
+    if type(value) in (tuple, list, DynamicSize):
+        items = [_replaced(item, tensor, dynamic) for item in value]
+        return items if type(value) is list else tuple(items)
+    if type(value) is dict:
+        return {key: _replaced(item, tensor, dynamic) for key, item in value.items()}
+    if type(value) is slice:
+        return slice(*(_replaced(item, tensor, dynamic) for item in (value.start, value.stop, value.step)))
+    return value
+
+
+def _holds_extent(value: Any) -> bool:
+    found: list[Dynamic] = []
+    _replaced(value, lambda item: item, found.append)
+    return any(dynamic.symbol is not None for dynamic in found)
+
+
+def _pairs(real: Any, fake: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if isinstance(real, torch.Tensor):
+        return [(real, fake)]
+    if isinstance(real, tuple | list):
+        return [pair for mine, other in zip(real, fake, strict=True) for pair in _pairs(mine, other)]
+    return []

@@ -1,0 +1,119 @@
+"""The kernel of a problem on the simulator, at a shape small enough for a CPU, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ladder.api.lowered import Lowered
+from ladder.cli.console import finite
+from ladder.cli.operands import cancellation, make_operands
+from ladder.cli.problem import Problem
+from ladder.ir import gemm_reference
+from ladder.runtime.compile import ANY_M, Request
+from ladder.runtime.packed import pack
+from schedules.estimate import gemm_at
+from schedules.legal import block_rows, k_slices
+from schedules.schedule import GpuSchedule, Plan, Schedule
+
+if TYPE_CHECKING:
+    from ladder.ir.gemm import Gemm
+
+SHOWN = 5
+"""Findings that are told to people."""
+
+ROWS_MORE, TOKENS_MORE, DEPTH_MORE = 3, 1, 37
+"""How far the simulated extents reach into a second tile of N, of M, and of K."""
+
+
+@dataclass(frozen=True)
+class SimulatedCheck:
+    """What the simulation of a kernel found.
+
+    Parameters
+    ----------
+    m, n, k
+        The shape: that of the problem, or where it is larger one that leaves remainders everywhere.
+    relative_error
+        Against float64.
+    findings
+        What was wrong, as text; empty for a correct kernel.
+    matrix_instructions
+        Executed, by kind.
+    bank_conflicts
+        Passes through shared memory that conflicts cost, beyond those that are needed.
+    blocks
+        Thread blocks simulated.
+    """
+
+    m: int
+    n: int
+    k: int
+    relative_error: float
+    findings: tuple[str, ...]
+    matrix_instructions: dict[str, int]
+    bank_conflicts: int
+    blocks: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON-able object."""
+        changed = {"relative_error": finite(self.relative_error), "findings": list(self.findings)}
+        return {**vars(self), **changed}
+
+    def as_text(self) -> str:
+        """Return one line for people."""
+        found = "; ".join(self.findings[:SHOWN]) or "no findings"
+        more = len(self.findings) - SHOWN
+        return (
+            f"M={self.m} N={self.n} K={self.k}, {self.blocks} blocks: error {self.relative_error:.1e},"
+            f" {found}{f' and {more} more' if more > 0 else ''}"
+        )
+
+
+def small_shape(gemm: Gemm, schedule: Schedule, m: int) -> tuple[int, int, int]:
+    """Return M, N and K that fill every buffer of a schedule once and leave remainders in each dimension."""
+    assert isinstance(schedule, GpuSchedule)
+    depth = schedule.tile_k * k_slices(schedule) * (schedule.stages + 1)
+    if gemm.group_size < gemm.k:
+        depth = max(depth, 2 * gemm.group_size)
+    tokens = schedule.tile_m + TOKENS_MORE
+    return min(m, tokens), min(gemm.n, block_rows(schedule) + ROWS_MORE), min(gemm.k, depth + DEPTH_MORE)
+
+
+def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
+    """Simulate the kernel that serves the problem's M at a small shape, and compare it with float64.
+
+    Raises
+    ------
+    UnknownCallError
+        If the kernel calls something that the simulator has no semantics for.
+    """
+    from ladder.simulate.operator import simulate
+
+    schedule = lowered.plan.schedule_for(problem.m)
+    m, n, k = small_shape(lowered.request.gemm, schedule, problem.m)
+    gemm = gemm_at(lowered.request.gemm, n, k)
+    group = problem.group if problem.group is not None else -1
+    small = replace(problem, m=m, n=n, k=k, group_size=None if problem.ttype.is_block else group)
+    operands = make_operands(small, gemm)
+    exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
+    request = Request(gemm, problem.device.name, Plan(((ANY_M, schedule),)))
+    result = simulate(
+        Lowered(request),
+        operands.x,
+        pack(gemm, problem.device, operands.weight),
+        operands.bias,
+        operands.token_scale,
+        expected=exact,
+        cancellation=cancellation(operands, exact),
+    )
+    return SimulatedCheck(
+        m,
+        n,
+        k,
+        result.relative_error,
+        tuple(map(str, result.findings)),
+        dict(result.counts),
+        sum(report.conflicts.extra for report in result.bank_conflicts),
+        result.blocks[0],
+    )

@@ -1,0 +1,188 @@
+"""What a block graph is to its lowering: matrices in stages, with thread graphs laid open.
+
+Element-wise chains are fused by the lowering itself, so thread graphs are inlined first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ladder.ir.build import node_attributes
+from ladder.ir.gemm import Gemm, has_power_scales
+from ladder.ir.graph import Axis, Graph, Node
+from ladder.ir.ops import get_operator
+from tile_types.errors import ScheduleError
+from tile_types.tile import Tile
+from tile_types.ttype import TType
+
+BEFORE, LOOP, AFTER = "before", "loop", "after"
+"""Stages of a value: it is the same in all steps of the loop, differs in each, or follows accumulators."""
+
+STAGES = (BEFORE, LOOP, AFTER)
+
+HALVES = ("float16", "bfloat16")
+"""Types that matrix instructions take."""
+
+
+def inlined(block: Graph) -> Graph:
+    """Return a block graph whose thread graphs are replaced by their nodes."""
+    nodes: list[Node] = []
+    for node in block.nodes:
+        nodes.extend(_opened(node) if node.body is not None else (node,))
+    return replace(block, nodes=tuple(nodes))
+
+
+def _opened(node: Node) -> Iterator[Node]:
+    body = node.body
+    assert body is not None
+    if len(body.outputs) != 1:
+        raise ScheduleError(f"thread graph %{node.name} has {len(body.outputs)} results; one is lowered")
+    names = dict(zip((inner.name for inner in body.inputs), node.inputs, strict=True))
+    names[body.outputs[0]] = node.name
+    for inner in body.nodes:
+        if inner.operator == "input":
+            continue
+        name = names.setdefault(inner.name, f"{node.name}__{inner.name}")
+        yield replace(inner, name=name, inputs=tuple(names[value] for value in inner.inputs))
+
+
+def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
+    """Return rows and columns of a tile; leading axes must have one element.
+
+    Raises
+    ------
+    ScheduleError
+        If they have more: put them on the grid.
+    """
+    shape = tile.known_shape
+    if math.prod(shape[:-2]) != 1:
+        raise ScheduleError(f"{what} is {list(shape)}: axes before the last two go to the grid")
+    rows, columns = (1, 1, *shape)[-2:]
+    return rows, columns
+
+
+@dataclass(frozen=True)
+class BlockProgram:
+    """A block graph with known extents, ready to be lowered.
+
+    Parameters
+    ----------
+    block
+        The graph, thread graphs inlined.
+    """
+
+    block: Graph
+
+    @staticmethod
+    def of(block: Graph) -> BlockProgram:
+        """Inline and check a block graph.
+
+        Raises
+        ------
+        ScheduleError
+            Names what is not lowered.
+        """
+        program = BlockProgram(inlined(block))
+        for node in program.block.nodes:
+            if node.operator != "input" and get_operator(node.operator).role != "store":
+                matrix_of(node.tile, f"%{node.name}")
+        return program
+
+    @cached_property
+    def stages(self) -> Mapping[str, str]:
+        """The stage of every node."""
+        found: dict[str, str] = {}
+        for node in self.block.nodes:
+            found[node.name] = self._stage(node, found)
+        return found
+
+    def _stage(self, node: Node, found: Mapping[str, str]) -> str:
+        role = get_operator(node.operator).role
+        if role == "accumulate":
+            return AFTER
+        if role == "load":
+            return LOOP if any(axis >= 0 for axis in node_attributes(node)["loop"]) else BEFORE
+        return max((found[value] for value in node.inputs), key=STAGES.index, default=BEFORE)
+
+    @property
+    def operand(self) -> str:
+        """The 16-bit type that products are computed in: that of the tiles they take.
+
+        Raises
+        ------
+        ScheduleError
+            If there are several.
+        """
+        types = sorted({node.tile.ttype.name for node in self.loads if node.tile.ttype.name in HALVES})
+        if len(types) > 1:
+            raise ScheduleError(f"tiles of one 16-bit type are lowered, got {' and '.join(types)}")
+        return types[0] if types else HALVES[0]
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[Node, ...]]:
+        """The nodes that take a value."""
+        users: dict[str, list[Node]] = {name: [] for name in self.block.tiles}
+        for node in self.block.nodes:
+            for value in dict.fromkeys(node.inputs):
+                users[value].append(node)
+        return {name: tuple(nodes) for name, nodes in users.items()}
+
+    @property
+    def loads(self) -> tuple[Node, ...]:
+        """Input iterators."""
+        return self._having("load")
+
+    @property
+    def accumulators(self) -> tuple[Node, ...]:
+        """Loop accumulators."""
+        return self._having("accumulate")
+
+    @property
+    def stores(self) -> tuple[Node, ...]:
+        """Output savers."""
+        return self._having("store")
+
+    def _having(self, role: str) -> tuple[Node, ...]:
+        return tuple(node for node in self.block.nodes if get_operator(node.operator).role == role)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the loop; 1 without."""
+        return math.prod(known(axis) for axis in self.block.loops)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return math.prod(known(axis) for axis in self.block.grid)
+
+    def shape(self, value: str) -> tuple[int, int]:
+        """Return rows and columns of a value."""
+        return matrix_of(self.block.tile(value), f"%{value}")
+
+
+def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
+    """Return the normal form of a product with a weight ``[N, K]``, which decides its packed arrays.
+
+    Raises
+    ------
+    ScheduleError
+        If it has zero points, or exponents for scales.
+    """
+    n, k = shape[-2:]
+    group = min(ttype.shape[-1], k)
+    if ttype.zero_kind != "none" or (group < k and has_power_scales(ttype)):
+        raise ScheduleError(f"{ttype.name}: block graphs read weights with float scales and no zero points")
+    return Gemm(
+        n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
+        group_size=group, scale=group < k,
+    )  # fmt: skip
+
+
+def known(axis: Axis) -> int:
+    """Return an axis's extent; raises ScheduleError for a symbol."""
+    if not isinstance(axis.extent, int):
+        raise ScheduleError(f"dimension {axis.name}={axis.extent} is symbolic; bind its size first")
+    return axis.extent

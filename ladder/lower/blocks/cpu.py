@@ -1,0 +1,290 @@
+"""One block graph as a CPU function: blocks in parallel, values in buffers, columns in vectors.
+
+Element-wise values are expressions of what they are computed from; products, reductions, accumulators and
+what is used several times are stored, in float32. Meant to be right and reasonable on any CPU that TVM's
+LLVM backend knows, not to match hand-written kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.lower import builder as b
+from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram
+from ladder.lower.blocks.copies import GridPlace
+from ladder.lower.blocks.schedule import BlockSchedule
+from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+Expr = Any
+At = Callable[[Expr, Expr], Expr]
+"""Row and column -> float32 element."""
+
+LOWEST = -3.0e38
+START = {"sum": 0.0, "max": LOWEST, "rescale": 0.0, "reduce_sum": 0.0, "reduce_max": LOWEST}
+VECTOR = 16
+"""Columns computed at once."""
+
+
+def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -> Any:
+    """Emit one block graph; as `ladder.lower.blocks.kernel.emit`, but for a CPU.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule shares a block among warps, or names what is not lowered.
+    """
+    if schedule != BlockSchedule():
+        raise ScheduleError(
+            f"blocks run on one CPU thread each: BlockSchedule() is their schedule, not {schedule}"
+        )
+    with b.function(name) as result:
+        CpuBlock(BlockProgram.of(block)).emit()
+    return result.func
+
+
+class CpuBlock:
+    """One function being emitted."""
+
+    def __init__(self, program: BlockProgram) -> None:
+        self.program, self.block = program, program.block
+        self.values: dict[str, At] = {}
+        self.buffers: dict[str, Any] = {}
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        nodes = [*self.block.inputs, *(self.block.producer(output) for output in self.block.outputs)]
+        self.tensors = {
+            node.name: b.tensor(node.name, (_elements(node),), node.tile.ttype.name) for node in nodes
+        }
+        with I.parallel(0, self.program.blocks) as index:
+            self.place = GridPlace(self.block, index)
+            self._allocate()
+            self._run(BEFORE, None)
+            if self.program.accumulators:
+                for node in self.program.accumulators:
+                    self._begin(node)
+                with b.loop(self.program.steps) as step:
+                    self._run(LOOP, step)
+                    for node in self.program.accumulators:
+                        self._accumulate(node)
+            self._run(AFTER, None)
+
+    def _allocate(self) -> None:
+        """Allocate buffers for what is stored: products, reductions, accumulators, maxima, shared values."""
+        for node in self.block.nodes:
+            followed = node.name in self._maxima()
+            if node.operator in ("input", "store", "load", "constant") and not followed:
+                continue
+            kept = followed or node.operator in ("matmul", "reduce_sum", "reduce_max", "accumulate")
+            users = self.program.users[node.name]
+            if kept or len(users) > 1 or any(user.operator == "matmul" for user in users):
+                rows, columns = self.program.shape(node.name)
+                self.buffers[node.name] = I.alloc_buffer((rows * columns,), "float32", scope="global")
+        for maximum in self._maxima():
+            rows, _ = self.program.shape(maximum)
+            self.buffers[f"{maximum} so far"] = I.alloc_buffer((rows,), "float32", scope="global")
+            self.buffers[f"{maximum} factor"] = I.alloc_buffer((rows,), "float32", scope="global")
+
+    def _maxima(self) -> list[str]:
+        """Return the values that ``rescale`` accumulators take as maxima."""
+        nodes = self.program.accumulators
+        return list(dict.fromkeys(node.inputs[1] for node in nodes if len(node.inputs) == 2))
+
+    # ---- stages ---------------------------------------------------------------------------------------
+    def _run(self, stage: str, step: Expr | None) -> None:
+        for node in self.block.nodes:
+            if node.operator in ("input", "accumulate") or self.program.stages[node.name] != stage:
+                continue
+            if node.operator == "store":
+                self._store(node)
+                continue
+            self.values[node.name] = self._value(node, step)
+            if node.name in self.buffers and node.operator not in ("matmul", "reduce_sum", "reduce_max"):
+                self._keep(node)
+            if node.name in self._maxima():
+                self._follow(node.name)
+
+    def _value(self, node: Node, step: Expr | None) -> At:
+        attributes = node_attributes(node)
+        operands = [self._broadcast(name) for name in node.inputs] if node.operator != "load" else []
+        if node.operator == "load":
+            return self._loaded(node, step)
+        if node.operator == "constant":
+            return lambda r, c: T.float32(float(attributes["value"]))
+        if node.operator == "convert":
+            return self._rounded(operands[0], node.tile.ttype.name)
+        if node.operator == "matmul":
+            return self._product(node, bool(attributes["transpose_b"]))
+        if node.operator in ("reduce_sum", "reduce_max"):
+            return self._reduced(node, attributes)
+        if node.operator == "concat":
+            return self._joined(node, attributes["axis"])
+        row = get_operator(node.operator)
+        if not row.elementwise or row.lower is None:
+            raise ScheduleError(f"%{node.name}: {node.operator} is not lowered to CPU block graphs")
+        lower = row.lower
+        return self._rounded(
+            lambda r, c: lower(*(operand(r, c) for operand in operands)), node.tile.ttype.name
+        )
+
+    def _rounded(self, value: At, dtype: str) -> At:
+        if dtype == "float32":
+            return value
+        return lambda r, c: T.Cast("float32", T.Cast(dtype, value(r, c)))
+
+    def _broadcast(self, name: str) -> At:
+        """Return a value whose axes of one element stretch."""
+        rows, columns = self.program.shape(name)
+        value = self.values[name]
+        return lambda r, c: value(0 if rows == 1 else r, 0 if columns == 1 else c)
+
+    def _loaded(self, node: Node, step: Expr | None) -> At:
+        looped = self.program.stages[node.name] == LOOP
+        first, pitch = self.place.begin(node, step if looped else None)
+        source = self.tensors[node.inputs[0]]
+        return lambda r, c: T.Cast("float32", source[first + r * pitch + c])
+
+    def _joined(self, node: Node, axis: int) -> At:
+        rank = len(node.tile.known_shape)
+        along = axis % rank - (rank - 2)
+        sizes = [self.program.shape(name)[along] for name in node.inputs]
+        parts = [self.values[name] for name in node.inputs]
+
+        def value(r: Expr, c: Expr) -> Expr:
+            at, first = (r, c)[along], sum(sizes[:-1])
+            result = self._part(parts[-1], along, r, c, first)
+            for part, size in zip(reversed(parts[:-1]), reversed(sizes[:-1]), strict=True):
+                first -= size
+                result = T.if_then_else(at < first + size, self._part(part, along, r, c, first), result)
+            return result
+
+        return value
+
+    def _part(self, part: At, along: int, r: Expr, c: Expr, first: int) -> Expr:
+        return part(r - first, c) if along == 0 else part(r, c - first)
+
+    # ---- what is stored -------------------------------------------------------------------------------
+    def _at(self, name: str) -> At:
+        _, columns = self.program.shape(name)
+        buffer = self.buffers[name]
+        return lambda r, c: buffer[r * columns + c]
+
+    def _fill(self, name: str, value: At) -> None:
+        """Emit ``buffer = value``."""
+        rows, columns = self.program.shape(name)
+        buffer = self.buffers[name]
+        with b.loop(rows) as r, _columns(columns) as c:
+            b.store(buffer, value(r, c), r * columns + c)
+
+    def _keep(self, node: Node) -> None:
+        self._fill(node.name, self.values[node.name])
+        self.values[node.name] = self._at(node.name)
+
+    def _product(self, node: Node, transposed: bool) -> At:
+        rows, columns = self.program.shape(node.name)
+        depth = self.program.shape(node.inputs[0])[1]
+        first, second = (self.values[name] for name in node.inputs)
+        buffer = self.buffers[node.name]
+        self._fill(node.name, lambda r, c: T.float32(0))
+        with b.loop(rows) as r, b.loop(depth) as k:
+            factor = b.bind(first(r, k))
+            with _columns(columns) as c:
+                at = r * columns + c
+                b.store(buffer, buffer[at] + factor * (second(c, k) if transposed else second(k, c)), at)
+        return self._at(node.name)
+
+    def _reduced(self, node: Node, attributes: Any) -> At:
+        rank = len(node.tile.known_shape)
+        axis = attributes["axis"] % rank - rank
+        if not attributes["keep"] or axis < -2:
+            raise ScheduleError(
+                f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
+            )
+        rows, columns = self.program.shape(node.inputs[0])
+        source, buffer = self.values[node.inputs[0]], self.buffers[node.name]
+        self._fill(node.name, lambda r, c: T.float32(START[node.operator]))
+        with b.loop(rows) as r, b.loop(columns) as c:
+            at = r if axis == -1 else c
+            b.store(buffer, _combine(node.operator, buffer[at], source(r, c)), at)
+        return self._at(node.name)
+
+    # ---- accumulators -----------------------------------------------------------------------------------
+    def _begin(self, node: Node) -> None:
+        kind = str(node_attributes(node)["kind"])
+        if kind not in ("sum", "max", "rescale"):
+            raise ScheduleError(
+                f"%{node.name}: accumulators of kind sum, max, rescale are lowered, not {kind}"
+            )
+        self._fill(node.name, lambda r, c: T.float32(START[kind]))
+        self.values[node.name] = self._at(node.name)
+        for maximum in node.inputs[1:]:
+            rows, _ = self.program.shape(maximum)
+            with b.loop(rows) as r:
+                b.store(self.buffers[f"{maximum} so far"], T.float32(LOWEST), r)
+
+    def _follow(self, name: str) -> None:
+        """Keep the greatest maximum so far, and what accumulators are multiplied with to follow it."""
+        rows, _ = self.program.shape(name)
+        most, factor = self.buffers[f"{name} so far"], self.buffers[f"{name} factor"]
+        own = self._at(name)
+        with b.loop(rows) as r:
+            b.store(factor, T.max(most[r], own(r, 0)), r)
+            b.store(most, T.exp(most[r] - factor[r]), r)
+            swapped = b.Variable("float32", most[r])
+            b.store(most, factor[r], r)
+            b.store(factor, swapped.value, r)
+
+    def _accumulate(self, node: Node) -> None:
+        kind = str(node_attributes(node)["kind"])
+        value, buffer = self.values[node.inputs[0]], self.buffers[node.name]
+        _, columns = self.program.shape(node.name)
+        own = self._at(node.name)
+        if kind == "rescale":
+            local, most = self._at(node.inputs[1]), self.buffers[f"{node.inputs[1]} so far"]
+            factor = self.buffers[f"{node.inputs[1]} factor"]
+            step = value
+            self._fill(
+                node.name, lambda r, c: own(r, c) * factor[r] + step(r, c) * T.exp(local(r, 0) - most[r])
+            )
+        else:
+            join = "reduce_max" if kind == "max" else "reduce_sum"
+            self._fill(node.name, lambda r, c: _combine(join, buffer[r * columns + c], value(r, c)))
+
+    def _store(self, node: Node) -> None:
+        name = node.inputs[0]
+        rows, columns = self.program.shape(name)
+        first, pitch = self.place.begin(node, None)
+        out, value = self.tensors[node.name], self.values[name]
+        with b.loop(rows) as r, _columns(columns) as c:
+            b.store(out, T.Cast(str(out.dtype), value(r, c)), first + r * pitch + c)
+
+
+def _combine(operator: str, x: Expr, y: Expr) -> Expr:
+    return T.max(x, y) if operator == "reduce_max" else x + y
+
+
+@contextmanager
+def _columns(count: int) -> Iterator[Expr]:
+    """Loop over columns, in vectors where they divide evenly."""
+    if count % VECTOR:
+        with b.loop(count) as c:
+            yield c
+        return
+    with b.loop(count // VECTOR) as chunk, b.vector(VECTOR) as lane:
+        yield chunk * VECTOR + lane
+
+
+def _elements(node: Node) -> int:
+    count = 1
+    for extent in node.tile.known_shape:
+        count *= extent
+    return count

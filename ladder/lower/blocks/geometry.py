@@ -1,0 +1,344 @@
+"""Sizes that follow from a block graph and its schedule, and where everything lies in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Node
+from ladder.lower.blocks.allocate import Lifetime, allocate
+from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
+from ladder.lower.blocks.layouts import Candidate, choose
+from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
+from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from ladder.lower.blocks.packed import PackedLayout
+
+FRAGMENT_BYTES, ROW_BYTES = 512, 128
+"""A published fragment of a warp: four float32 per lane; of a value of one column, per four lanes."""
+
+ELEMENTS = 8
+"""16-bit elements of a chunk."""
+
+MOST_WARPS = 32
+NAMED_BARRIERS = 15
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ScheduleError unless a condition holds."""
+    if not condition:
+        raise ScheduleError(message)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """What is known of a kernel before it is emitted.
+
+    Parameters
+    ----------
+    program
+        The block graph.
+    device
+        A GPU with matrix instructions and cp.async.
+    schedule
+        Division of the work.
+    """
+
+    program: BlockProgram
+    device: TileDevice
+    schedule: BlockSchedule
+
+    def __post_init__(self) -> None:
+        plan, steps = self.schedule, self.program.steps
+        require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
+        require(
+            not self.direct or plan.sharers * plan.column_warps == 1,
+            "a block graph without matrix products is not shared by groups",
+        )
+        require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
+        require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
+        require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
+        require(
+            plan.group_warps == 1 or plan.groups <= NAMED_BARRIERS,
+            "groups of several warps need named barriers",
+        )
+        require("cp.async" in self.device.features, f"{self.device.name} lacks cp.async")
+        require(
+            plan.copies == "lanes" or "tma" in self.device.features,
+            f"{self.device.name} has no tensor copies; use copies='lanes'",
+        )
+        for node in self.program.loads:
+            kind = node.tile.ttype
+            require(
+                kind.name in HALVES or (kind.name == "float32" if self.direct else kind.is_block),
+                f"%{node.name} is {kind.name}: products take tiles of 16-bit and quantized types, other"
+                " operators those of 16 and 32 bits",
+            )
+        require(
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use fewer stages, groups or smaller tiles",
+        )
+
+    @property
+    def looped(self) -> bool:
+        """Whether the block graph has a loop."""
+        return any(stage == LOOP for stage in self.program.stages.values())
+
+    @cached_property
+    def direct(self) -> bool:
+        """Whether there are no matrix products: tiles are then loaded into registers."""
+        return all(node.operator != "matmul" for node in self.program.block.nodes)
+
+    @cached_property
+    def flat(self) -> bool:
+        """Whether threads have runs of rows (`lanes.FlatLanes`): without products, where columns allow it."""
+        run = 8 * WARP * self.schedule.row_warps
+        return self.direct and all(
+            self.program.shape(node.name)[1] % run == 0 and node.tile.ttype.name in HALVES
+            for node in self.program.loads
+        )
+
+    def row_fragments(self, rows: int) -> int:
+        """Return the fragments along rows of a warp.
+
+        Raises
+        ------
+        ScheduleError
+            If the group's warps cannot share them evenly.
+        """
+        if self.flat or rows == 1:
+            return rows
+        count, warps = -(-rows // 16), self.schedule.row_warps
+        require(count % warps == 0, f"{warps} warps do not share {rows} rows by 16 evenly")
+        return count // warps
+
+    def fragments(self, shape: tuple[int, int]) -> int:
+        """Return the accumulator fragments that a warp has of a value."""
+        return self.row_fragments(shape[0]) * self.column_fragments(shape[1])
+
+    def column_fragments(self, columns: int) -> int:
+        """Return the fragments along columns of what a warp accumulates.
+
+        Raises
+        ------
+        ScheduleError
+            If the group's warps cannot share them evenly, in pairs.
+        """
+        warps = self.schedule.column_warps
+        if self.flat:
+            return -(-columns // (8 * WARP * self.schedule.row_warps))
+        if columns == 1 or warps == 1:
+            return -(-columns // 8)
+        require(columns % (16 * warps) == 0, f"{warps} warps do not share {columns} columns by 16 evenly")
+        return columns // 8 // warps
+
+    @property
+    def least_registers(self) -> int:
+        """Registers of a thread that accumulators take, and products that are not accumulated in place.
+
+        Raises
+        ------
+        ScheduleError
+            If the warps cannot share a value.
+        """
+        total = 0
+        for node in self.program.block.nodes:
+            if node.operator in ("accumulate", "matmul"):
+                alone = len(self.program.users[node.name]) == 1
+                in_place = alone and self.program.users[node.name][0].operator == "accumulate"
+                total += 0 if in_place else 4 * self.fragments(self.program.shape(node.name))
+        return total
+
+    @cached_property
+    def layouts(self) -> Mapping[str, TileLayout | PackedLayout]:
+        """The layout of every loaded tile, chosen together."""
+        candidates: list[Candidate] = []
+        found: dict[str, TileLayout | PackedLayout] = {}
+        for node in () if self.direct else self.program.loads:
+            rows, columns = self.program.shape(node.name)
+            if node.tile.ttype.is_block:
+                found[node.name] = self._packed(node, rows, columns)
+                continue
+            require(columns % ELEMENTS == 0, f"%{node.name}: rows of {columns} are no multiple of {ELEMENTS}")
+            copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
+            reads = self.program.steps if self.is_looped(node) else 1
+            if self.is_looped(node) and self.schedule.copies == "tensor":
+                found[node.name] = copied_layout(node.name, rows, columns // ELEMENTS)
+                continue
+            candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
+        budget = self.device.shared_per_block - self.spill_bytes
+        return {**found, **choose(candidates, budget)}
+
+    def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
+        from ladder.lower.blocks.packed import PackedLayout
+
+        shape = self.program.block.tile(node.inputs[0]).known_shape
+        return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
+
+    def is_looped(self, node: Node) -> bool:
+        """Whether a tile changes from step to step."""
+        return self.program.stages[node.name] == LOOP
+
+    @cached_property
+    def spills(self) -> Mapping[str, TileLayout]:
+        """Computed values that a product takes as its second operand: they pass through shared memory."""
+        found = {}
+        for node in self.program.block.nodes:
+            if node.operator != "matmul":
+                continue
+            for name in self._computed_parts(node.inputs[1]):
+                rows, columns = self.program.shape(name)
+                require(columns % ELEMENTS == 0, f"%{name}: rows of {columns} are no multiple of {ELEMENTS}")
+                chunks = columns // ELEMENTS
+                found[name] = TileLayout(rows, chunks, chunks | 1)
+        return found
+
+    @property
+    def column_reductions(self) -> tuple[str, ...]:
+        """Values reduced over rows: warps share them through shared memory."""
+        return tuple(
+            node.name
+            for node in self.program.block.nodes
+            if node.operator in ("reduce_sum", "reduce_max")
+            and node_attributes(node)["axis"] % len(node.tile.shape) == len(node.tile.shape) - 2
+        )
+
+    def _computed_parts(self, value: str) -> list[str]:
+        node = self.program.block.producer(value)
+        if node.operator == "concat":
+            return [name for part in node.inputs for name in self._computed_parts(part)]
+        if node.operator == "convert" and self.program.block.tile(node.inputs[0]).ttype.is_block:
+            return []
+        return [] if node.operator == "load" else [value]
+
+    @property
+    def spill_bytes(self) -> int:
+        """Shared memory of spilled values."""
+        columns = sum(4 * self.program.shape(name)[1] for name in self.column_reductions)
+        return (sum(layout.bytes for layout in self.spills.values()) + columns) * self.schedule.groups
+
+    # ---- regions of shared memory ---------------------------------------------------------------------
+    @cached_property
+    def stage_offsets(self) -> Mapping[str, int]:
+        """Offset of each loop tile within a stage."""
+        offsets, at = {}, 0
+        for node in () if self.direct else self.program.loads:
+            if self.is_looped(node):
+                offsets[node.name] = at
+                at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
+        return offsets
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at multiples of which tiles begin: where swizzles do."""
+        return 1024 if self.schedule.copies == "tensor" else 128
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a stage of one group."""
+        sizes = (self.layouts[name].bytes for name in self.stage_offsets)
+        return sum(-(-size // self.alignment) * self.alignment for size in sizes)
+
+    @property
+    def barriers(self) -> int:
+        """Barriers in shared memory: one per stage, for tensor copies."""
+        tensor = self.schedule.copies == "tensor" and bool(self.stage_offsets)
+        return self.schedule.groups * self.schedule.stages if tensor else 0
+
+    @property
+    def merges(self) -> bool:
+        """Whether accumulators are joined after the loop."""
+        return self.schedule.sharers * self.schedule.column_warps > 1
+
+    @cached_property
+    def published(self) -> Mapping[str, int]:
+        """First byte of each accumulator in what a warp publishes."""
+        offsets, at = {}, 0
+        for name in self.published_values:
+            offsets[name] = at
+            at += self.fragments(self.program.shape(name)) * self.fragment_bytes(name)
+        return offsets
+
+    def fragment_bytes(self, name: str) -> int:
+        """Return the bytes of a fragment that a warp publishes."""
+        return ROW_BYTES if self.program.shape(name)[1] == 1 else FRAGMENT_BYTES
+
+    @property
+    def published_values(self) -> tuple[str, ...]:
+        """Accumulators, and the maxima that some are scaled by."""
+        nodes = self.program.accumulators
+        maxima = dict.fromkeys(node.inputs[1] for node in nodes if len(node.inputs) == 2)
+        return (*(node.name for node in nodes), *maxima)
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes that a warp publishes."""
+        names = self.published_values
+        return sum(self.fragments(self.program.shape(name)) * self.fragment_bytes(name) for name in names)
+
+    @cached_property
+    def regions(self) -> Mapping[str, Lifetime]:
+        """What lies in shared memory, and in which stages of the kernel it is alive."""
+        plan, found = self.schedule, {}
+        if self.direct:
+            sums = [
+                node for node in self.program.block.nodes if node.operator in ("reduce_sum", "reduce_max")
+            ]
+            sums += self.program.accumulators
+            return {f"row sums {node.name}": Lifetime(4 * plan.warps, 0, 2) for node in sums}
+        for node in self.program.loads:
+            if not self.is_looped(node):
+                last = max((self._last_use(user) for user in self.program.users[node.name]), default=0)
+                found[node.name] = Lifetime(self.layouts[node.name].bytes, 0, last)
+        if self.stage_offsets:
+            found["stages"] = Lifetime(plan.groups * plan.stages * self.stage_bytes, 0, 1)
+        for name, layout in self.spills.items():
+            first = STAGES.index(self.program.stages[name])
+            found[f"spill {name}"] = Lifetime(
+                plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
+            )
+        for name in self.column_reductions:
+            first = STAGES.index(self.program.stages[name])
+            last = max(first, self._last_use_of(name))
+            found[f"columns {name}"] = Lifetime(4 * plan.groups * self.program.shape(name)[1], first, last)
+        if self.merges:
+            found["sums"] = Lifetime(plan.warps * self.published_bytes, 2, 2)
+        return found
+
+    def _last_use_of(self, name: str) -> int:
+        return max(self._last_use(user) for user in self.program.users[name])
+
+    def _last_use(self, node: Node) -> int:
+        """Return the last stage that may compute a node: values are computed where they are used."""
+        stage = STAGES.index(self.program.stages[node.name])
+        if node.operator == "accumulate":
+            stage = STAGES.index(LOOP)
+        users = self.program.users.get(node.name, ())
+        inner = [] if node.operator == "accumulate" else [self._last_use(user) for user in users]
+        return max([stage, *inner])
+
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """First byte of each region, by exact allocation."""
+        return allocate(self.regions, alignment=self.alignment)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
+        return max(ends, default=CHUNK_BYTES) + 8 * self.barriers
+
+    def splits(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the axes that grid and loop dimensions split of a load or store."""
+        attributes = node_attributes(node)
+        return tuple(attributes["grid"]), tuple(attributes.get("loop", ()))
+
+
+__all__ = ["AFTER", "BEFORE", "LOOP", "Geometry", "require"]

@@ -1,0 +1,297 @@
+"""Quantized second operands: packed words and scales in shared memory, decoded into operand registers.
+
+A tile of a quantized weight ``[N, K]`` takes part in ``x · w^T`` after ``convert``. Its words are packed for
+``mma.m16n8k16`` with the weight as A operand (`schedules.layouts`); the four registers of a decoded step are,
+two by two, the B operands of its rows g and g + 8. Scales multiply decoded registers, the row's power of two
+and the decoder's gain finished sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Node
+from ladder.lower import builder as b
+from ladder.lower.blocks.copies import TileCopy
+from ladder.lower.blocks.shared import CHUNK_BYTES
+from ladder.lower.blocks.values import Shape, Value
+from ladder.lower.gpu.decode import Decoder, load_order, make_decoder
+from ladder.lower.gpu.groups import Groups
+from schedules.layouts import TILE
+from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+if TYPE_CHECKING:
+    from ladder.lower.blocks.kernel import BlockKernel
+
+Expr = Any
+
+BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+QUARTERS = 4
+"""Runs of 16 rows of a packed tile."""
+
+STEPS = TILE // 16
+"""Steps of 16 elements along K of a packed tile."""
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """A quantized tile in shared memory: packed tiles by rows, then rows of scales.
+
+    Parameters
+    ----------
+    gemm
+        The product that the weight is packed for.
+    rows, columns
+        Extents of the tile along N and K.
+    """
+
+    gemm: Gemm
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.rows % TILE or self.columns % TILE:
+            raise ScheduleError(
+                f"tiles of packed weights are multiples of {TILE} x {TILE}, got {self.rows} x {self.columns}"
+            )
+        if (
+            self.gemm.scale
+            and self.size > TILE
+            and max(self.size, self.columns) % min(self.size, self.columns)
+        ):
+            raise ScheduleError(f"tiles of {self.columns} columns do not divide groups of {self.size}")
+
+    @cached_property
+    def groups(self) -> Groups:
+        """How scales fall on packed tiles."""
+        return Groups(self.gemm)
+
+    @property
+    def size(self) -> int:
+        """Elements along K of a packed scale."""
+        return self.groups.size
+
+    @property
+    def k_tiles(self) -> int:
+        """Packed tiles along K."""
+        return self.columns // TILE
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a packed tile."""
+        return 512 * self.groups.bits
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of the packed tiles of 64 rows: they lie together in memory."""
+        return self.k_tiles * self.tile_bytes
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of all words."""
+        return self.rows // TILE * self.run_bytes
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of scales."""
+        return max(1, self.columns // self.size) if self.gemm.scale else 0
+
+    @property
+    def bytes(self) -> int:
+        """Size."""
+        return self.word_bytes + 2 * self.rows * self.scale_rows
+
+    def tile_byte(self, row: Expr, k: int) -> Expr:
+        """Return where packed tile ``k`` of the ``row``-th 64 rows begins."""
+        return row * self.run_bytes + k * self.tile_bytes
+
+    def scale_row(self, k: int, granule: int) -> int:
+        """Return the row of scales of a granule of packed tile ``k``."""
+        if self.size < TILE:
+            return k * self.groups.per_tile + granule
+        return k * TILE // self.size if self.size < self.columns else 0
+
+
+class PackedCopy(TileCopy):
+    """Copies the words and scales of a step's tile."""
+
+    layout: PackedLayout
+
+    def __init__(self, kernel: BlockKernel, node: Node) -> None:
+        self._prepare(kernel, node)
+        self.words, self.scales = (kernel.tensors[f"{node.inputs[0]}_{part}"] for part in ("words", "scales"))
+        self.n, self.k = kernel.program.block.tile(node.inputs[0]).known_shape
+
+    def encode(self) -> None:
+        """Packed tiles lie together: no tensor map is needed."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that arrive."""
+        return self.layout.bytes
+
+    def _runs(self, step: Expr, at: Expr, move: Callable[[Expr, Expr, int], None]) -> None:
+        """Call ``move(target byte, source, bytes)`` for every run that lies together in memory."""
+        layout = self.layout
+        row, column = (b.bind(x) for x in self.kernel.place.corner(self.node, step if self.looped else None))
+        base = T.Cast("int32", at) + self.offset
+        words = layout.tile_bytes // 4
+        for index in range(layout.rows // TILE):
+            tile = (row // TILE + index) * (-(-self.k // TILE)) + column // TILE
+            move(base + index * layout.run_bytes, self.words.ptr_to([tile * words]), layout.run_bytes)
+        for index in range(layout.scale_rows):
+            group = column // layout.size + index
+            source = self.scales.ptr_to([group * (-(-self.n // TILE) * TILE) + row])
+            move(base + layout.word_bytes + 2 * layout.rows * index, source, 2 * layout.rows)
+
+    def emit(self, step: Expr, at: Expr) -> None:
+        """Emit this thread's share of the copy."""
+        shared = self.kernel.shared
+
+        def move(target: Expr, source: Expr, count: int) -> None:
+            chunks = count // CHUNK_BYTES
+            for turn in range(-(-chunks // self.threads)):
+                piece = b.bind(self._thread + turn * self.threads)
+                place = shared.ptr_to([b.bind((target + piece * CHUNK_BYTES) // 4)])
+                whole = (turn + 1) * self.threads <= chunks
+                with b.when(True if whole else piece < chunks):
+                    b.ptx("cp.async.cg.shared.global", place, self._further(source, piece), CHUNK_BYTES)
+
+        self._runs(step, at, move)
+
+    def _further(self, source: Expr, piece: Expr) -> Expr:
+        """Return the pointer ``piece`` chunks after one to an element of a tensor."""
+        buffer, index = source.args[0].source, source.args[0].indices[0]
+        per_chunk = CHUNK_BYTES // (4 if str(buffer.dtype) == "uint32" else 2)
+        return buffer.ptr_to([index + piece * per_chunk])
+
+    def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
+        """Start bulk copies that count at a barrier."""
+        shared = self.kernel.shared
+
+        def move(target: Expr, source: Expr, count: int) -> None:
+            b.ptx(BULK_COPY, shared.ptr_to([b.bind(target // 4)]), source, T.uint32(count), barrier)
+
+        self._runs(step, at, move)
+
+    def prefetch(self, own_step: Any, turns: Expr) -> None:
+        """Bring the group's first tiles into L2 while the kernel before still runs."""
+        kernel = self.kernel
+        if not kernel.overlap.possible:
+            return
+
+        def move(target: Expr, source: Expr, count: int) -> None:
+            with b.when(kernel.group_thread == 0):
+                b.ptx("cp.async.bulk.prefetch.L2.global", source, T.uint32(count))
+
+        for turn in range(kernel.schedule.stages - 1 if self.looped else 1):
+            with b.when(turn < turns):
+                self._runs(own_step(turn), 0, move)
+
+
+class PackedTile(Value):
+    """A quantized weight: only the second operand of a product with ``transpose_b``, after ``convert``.
+
+    Parameters
+    ----------
+    layout
+        Where its words and scales lie.
+    base
+        Shared address of its first byte, a uint32 expression.
+    row_scale
+        The weight's powers of two by row, a tensor.
+    first
+        First row of the tile.
+    """
+
+    depth_run = STEPS
+    """Steps along K that are decoded together."""
+
+    def __init__(
+        self,
+        kernel: BlockKernel,
+        node: Node,
+        shape: Shape,
+        layout: PackedLayout,
+        base: Expr,
+        device: TileDevice,
+    ) -> None:
+        super().__init__(kernel, node.name, shape, kernel.operand)
+        self.node, self.layout, self.base = node, layout, base
+        self.row_scale = kernel.tensors[f"{node.inputs[0]}_row_scale"]
+        self.decoder: Decoder = make_decoder(layout.gemm, device, gains=True)
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        raise ScheduleError(f"%{self.name}: quantized tiles are taken by products only, as second operand")
+
+    def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[Expr]:
+        if not transposed:
+            raise ScheduleError(f"%{self.name}: quantized weights are [N, K]; multiply with transpose_b")
+        if count != 2:
+            raise ScheduleError(f"%{self.name}: packed rows are taken by 16")
+        registers = self._once(("decoded", k // STEPS, n), lambda: self._decode(k // STEPS, n))
+        four = [registers[k % STEPS * 4 + i] for i in range(4)]
+        return [four[0], four[2], four[1], four[3]]
+
+    def _decode(self, k: int, n: Expr) -> Any:
+        """Return the 16 registers of a packed tile's 16 rows."""
+        layout, lane = self.layout, self.kernel.lane
+        pair = n // 2
+        start = self.base + _word(layout.tile_byte(pair // QUARTERS, k))
+        owner = pair % QUARTERS * 32 + lane
+        words = b.local(layout.groups.bits, "uint32")
+        at = 0
+        for offset, width in load_order(layout.groups.bits):
+            place = start + _word((offset + owner * width) * 4)
+            kind = "" if width == 1 else f".v{width}"
+            b.ptx(f"ld.shared{kind}.u32", *(words[at + i] for i in range(width)), place)
+            at += width
+        out = b.local(4 * STEPS, "uint32")
+        registers = layout.groups.registers
+        for granule in range(layout.groups.per_tile):
+            scales = self._scales(k, granule, pair) if layout.gemm.scale else None
+            first = granule * registers
+            self.decoder.registers(words, first, registers, out, first, scales, None)
+        return out
+
+    def _scales(self, k: int, granule: int, pair: Expr) -> tuple[Expr, Expr]:
+        """Return the scales of rows g and g + 8, each in both halves of a register."""
+        layout = self.layout
+        row = layout.scale_row(k, granule)
+
+        def load(half: int) -> Expr:
+            element = row * layout.rows + pair * 16 + self.kernel.lane // 4 + 8 * half
+            bits = b.local(1, "uint16")
+            b.ptx("ld.shared.u16", bits[0], self.base + _word(layout.word_bytes + element * 2))
+            return b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
+
+        low, high = (self._once(("scale", row, pair, half), lambda h=half: load(h)) for half in range(2))
+        return low, high
+
+    def column_factors(self, n: Expr) -> list[Expr]:
+        """Return what the sums of columns 2c and 2c + 1 of a fragment are multiplied with at the end."""
+        return list(self._once(("factors", n), lambda: self._column_factors(n)))
+
+    def _column_factors(self, n: Expr) -> list[Expr]:
+        first, _ = self.kernel.place.corner(self.node, None)
+        factors = b.local(2, "float32")
+        place = self.row_scale.ptr_to([first + n * 8 + self.kernel.lane % 4 * 2])
+        b.ptx("ld.global.v2.f32", factors[0], factors[1], place)
+        low, high = self.decoder.gains
+        gain: Expr = T.float32(low) if low == high else T.Select(n % 2 == 0, T.float32(low), T.float32(high))
+        return [b.Variable("float32", factors[i] * gain).value for i in range(2)]
+
+
+def _word(value: Expr) -> Expr:
+    return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
+
+
+__all__ = ["PackedCopy", "PackedLayout", "PackedTile"]

@@ -1,0 +1,61 @@
+"""How a block graph is laid over warps: what a search of µGraphs leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class BlockSchedule:
+    """Division of a block graph's work.
+
+    Parameters
+    ----------
+    groups
+        Groups of warps. Group i takes steps i, i + groups x cluster, ... of the loop, with copies, buffers
+        and accumulators of its own; accumulators are joined afterwards.
+    row_warps, column_warps
+        Warps of a group, their product: they share its tiles and split the rows and columns of what they
+        accumulate.
+    stages
+        Steps whose tiles a group holds in shared memory, those under way included.
+    cluster
+        Blocks that share a loop: each takes its part of the steps, accumulators are joined through
+        distributed shared memory.
+    copies
+        ``"lanes"``: the lanes of a group copy 16 bytes each (cp.async). ``"tensor"``: one lane copies whole
+        tiles through tensor maps (from sm_90 on), whose arrival barriers in shared memory count.
+    release
+        When the next kernel may start: at the ``"begin"`` of this one, at the ``"end"`` of its loop, or
+        ``"never"`` before it has ended.
+    """
+
+    groups: int = 1
+    row_warps: int = 1
+    stages: int = 2
+    cluster: int = 1
+    column_warps: int = 1
+    copies: str = "lanes"
+    release: str = "begin"
+
+    @property
+    def group_warps(self) -> int:
+        """Warps of a group."""
+        return self.row_warps * self.column_warps
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.groups * self.group_warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * WARP
+
+    @property
+    def sharers(self) -> int:
+        """Groups that share a loop, over all blocks of a cluster."""
+        return self.groups * self.cluster

@@ -1,0 +1,169 @@
+"""Arbitrary types of up to four bits: byte lookups in registers (prmt), pairs in shared memory.
+
+In registers, the codes of eight elements are brought into the nibbles of one word: four registers
+of a 16-bit core, or two of an 8-bit core. Four nibbles at a time select bytes of the table.
+
+In shared memory, the byte that holds both codes of a register selects the whole register. Each
+lane has a copy in its own bank, so that no two lanes ever wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+
+import ml_dtypes
+import numpy as np
+
+from ladder.lower.gpu.fields import Move, fields, gather, moves, shifts
+from ladder.lower.gpu.machine import AND_XOR, TABLE_ENTRIES, TABLE_ROWS, Machine, Word, subtract_bytes
+from ladder.lower.gpu.recipes import FLOAT_CORES, Conversion, Recipe
+from tile_types import core_values
+
+NUMPY_TYPES = {
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.int8,
+    "fp8_e4m3": ml_dtypes.float8_e4m3fn,
+    "fp8_e5m2": ml_dtypes.float8_e5m2,
+}
+
+
+@lru_cache(maxsize=1024)
+def nibble_moves(
+    bits: int, lane: int, group: int, order: str = "lanes"
+) -> tuple[tuple[int, ...], tuple[Move, ...]]:
+    """Return which nibble of its lane each register of a group takes, and the moves to get there.
+
+    The order of registers is free, so the one with the fewest shifts is taken.
+    """
+    size = lane // 4
+
+    def plan(nibbles: Sequence[int]) -> tuple[Move, ...]:
+        found: list[Move] = []
+        for index, nibble in enumerate(nibbles):
+            found += moves(fields(bits, lane, group * size + index, order), 0, bits, 4 * nibble)
+        return tuple(found)
+
+    best = min(permutations(range(size)), key=lambda order: shifts(plan(order)))
+    return best, plan(best)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Table lookups; ``table`` holds the operand's bits of every code."""
+
+    bits: int
+    operand: str
+    lane: int
+    table: tuple[int, ...]
+    order: str = "lanes"
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two or four values."""
+        if self.order == "pairs":
+            value = self._paired(m, words[index // 4], index % 4)
+            return value if zero is None else m.float_sub(self.operand, value, zero)
+        size = self.lane // 4
+        order, wanted = nibble_moves(self.bits, self.lane, index // size, self.order)
+        codes = gather(m, words, wanted, self.lane)
+        value = (self._wide if self.lane == 16 else self._narrow)(m, codes, order[index % size])
+        if zero is None:
+            return value
+        return subtract_bytes(m, value, zero) if self.lane == 8 else m.float_sub(self.operand, value, zero)
+
+    def _wide(self, m: Machine, codes: Word, nibble: int) -> Word:
+        # Bytes 0 2 1 3: each half of the word then holds both lanes of two registers.
+        codes = m.permute(codes, codes, m.constant(0x3120))
+        low, high = (self._bytes(m, codes, nibble // 2, part) for part in (0, 1))
+        return self._join(m, low, high, nibble % 2, 2 + nibble % 2)
+
+    def _paired(self, m: Machine, codes: Word, byte: int) -> Word:
+        low, high = (self._bytes(m, codes, byte // 2, part) for part in (0, 1))
+        return self._join(m, low, high, byte % 2 * 2, byte % 2 * 2 + 1)
+
+    def _join(self, m: Machine, low: Word, high: Word, first: int, second: int) -> Word:
+        """Return two lanes from bytes ``first`` and ``second`` of the lower and the upper bytes."""
+        selector = first | (4 + first) << 4 | second << 8 | (4 + second) << 12
+        return m.permute(low, high, m.constant(selector))
+
+    def _narrow(self, m: Machine, codes: Word, nibble: int) -> Word:
+        low, high = (self._bytes(m, codes, half, 0) for half in (0, 1))
+        return m.permute(low, high, m.constant(0x6420 + 0x1111 * nibble))
+
+    def _bytes(self, m: Machine, codes: Word, half: int, part: int) -> Word:
+        """Look up byte ``part`` of the values of four codes: those in one half of ``codes``."""
+        entries = [(entry >> (8 * part)) & 0xFF for entry in self.table]
+        entries += [0] * (16 - len(entries))
+        quads = [sum(entries[4 * q + i] << (8 * i) for i in range(4)) for q in range(4)]
+        if not any(quads):
+            return m.constant(0)
+        wide = len(self.table) > 8
+        selector = m.mask(codes, 0x77777777) if wide else codes
+        found = self._pick(m, quads[0], quads[1], m.shift(selector, -16 * half))
+        if not wide:
+            return found
+        upper = self._pick(m, quads[2], quads[3], m.shift(selector, -16 * half))
+        # Byte i comes from the upper table where bit 3 of nibble i is set.
+        choice = m.lop3(m.shift(codes, -1), m.constant(0x44444444), m.constant(0x32103210), AND_XOR)
+        return m.permute(found, upper, m.shift(choice, -16 * half))
+
+    def _pick(self, m: Machine, low: int, high: int, selector: Word) -> Word:
+        return m.permute(m.constant(low), m.constant(high), selector)
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """Loads of whole registers from shared memory.
+
+    ``entries`` holds the registers of every byte, ``row`` bytes apart.
+    """
+
+    operand: str
+    entries: tuple[int, ...]
+    row: int
+
+    @property
+    def bytes(self) -> int:
+        """Shared memory that the table takes."""
+        return len(self.entries) * self.row
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return two values."""
+        value = self._load(m, words[index // 4], index % 4)
+        return value if zero is None else m.float_sub(self.operand, value, zero)
+
+    def _load(self, m: Machine, codes: Word, byte: int) -> Word:
+        if self.row == 256:  # bytes: of the lane, of the codes, and the lane's upper byte, which is 0
+            offset = m.permute(codes, m.table_lane(), m.constant(0x5504 | byte << 4))
+            return m.look_up(self.entries, self.row, offset)
+        address = m.dot(codes, self.row << 8 * byte, m.table_lane(absolute=True))
+        return m.look_up(self.entries, self.row, address, absolute=True)
+
+
+def operand_bits(conversion: Conversion) -> tuple[int, ...]:
+    """Return the operand's bits of every code (0 for codes without a value)."""
+    valid = np.zeros(1 << conversion.bits, dtype=bool)
+    valid[conversion.ttype.valid_codes()] = True
+    values = np.where(valid, core_values(conversion.ttype, conversion.operand), 0.0)
+    kind = np.uint16 if conversion.lane == 16 else np.uint8
+    return tuple(int(entry) for entry in values.astype(NUMPY_TYPES[conversion.operand]).view(kind))
+
+
+def propose_lookup(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose lookups in registers for any type of up to four bits."""
+    operand = conversion.operand
+    if conversion.bits > 4 or (conversion.zero != "none" and operand not in (*FLOAT_CORES, "int8")):
+        return
+    table = operand_bits(conversion)
+    yield Lookup(conversion.bits, operand, conversion.lane, table, conversion.order)
+
+
+def propose_table(conversion: Conversion) -> Iterator[Recipe]:
+    """Propose tables in shared memory for any type of four bits whose codes lie in pairs."""
+    table = operand_bits(conversion)
+    entries = tuple(table[byte & 15] | table[byte >> 4] << 16 for byte in range(TABLE_ENTRIES))
+    for row in TABLE_ROWS:
+        yield PairTable(conversion.operand, entries, row)

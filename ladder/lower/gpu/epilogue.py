@@ -1,0 +1,86 @@
+"""What happens to a finished sum: scales, bias, unary operators, output type, store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
+from ladder.lower.gpu.arguments import Arguments
+from tile_types.errors import ScheduleError
+
+Expr = Any
+
+
+def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
+    """Return the output element of a float32 sum.
+
+    Parameters
+    ----------
+    gemm
+        Says which of the steps apply.
+    value
+        float32 sum of row m of A and row n of the weight.
+    m, n
+        Position in the output; both within bounds.
+    args
+        The kernel's tensors.
+    """
+    value = finish_float(gemm, value, m, n, args)
+    return value if gemm.output == "float32" else T.Cast(gemm.output, value)
+
+
+def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
+    """Return the output element of a float32 sum, before it is rounded to the output type."""
+    value = value * args.row_scale[n]
+    if args.token_scale is not None and not gemm.token_group:  # groups were scaled as they ended
+        value = value * args.token_scale[m]
+    if args.bias is not None:
+        value = value + T.Cast("float32", args.bias[n])
+    for name in gemm.epilogue:
+        value = unary(name, value)
+    return value
+
+
+def unary(name: str, value: Expr) -> Expr:
+    """Apply a unary operator of the operator table to a float32 expression."""
+    from ladder.ir.ops import get_operator
+
+    lower = get_operator(name).lower
+    if lower is None:
+        raise ScheduleError(f"{name!r} is not element-wise, so it cannot run in an epilogue")
+    return lower(value)
+
+
+def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: Expr) -> None:
+    """Finish and store ``count`` consecutive sums of row m from column n on.
+
+    Columns beyond N are not written. The store is one vector where rows of the output
+    start at multiples of its size.
+
+    Parameters
+    ----------
+    sums
+        Local float32 buffer of ``count`` sums.
+    m, n
+        Row (within bounds) and first column, a multiple of ``count``.
+    """
+    dtype = gemm.output
+    width = min(count, 16 // (4 if dtype == "float32" else 2))
+
+    def vectors() -> None:
+        results = b.local(count, dtype)
+        for index in range(count):
+            b.store(results, finish(gemm, sums[index], m, n + index, args), index)
+        for first in range(0, count, width):
+            with b.vector(width) as v:
+                b.store(args.y, results[first + v], m, n + first + v)
+
+    def scalars() -> None:
+        for index in range(count):
+            with b.when(n + index < args.n):
+                b.store(args.y, finish(gemm, sums[index], m, n + index, args), m, n + index)
+
+    b.either(T.And(args.n % count == 0, n + count <= args.n), vectors, scalars)

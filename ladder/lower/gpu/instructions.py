@@ -1,0 +1,273 @@
+"""Matrix instructions as a table: how one step of a 16-row fragment runs on each NVIDIA generation.
+
+A *step* multiplies 16 weight rows by 8 tokens over 32 bytes of K (16 elements of 16 bits or
+32 of 8 bits): ``acc[16, 8] += W[16, k] · x[8, k]^T``. W is the A operand in four registers
+``a0..a3``, x the B operand in two, ``b0`` and ``b1``, in the fragment order of
+``mma.m16n8k16`` / ``m16n8k32``, which is also the order of the packed words
+(`schedules.layouts`). Older generations compose the step from smaller instructions
+(PTX ISA, "Matrix fragments for mma.m8n8k4, m8n8k16, m16n8k8, m16n8k16, m16n8k32").
+
+The index functions work on Python integers and on TIR expressions alike, so that tests
+evaluate exactly the arithmetic that kernels use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from targets import TileDevice
+from tile_types.errors import DeviceError
+
+Index = Any
+"""A Python integer or a TIR expression."""
+
+STEP_TOKENS = 8
+"""Tokens of one step."""
+
+STEP_BYTES = 32
+"""Bytes along K of one step."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """One instruction of a step: which registers of the step it takes."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    accumulators: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LaneMap:
+    """Who holds what: lanes to operand coordinates and accumulator positions.
+
+    Parameters
+    ----------
+    accumulators
+        32-bit accumulators per lane of a step.
+    rows_per_lane
+        Distinct weight rows among them.
+    partial_lanes
+        Lane distances (powers of two) over which accumulators are partial sums of the result.
+    """
+
+    accumulators: int
+    rows_per_lane: int
+    partial_lanes: tuple[int, ...] = ()
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        """Return ``(g, c)``: the row of 0..7 and the column group of 0..3 whose operands a lane holds."""
+        return lane // 4, lane % 4
+
+    def row_slot(self, index: int) -> int:
+        """Return which of the lane's distinct rows accumulator ``index`` belongs to."""
+        return index // 2
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        """Return the row of 0..15 of a lane's ``slot``-th distinct row."""
+        return lane // 4 + 8 * slot
+
+    def token(self, lane: Index, index: int) -> Index:
+        """Return the token of 0..7 of accumulator ``index``."""
+        return lane % 4 * 2 + index % 2
+
+    def position(self, lane: Index, index: int) -> tuple[Index, Index]:
+        """Return ``(row, token)`` of accumulator ``index``."""
+        return self.slot_row(lane, self.row_slot(index)), self.token(lane, index)
+
+    def is_first(self, lane: Index) -> Index:
+        """Return whether a lane is the first of those that share sums (always, where none do)."""
+        return True
+
+
+class QuadPairMap(LaneMap):
+    """Volta: four quad-pairs each multiply 8x8x4, on a quarter of the step's K each.
+
+    Quad-pair p holds lanes 4p..4p+3 and 16+4p..16+4p+3, one row each, and sums the columns
+    {2p, 2p+1, 2p+8, 2p+9}: those that packed thread (g, c=p) owns. So a lane takes the
+    operands of another lane of its warp and nothing needs to be repacked.
+    """
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        return lane % 4 + lane // 16 * 4, lane // 4 % 4
+
+    def row_slot(self, index: int) -> int:
+        return index // 8 * 2 + index // 2 % 2
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        return slot // 2 * 8 + slot % 2 * 2 + lane % 2 + lane // 16 * 4
+
+    def is_first(self, lane: Index) -> Index:
+        return lane // 4 % 4 == 0
+
+    def token(self, lane: Index, index: int) -> Index:
+        return index // 4 % 2 * 4 + lane // 2 % 2 * 2 + index % 2
+
+
+WARP_MAP = LaneMap(accumulators=4, rows_per_lane=2)
+QUAD_PAIR_MAP = QuadPairMap(accumulators=16, rows_per_lane=4, partial_lanes=(4, 8))
+
+WHOLE_STEP = (Issue((0, 1, 2, 3), (0, 1), (0, 1, 2, 3)),)
+HALF_STEPS = (Issue((0, 1), (0,), (0, 1, 2, 3)), Issue((2, 3), (1,), (0, 1, 2, 3)))
+QUARTER_STEPS = (
+    Issue((0,), (0,), (0, 1)),
+    Issue((1,), (0,), (2, 3)),
+    Issue((2,), (1,), (0, 1)),
+    Issue((3,), (1,), (2, 3)),
+)
+QUAD_PAIR_STEPS = (
+    Issue((0, 2), (0, 1), tuple(range(8))),
+    Issue((1, 3), (0, 1), tuple(range(8, 16))),
+)
+
+
+@dataclass(frozen=True)
+class MatrixStep:
+    """A row of the table: one step on one generation.
+
+    Parameters
+    ----------
+    activation
+        Element type of x.
+    capability
+        Lowest compute capability that has it.
+    spelling
+        PTX instruction; ``{w}`` is the weight operand's type.
+    issues
+        The instructions that make up a step.
+    lanes
+        Fragment maps.
+    carrier
+        Type of the accumulator registers (PTX takes s32 in uint32 registers).
+    promote
+        Elements of K after which partial sums must move to float32 registers; 0 for never.
+    tokens
+        Tokens of a step.
+    steps
+        Steps that an instruction takes at once: it then has four registers of W and two of x for each.
+    """
+
+    activation: str
+    capability: tuple[int, int]
+    spelling: str
+    issues: tuple[Issue, ...] = WHOLE_STEP
+    lanes: LaneMap = WARP_MAP
+    carrier: str = "float32"
+    promote: int = 0
+    tokens: int = STEP_TOKENS
+    steps: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an operand element."""
+        return 2 if self.activation in ("float16", "bfloat16") else 1
+
+    @property
+    def elements(self) -> int:
+        """Elements along K of one step."""
+        return STEP_BYTES // self.element_bytes
+
+    def perform(
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+    ) -> None:
+        """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit_step`."""
+        from ladder.lower import builder
+
+        sums = [acc[i] for i in totals]
+        builder.ptx(self.spelling.format(w=PTX_FP8.get(weight, "")), *sums, *a, *b, *(start or sums))
+
+
+FP8_PROMOTION = 128
+"""Elements of K after which fp8 partial sums move to float32 registers.
+
+fp8 tensor cores keep about 14 bits of the running sum (DeepSeek-V3, section 3.3.2).
+"""
+
+STEPS: tuple[MatrixStep, ...] = (
+    MatrixStep("float16", (8, 0), "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+    MatrixStep("float16", (7, 5), "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", HALF_STEPS),
+    MatrixStep(
+        "float16", (7, 0), "mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32", QUAD_PAIR_STEPS, QUAD_PAIR_MAP
+    ),
+    MatrixStep("bfloat16", (8, 0), "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+    MatrixStep("int8", (8, 0), "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", carrier="uint32"),
+    MatrixStep(
+        "int8", (7, 5), "mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32", QUARTER_STEPS, carrier="uint32"
+    ),
+    MatrixStep(
+        "fp8_e4m3", (8, 9), "mma.sync.aligned.m16n8k32.row.col.f32.{w}.e4m3.f32", promote=FP8_PROMOTION
+    ),
+    MatrixStep(
+        "fp8_e5m2", (8, 9), "mma.sync.aligned.m16n8k32.row.col.f32.{w}.e5m2.f32", promote=FP8_PROMOTION
+    ),
+)
+"""Best first for each activation type."""
+
+PTX_FP8 = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2"}
+
+
+def select_step(device: TileDevice, activation: str) -> MatrixStep:
+    """Return the best step of ``device`` for activations of type ``activation``.
+
+    Raises
+    ------
+    DeviceError
+        If the device has none; the message names what would work.
+    """
+    usable = [s for s in STEPS if s.capability <= device.compute_capability]
+    for step in usable:
+        if step.activation == activation:
+            return step
+    devices = sorted({f"sm_{s.capability[0]}{s.capability[1]}" for s in STEPS if s.activation == activation})
+    if activation == "float32" or not devices:
+        raise DeviceError(
+            f"GPU tensor cores take no {activation} activations; use target 'cpu', or one of"
+            f" {', '.join(dict.fromkeys(s.activation for s in STEPS))}"
+        )
+    have = ", ".join(dict.fromkeys(s.activation for s in usable)) or "no activation type"
+    raise DeviceError(
+        f"{device.name} has no tensor core for {activation} activations; it takes {have},"
+        f" and {activation} needs {devices[0]} or newer"
+    )
+
+
+def emit_step(
+    step: MatrixStep,
+    weight: str,
+    acc: Any,
+    acc_first: int,
+    a: list[Index],
+    b: list[Index],
+    start: list[Index] | None = None,
+) -> None:
+    """Emit ``acc[acc_first:] += a · b`` for one step, or ``= start + a · b``.
+
+    Parameters
+    ----------
+    step
+        The instructions.
+    weight
+        Operand type that the weights were decoded to (fp8 types may differ from the activation's).
+    acc
+        Local buffer of ``step.carrier``.
+    acc_first
+        First of ``step.lanes.accumulators`` registers.
+    a, b
+        Four and two uint32 registers; None in ``a`` marks registers that take no part.
+    start
+        Accumulators to begin with, for steps of one instruction.
+    """
+    for issue in step.issues:
+        if all(a[i] is None for i in issue.a):
+            continue
+        totals = [acc_first + i for i in issue.accumulators]
+        weights = [_zero() if a[i] is None else a[i] for i in issue.a]
+        step.perform(weight, acc, totals, weights, [b[i] for i in issue.b], start)
+
+
+def _zero() -> Index:
+    from tvm.script import tirx as T
+
+    return T.uint32(0)

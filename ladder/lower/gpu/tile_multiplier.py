@@ -1,0 +1,149 @@
+"""One packed tile: decoded and multiplied span by span, into accumulators that groups flush."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ladder.lower import builder as b
+from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.groups import Accumulators, GroupRegisters
+
+Expr = Any
+
+
+class TileMultiplier:
+    """Emits one packed tile's decode and multiplication, span by span.
+
+    Parameters
+    ----------
+    decoder
+        Turns packed words into operand registers.
+    accumulators
+        The fragments.
+    table
+        The decoder's table in shared memory, if it has one.
+    """
+
+    def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
+        self.decoder, self.accumulators, self.table = decoder, accumulators, table
+        self.groups = accumulators.groups
+        self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
+        self.span = 2 * 4
+        self.operands = b.local(self.row_blocks * self.span, "uint32")
+        held = self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1
+        self.tokens = [b.local(4, "uint32") for _ in range(held)]
+
+    def emit(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_tokens: Callable[[int, int, Any], None],
+        flush: bool,
+    ) -> None:
+        """Emit the tile.
+
+        Parameters
+        ----------
+        words
+            Local buffers of the thread's packed words, one per row block.
+        group_registers
+            Scales and zero points of each row block.
+        load_tokens
+            ``load_tokens(token_block, span, out)`` emits the loads of B operands.
+        flush
+            Whether partial sums are flushed at the tile's last granule.
+        """
+        for span in range(self.groups.lane // self.span):
+            if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
+                self._by_rows(words, group_registers, load_tokens, span, flush)
+                continue
+            for block in range(self.row_blocks):
+                self._decode(words, group_registers, block, span)
+            for token_block in range(self.token_blocks):
+                load_tokens(token_block, span, self._loaded(token_block))
+                for granule in self._granules(span):
+                    for block in range(self.row_blocks):
+                        self._multiply(block, token_block, span, granule)
+                    self._flush(group_registers, token_block, span, granule, flush)
+
+    def _by_rows(
+        self,
+        words: list[Any],
+        group_registers: list[GroupRegisters],
+        load_tokens: Callable[[int, int, Any], None],
+        span: int,
+        flush: bool,
+    ) -> None:
+        """Emit a span that lies in one granule so that the operands of one row block live at a time."""
+        (granule,) = self._granules(span)
+        for token_block, tokens in enumerate(self.tokens):
+            load_tokens(token_block, span, tokens)
+        for block in range(self.row_blocks):
+            self._decode(words, group_registers, block, span)
+            for token_block in range(self.token_blocks):
+                self._multiply(block, token_block, span, granule)
+        for token_block in range(self.token_blocks):
+            self._flush(group_registers, token_block, span, granule, flush)
+
+    def _granules(self, span: int) -> range:
+        """Return the granules that a span touches."""
+        first = span * self.span // self.groups.registers
+        return range(first, (span * self.span + self.span - 1) // self.groups.registers + 1)
+
+    def _decode(self, words: list[Any], group_registers: list[GroupRegisters], block: int, span: int) -> None:
+        count = min(self.span, self.groups.registers)
+        zeros = self.decoder.subtracts_zeros
+        for granule in self._granules(span):
+            first = max(granule * self.groups.registers, span * self.span)
+            self.decoder.registers(
+                words[block],
+                first,
+                count,
+                self.operands,
+                block * self.span + first - span * self.span,
+                group_registers[block].operand_scales(granule),
+                group_registers[block].operand_zeros(granule) if zeros else None,
+                self.table,
+                at=group_registers[block].exponent_at(granule),
+            )
+
+    def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
+        """Emit a granule's steps of one row block within a span."""
+        low = granule * self.groups.registers - span * self.span
+        loaded = self._loaded(token_block)
+        together = self.accumulators.step.steps
+        for step in range(0, 2, together):
+            registers = range(4 * step, 4 * (step + together))
+            inside = [low <= r < low + self.groups.registers for r in registers]
+            if not any(inside):
+                continue
+            tokens = [loaded[r] for r in range(2 * step, 2 * (step + together))]
+            first = block * self.span
+            a = [self.operands[first + r] if yes else None for r, yes in zip(registers, inside, strict=True)]
+            self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
+            if block == 0:
+                self.accumulators.add_tokens(token_block, a, tokens)
+
+    def _loaded(self, token_block: int) -> Any:
+        """Return the registers that hold a token block's operands."""
+        return self.tokens[token_block % len(self.tokens)]
+
+    def _flush(
+        self,
+        group_registers: list[GroupRegisters],
+        token_block: int,
+        span: int,
+        granule: int,
+        flush: bool,
+    ) -> None:
+        """Emit a token block's flush if the granule ends within the span."""
+        ends = (granule + 1) * self.groups.registers <= (span + 1) * self.span
+        inner = self.groups.per_tile > 1 and self.accumulators.flushes_granules
+        if self.accumulators.flushes and ends and (flush or inner):
+            self.accumulators.flush(token_block, granule, group_registers)
+
+    def flush_all(self, group_registers: list[GroupRegisters]) -> None:
+        """Emit the flush of every fragment with the tile's last granule."""
+        for token_block in range(self.token_blocks):
+            self.accumulators.flush(token_block, self.groups.per_tile - 1, group_registers)

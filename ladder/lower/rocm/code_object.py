@@ -1,0 +1,150 @@
+"""What an AMD code object says of its kernels: the ELF header and the metadata note.
+
+Source: LLVM, "User Guide for AMDGPU Backend", sections "ELF Code Object" and "Code Object V3
+Metadata" (a MessagePack map in a note of type 32 of vendor ``AMDGPU``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tile_types.errors import CompilerError
+
+ABI_VERSION_AT = 8
+"""Byte of the ELF header that holds the ABI version: the code object's version less two."""
+
+METADATA_NOTE = 32
+NOTE_SECTION = 7
+KERNEL_SUFFIX = "_kernel"
+"""What TVM appends to the name of a function's device part."""
+
+RESOURCES = {
+    "vgpr": ".vgpr_count",
+    "agpr": ".agpr_count",
+    "sgpr": ".sgpr_count",
+    "vgpr_spills": ".vgpr_spill_count",
+    "sgpr_spills": ".sgpr_spill_count",
+    "scratch_bytes": ".private_segment_fixed_size",
+    "lds_bytes": ".group_segment_fixed_size",
+    "threads": ".max_flat_workgroup_size",
+    "wave": ".wavefront_size",
+}
+"""Resource -> key of a kernel's metadata. From gfx90a on ``vgpr`` counts accumulation registers too."""
+
+
+def code_object_version(binary: bytes) -> int:
+    """Return the code object version that an ELF file states."""
+    return binary[ABI_VERSION_AT] + 2
+
+
+def with_version(binary: bytes, version: int) -> bytes:
+    """Return an object file marked with another code object version.
+
+    Version 6 differs from version 5 in nothing but generic targets, which Ladder does not compile for;
+    ROCm 6.0 to 6.2 load version 5 only.
+    """
+    return binary[:ABI_VERSION_AT] + bytes([version - 2]) + binary[ABI_VERSION_AT + 1 :]
+
+
+def read_resources(binary: bytes) -> dict[str, dict[str, int]]:
+    """Return function -> resource -> number for every kernel of a code object.
+
+    Raises
+    ------
+    CompilerError
+        If the file has no AMDGPU metadata.
+    """
+    for kernels in (note.get("amdhsa.kernels") for note in _metadata(binary)):
+        if kernels:
+            version = code_object_version(binary)
+            return {
+                str(kernel[".name"]).removesuffix(KERNEL_SUFFIX): {
+                    **{name: int(kernel.get(key, 0)) for name, key in RESOURCES.items()},
+                    "code_object": version,
+                }
+                for kernel in kernels
+            }
+    raise CompilerError("the code object has no AMDGPU metadata")
+
+
+def _metadata(binary: bytes) -> Iterator[Mapping[str, Any]]:
+    """Yield the maps of all metadata notes of a 64-bit little-endian ELF file."""
+    (sections,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count = struct.unpack_from("<HH", binary, 0x3A)
+    for index in range(count):
+        kind, _, _, offset, length = struct.unpack_from("<IQQQQ", binary, sections + index * size + 4)
+        if kind != NOTE_SECTION:
+            continue
+        at = offset
+        while at < offset + length:
+            name_size, content_size, note = struct.unpack_from("<III", binary, at)
+            content = at + 12 + (name_size + 3) // 4 * 4
+            if note == METADATA_NOTE:
+                yield Reader(binary, content).value()
+            at = content + (content_size + 3) // 4 * 4
+
+
+@dataclass
+class Reader:
+    """Reads MessagePack as far as metadata uses it.
+
+    Parameters
+    ----------
+    data, at
+        Bytes, and where the next value begins.
+    """
+
+    data: bytes
+    at: int = 0
+
+    def value(self) -> Any:
+        """Return the next value."""
+        tag = self._number("<B")
+        if tag < 0x80 or tag >= 0xE0:
+            return tag if tag < 0x80 else tag - 0x100
+        if tag in FIXED:
+            return FIXED[tag]
+        if tag in NUMBERS:
+            return self._number(NUMBERS[tag])
+        for first, last, mask, form, read in SIZED:
+            if first <= tag <= last:
+                return read(self, tag & mask if form is None else self._number(form))
+        raise CompilerError(f"metadata holds MessagePack tag {tag:#x}, which is not known")
+
+    def _number(self, form: str) -> Any:
+        (number,) = struct.unpack_from(form, self.data, self.at)
+        self.at += struct.calcsize(form)
+        return number
+
+    def text(self, size: int) -> str:
+        """Return ``size`` bytes as text."""
+        self.at += size
+        return self.data[self.at - size : self.at].decode()
+
+    def array(self, size: int) -> list[Any]:
+        """Return ``size`` values."""
+        return [self.value() for _ in range(size)]
+
+    def map(self, size: int) -> dict[str, Any]:
+        """Return ``size`` pairs of keys and values."""
+        return {self.value(): self.value() for _ in range(size)}
+
+
+FIXED = {0xC0: None, 0xC2: False, 0xC3: True}
+NUMBERS = {
+    0xCC: "<B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: "<b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q",
+    0xCA: ">f", 0xCB: ">d",
+}  # fmt: skip
+SIZED = (
+    (0x80, 0x8F, 0x0F, None, Reader.map),
+    (0x90, 0x9F, 0x0F, None, Reader.array),
+    (0xA0, 0xBF, 0x1F, None, Reader.text),
+    (0xD9, 0xD9, 0, "<B", Reader.text),
+    (0xDA, 0xDA, 0, ">H", Reader.text),
+    (0xDC, 0xDC, 0, ">H", Reader.array),
+    (0xDE, 0xDE, 0, ">H", Reader.map),
+)
+"""Tags of values with a size: first, last, mask of a size in the tag, or form of one behind it."""

@@ -1,0 +1,118 @@
+"""What AMD kernels are written in beside `ladder.lower.builder`: launches, LDS and vector accesses.
+
+TVM's ROCm code generator knows threads as launch extents, shared memory as one static buffer, and
+wide accesses as vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+from ladder.lower import builder as b
+
+Expr = Any
+
+
+def launch(blocks: Expr, threads: int) -> tuple[Expr, Expr]:
+    """Begin the device part: ``blocks`` blocks of ``threads`` threads. Return block and thread."""
+    return _launch("blockIdx.x", blocks), _launch("threadIdx.x", threads)
+
+
+def _launch(axis: str, extent: Expr) -> Expr:
+    frame = I.launch_thread(axis, extent)
+    # The frame ends with the one around it.
+    frame.add_callback(lambda: frame.__exit__(None, None, None))
+    return frame.__enter__()
+
+
+def shared(words: int) -> Any:
+    """Allocate the block's LDS: uint32 words. A kernel has one such buffer."""
+    return I.alloc_buffer((words,), "uint32", scope="shared")
+
+
+def block_sync() -> None:
+    """Emit a barrier of the block that LDS accesses do not cross."""
+    b.emit(T.tvm_storage_sync("shared"))
+
+
+def schedule_fence() -> None:
+    """Keep LLVM from moving instructions over this place: loads stay ahead of the work that hides them."""
+    b.emit(T.call_llvm_intrin("void", "llvm.amdgcn.sched.barrier", T.int32(0)))
+
+
+def lanes(first: Expr, width: int) -> Expr:
+    """Return the indices of ``width`` neighbours from ``first`` on: one vector access."""
+    return first if width == 1 else T.Ramp(first, 1, width)
+
+
+def vector(parts: list[Expr]) -> Expr:
+    """Join scalars to a vector."""
+    return parts[0] if len(parts) == 1 else T.Shuffle(parts, list(range(len(parts))))
+
+
+def as_type(value: Expr, dtype: str) -> Expr:
+    """Return the bits of a value as another type of the same size."""
+    return T.reinterpret(value, dtype=dtype)
+
+
+def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
+    """Call an LLVM intrinsic that has no effect but its result."""
+    return T.call_llvm_pure_intrin(dtype, name, *operands)
+
+
+def load(target: Any, source: Any, *index: Expr, width: int) -> None:
+    """Emit one access: ``width`` elements of ``source`` from the last index on fill ``target``."""
+    place = (*index[:-1], lanes(index[-1], width))
+    b.store(target, source[place], lanes(0, width))
+
+
+class Pieces:
+    """Words in buffers as wide as the loads that fill them, indexed as one.
+
+    LLVM keeps a buffer in one vector: of words that arrive at different times it would wait for the
+    last, and copy, where the loop begins anew.
+
+    Parameters
+    ----------
+    widths
+        Words of each buffer.
+    """
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self.buffers = [b.local(width, "uint32") for width in widths]
+        self.places = [
+            (buffer, at) for buffer, w in zip(self.buffers, widths, strict=True) for at in range(w)
+        ]
+
+    def __getitem__(self, index: int) -> Expr:
+        """Return a word."""
+        buffer, at = self.places[index]
+        return buffer[at]
+
+    def store(self, piece: int, value: Expr, width: int) -> None:
+        """Emit a vector becoming the content of one buffer."""
+        b.store(self.buffers[piece], value, lanes(0, width))
+
+
+def shuffle_xor(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:
+    """Return a 32-bit value of the lane at a distance (a power of two) within the wave."""
+    moved = intrinsic("int32", "llvm.amdgcn.ds.bpermute", (lane ^ distance) * 4, as_type(value, "int32"))
+    return as_type(moved, dtype)
+
+
+CARRIERS = {"float16": "uint16", "bfloat16": "uint16", "int8": "uint8"}
+"""Unsigned types of the size of narrow ones; the others are words."""
+
+
+def to_word(value: Expr, dtype: str) -> Expr:
+    """Return the bits of a value as a word.
+
+    A narrow load fills a whole register; LLVM would join two values as soon as they arrive.
+    """
+    if dtype in CARRIERS:
+        return T.Cast("uint32", T.reinterpret(value, dtype=CARRIERS[dtype]))
+    return as_type(value, "uint32")

@@ -1,0 +1,121 @@
+"""How the waves of an AMD block share its tile, and what its LDS holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.lower.gpu.groups import Groups
+from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile
+from ladder.lower.rocm.steps import WaveStep
+from schedules import waves
+from schedules.layouts import TILE
+from schedules.schedule import GpuSchedule, check
+from schedules.waves import STEP_ROWS, WAVE
+from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes that follow from a problem, a device and an ``"mfma"`` or ``"dot"`` schedule."""
+
+    groups: Groups
+    step: WaveStep
+    device: TileDevice
+    schedule: GpuSchedule
+
+    def __post_init__(self) -> None:
+        plan = self.schedule
+        check(plan.stages == 2, f"x has two stages in LDS, got stages={plan.stages}")
+        check(
+            bool(waves.divisions(plan)),
+            f"{plan.warps} waves, {plan.split_k} slices of K, do not divide a tile of {plan.tile_m} tokens"
+            f" x {waves.tile_rows(plan)} rows",
+        )
+        check(
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of LDS exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use smaller tiles",
+        )
+
+    # ---- division of labour ---------------------------------------------------------
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.schedule.warps * WAVE
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a block."""
+        return waves.tile_rows(self.schedule)
+
+    @property
+    def row_waves(self) -> int:
+        """Waves along rows."""
+        return waves.division(self.schedule).row_waves
+
+    @property
+    def row_blocks(self) -> int:
+        """32-row blocks of a wave."""
+        return self.rows // STEP_ROWS // self.row_waves
+
+    @property
+    def warp_tokens(self) -> int:
+        """Tokens of a wave."""
+        return self.schedule.tile_m // waves.division(self.schedule).token_waves
+
+    @property
+    def token_blocks(self) -> int:
+        """Steps along tokens of a wave."""
+        return self.warp_tokens // self.step.tokens
+
+    # ---- stages ---------------------------------------------------------------------
+    @property
+    def slice_tiles(self) -> int:
+        """Packed tiles along K of a wave in a stage."""
+        return self.schedule.tile_k // TILE
+
+    @property
+    def stage_tiles(self) -> int:
+        """Packed tiles along K in a stage: those of all slices."""
+        return self.slice_tiles * self.schedule.split_k
+
+    @property
+    def tile_chunks(self) -> int:
+        """16-byte chunks per token of one packed tile."""
+        return TILE * self.step.element_bytes // CHUNK_BYTES
+
+    @property
+    def tokens(self) -> TokenTile:
+        """Layout of a stage of x."""
+        return TokenTile(self.tile_chunks * self.stage_tiles)
+
+    @property
+    def stage_chunks(self) -> int:
+        """Chunks of a stage."""
+        return self.schedule.tile_m * self.tile_chunks * self.stage_tiles
+
+    @property
+    def pieces(self) -> int:
+        """Chunks of a stage that a thread copies, some of them perhaps beyond the tile."""
+        return -(-self.stage_chunks // self.threads)
+
+    # ---- results --------------------------------------------------------------------
+    @property
+    def joins(self) -> bool:
+        """Whether sums of several waves or lanes are added up through LDS."""
+        return waves.joins_waves(self.schedule)
+
+    @property
+    def parts(self) -> int:
+        """Partial sums of an output in LDS."""
+        return waves.parts(self.schedule)
+
+    @property
+    def pitch(self) -> int:
+        """Words between the partial sums of two tokens."""
+        return waves.sum_pitch(self.schedule)
+
+    @property
+    def shared_bytes(self) -> int:
+        """LDS of a block; partial sums reuse that of x."""
+        return waves.lds_bytes(self.groups.gemm, self.schedule)

@@ -1,0 +1,195 @@
+"""Matrix and dot instructions of CDNA as steps of 32 weight rows over 32 bytes of K.
+
+The 64 lanes of a wave hold what two NVIDIA warps hold (`schedules.layouts`): lane l takes the packed
+words of thread ``owner(l)``, whose registers a0, a2 are row g and a1, a3 row g+8. MFMA 16x16 takes
+16 rows at once, so a step is two of them. D holds row ``4 * (l // 16) + i`` and token ``l % 16``
+(AMD Instinct MI300 ISA, "MFMA register layouts"). Which columns of K a lane holds does not matter as
+long as x agrees: lane l takes the words of column group ``l // 16``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
+from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
+from schedules.waves import STEP_TOKENS
+from targets import TileDevice
+from tile_types.errors import DeviceError
+
+Index = Any
+
+
+class WaveMap(LaneMap):
+    """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one token."""
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        return lane // 8 % 2 * 16 + lane % 8, lane // 16
+
+    def row_slot(self, index: int) -> int:
+        return index
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        return lane // 32 * 16 + lane // 16 % 2 * 4 + slot % 4 + slot // 4 * 8
+
+    def token(self, lane: Index, index: int) -> Index:
+        return lane % 16
+
+
+class DotMap(WaveMap):
+    """Who holds what where lanes multiply for themselves: rows g and g+8 of a token, a part of K."""
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        return self.operand(lane)[0] + 8 * slot
+
+    def token(self, lane: Index, index: int) -> Index:
+        return 0
+
+    def is_first(self, lane: Index) -> Index:
+        return lane < 16
+
+
+def owner(lane: Index) -> Index:
+    """Return whose packed words, of 64 threads, a lane takes."""
+    return lane // 8 % 2 * 32 + lane % 8 * 4 + lane // 16
+
+
+WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
+DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
+PAIRS = (Issue((0, 2), (0, 1), (0, 1, 2, 3)), Issue((1, 3), (0, 1), (4, 5, 6, 7)))
+QUADS = (
+    Issue((0, 2, 4, 6), (0, 1, 2, 3), (0, 1, 2, 3)),
+    Issue((1, 3, 5, 7), (0, 1, 2, 3), (4, 5, 6, 7)),
+)
+SINGLES = (
+    Issue((0,), (0,), (0, 1, 2, 3)),
+    Issue((1,), (0,), (4, 5, 6, 7)),
+    Issue((2,), (1,), (0, 1, 2, 3)),
+    Issue((3,), (1,), (4, 5, 6, 7)),
+)
+"""Issues of an instruction that takes two registers of each operand, four (those of two steps), or one."""
+
+ROW_PAIRS = (Issue((0, 2), (0, 1), (0,)), Issue((1, 3), (0, 1), (1,)))
+"""The same for dot products: a sum for row g and one for g+8."""
+
+
+@dataclass(frozen=True)
+class WaveStep(MatrixStep):
+    """A step that AMD GPUs run.
+
+    Parameters
+    ----------
+    feature
+        What the device must have.
+    operand
+        LLVM's type of an operand: a vector that registers are joined to.
+    """
+
+    feature: str = "mfma"
+    operand: str = "float16x4"
+
+    def perform(
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+    ) -> None:
+        _matrix(self, weight, acc, totals, a, b)
+
+
+def _matrix(
+    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
+) -> None:
+    """Emit an MFMA."""
+    kind = "int32x4" if step.carrier == "uint32" else "float32x4"
+    at = lanes(totals[0], 4)
+    weights, tokens = (as_type(vector(registers), step.operand) for registers in (a, x))
+    name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
+    zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
+    sums = as_type(acc[at], kind)
+    total = intrinsic(kind, name, weights, tokens, sums, *zeros)
+    b.store(acc, as_type(total, f"{acc.dtype}x4"), at)
+
+
+@dataclass(frozen=True)
+class DotStep(WaveStep):
+    """A step of dot products within lanes, for few tokens: no row of a matrix core goes unused."""
+
+    def perform(
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+    ) -> None:
+        _dots(self, acc, totals[0], a, b)
+
+
+def _dots(step: DotStep, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
+    """Emit the products of registers of one row with those of a token, one after the other."""
+    kind = "int32" if step.carrier == "uint32" else "float32"
+    total = as_type(acc[at], kind)
+    for weights, tokens in zip(a, x, strict=True):
+        if getattr(weights, "value", None) == 0:  # takes no part
+            continue
+        operands = (as_type(register, step.operand) for register in (weights, tokens))
+        total = intrinsic(kind, step.spelling, *operands, total, T.bool(False))
+    b.store(acc, as_type(total, str(acc.dtype)), at)
+
+
+LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
+
+MFMA = "llvm.amdgcn.mfma."
+
+
+def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
+    return WaveStep(
+        activation, (0, 0), MFMA + name, **{"issues": PAIRS, **other},
+        lanes=WAVE_MAP, tokens=STEP_TOKENS, feature=feature, operand=operand,
+    )  # fmt: skip
+
+
+STEPS: tuple[WaveStep, ...] = (
+    _mfma("float16", "f32.16x16x32.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
+    _mfma("float16", "f32.16x16x16f16", "float16x4"),
+    _mfma("bfloat16", "f32.16x16x16bf16.1k", "int16x4"),
+    _mfma("int8", "i32.16x16x64.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
+    _mfma("int8", "i32.16x16x32.i8", "int64", "mfma.i8.k32", carrier="uint32"),
+    _mfma("int8", "i32.16x16x16i8", "int32", carrier="uint32", issues=SINGLES),
+    _mfma("fp8_e4m3", "f32.16x16x32.{w}.fp8", "int64", "mfma.fp8"),
+    _mfma("fp8_e5m2", "f32.16x16x32.{w}.bf8", "int64", "mfma.fp8"),
+)
+"""Best first for each activation type."""
+
+
+def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> DotStep:
+    spelling = f"llvm.amdgcn.{name}"
+    return DotStep(
+        activation, (0, 0), spelling, ROW_PAIRS, DOT_MAP, carrier, 0, 1, feature="dot", operand=operand
+    )
+
+
+DOTS: tuple[DotStep, ...] = (
+    _dot("float16", "fdot2", "float16x2"),
+    _dot("int8", "sdot4", "int32", "uint32"),
+)
+
+
+def select_step(device: TileDevice, activation: str) -> WaveStep:
+    """Return the best matrix step of a device for activations of type ``activation``.
+
+    Raises
+    ------
+    DeviceError
+        If the device has none; the message names what it has.
+    """
+    usable = [step for step in STEPS if step.feature in device.features]
+    for step in usable:
+        if step.activation == activation:
+            return step
+    have = ", ".join(dict.fromkeys(step.activation for step in usable)) or "no activation type"
+    raise DeviceError(f"{device.name} has no matrix core for {activation} activations; it takes {have}")
+
+
+def dot_step(device: TileDevice, activation: str) -> WaveStep:
+    """Return the step for few tokens: of dot products, or the matrix step where lanes have none."""
+    found = (step for step in DOTS if step.feature in device.features and step.activation == activation)
+    return next(found, None) or select_step(device, activation)

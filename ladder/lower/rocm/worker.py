@@ -1,0 +1,78 @@
+"""A process that compiles for AMD GPUs: LLVM ends it where an architecture lacks an instruction.
+
+Run by `ladder.lower.rocm.toolchain` as a script. Requests and answers are lines of JSON on standard
+input and output; LLVM and TVM write what they have to say to standard error. Imports nothing of Ladder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ABI_VERSION_AT = 8
+
+
+class Linker:
+    """Links the object that TVM hands over, and keeps the code object."""
+
+    def __init__(self) -> None:
+        self.command: list[str] = []
+        self.abi = 0
+        self.linked = b""
+
+    def __call__(self, binary: Any) -> bytes:
+        """Answer TVM's request for a code object."""
+        marked = bytearray(bytes(binary))
+        marked[ABI_VERSION_AT] = self.abi
+        with tempfile.TemporaryDirectory(prefix="ladder-rocm-") as folder:
+            source, result = Path(folder) / "kernel.o", Path(folder) / "kernel.co"
+            source.write_bytes(marked)
+            command = [*self.command, "-shared", str(source), "-o", str(result)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RuntimeError(f"{' '.join(self.command)} failed: {done.stderr.strip()}")
+            self.linked = result.read_bytes()
+        return self.linked
+
+
+def compile_module(request: dict[str, Any], linker: Linker) -> dict[str, Any]:
+    """Compile one module into a library, and write code object and assembly beside it."""
+    import tvm
+    from tvm.target import Target
+
+    linker.command, linker.abi, linker.linked = request["linker"], request["abi"], b""
+    module = tvm.ir.load_json(Path(request["tir"]).read_text())
+    built = tvm.compile(module, target=Target(request["target"]), tir_pipeline="tirx")
+    Path(request["assembly"]).write_text(built.mod.imports[0].inspect_source("asm"))
+    Path(request["code_object"]).write_bytes(linker.linked)
+    built.export_library(request["library"])
+    return {}
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing but answers on what was standard output
+    import tvm  # noqa: F401  registers callbacks of its own
+    import tvm_ffi
+
+    linker = Linker()
+    tvm_ffi.register_global_func("tvm_callback_rocm_link", linker, override=True)
+    # Device libraries are not needed: kernels call no mathematical functions that LLVM lacks.
+    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda *_: [], override=True)
+    for line in sys.stdin:
+        try:
+            answer = compile_module(json.loads(line), linker)
+        except Exception as error:  # whatever TVM raises is for the other process to show
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

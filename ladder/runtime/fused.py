@@ -1,0 +1,181 @@
+"""Programs whose kernels are block graphs: built, loaded, and called with torch tensors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.graph import Graph, Node
+from ladder.ir.printer import print_graph
+from ladder.lower.blocks.analysis import gemm_of
+from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.cache import Identity
+from ladder.runtime.compile import family_of, load_entry, target_of
+from ladder.runtime.kernel import torch_dtype
+from ladder.runtime.packed import PackedWeight, layout_of
+from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.lower.blocks import BlockSchedule
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+ALIGNMENT = 16
+"""Bytes at multiples of which tensors begin: copies take so many at once."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """A kernel graph and how its block graphs are lowered.
+
+    Parameters
+    ----------
+    graph
+        A kernel graph with known extents; every operator is a block graph.
+    schedules
+        One per block graph, in order.
+    """
+
+    graph: Graph
+    schedules: tuple[BlockSchedule, ...]
+
+    def __post_init__(self) -> None:
+        others = [node for node in self.graph.nodes if node.operator not in ("input", "block")]
+        if others:
+            names = ", ".join(f"%{node.name} ({node.operator})" for node in others)
+            raise ScheduleError(
+                f"kernels are lowered from block graphs, {self.graph.name!r} also has {names}"
+            )
+        if len(self.schedules) != len(self.blocks):
+            raise ScheduleError(f"{len(self.schedules)} schedules for {len(self.blocks)} block graphs")
+
+    @property
+    def blocks(self) -> tuple[Node, ...]:
+        """The nodes that are kernels."""
+        return tuple(node for node in self.graph.nodes if node.operator == "block")
+
+    def jobs(self, device: TileDevice) -> list[Job]:
+        """Return what is to be built, one job per kernel."""
+        return [_job(node, plan, device) for node, plan in zip(self.blocks, self.schedules, strict=True)]
+
+
+def _job(node: Node, schedule: BlockSchedule, device: TileDevice) -> Job:
+    body = node.body
+    assert body is not None
+    facts = {"block": print_graph(body), "schedule": json.dumps(asdict(schedule))}
+    digest = hashlib.sha256("".join(facts.values()).encode()).hexdigest()[:10]
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.blocks import emitter_for
+        from ladder.lower.build import build_function
+
+        emit = emitter_for(device)
+        return build_function(
+            lambda name: emit(body, device, schedule, name), f"ladder_fused_{digest}", device, folder
+        )
+
+    return Job(facts, Identity.of(None, device), device, make)
+
+
+class Fused:
+    """A loaded program.
+
+    Parameters
+    ----------
+    lowering
+        The kernels and their schedules.
+    device
+        What they are built for.
+    kernels
+        As they were built.
+    """
+
+    def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
+        self.lowering, self.device, self.kernels = lowering, device, tuple(kernels)
+        self.family = family_of(device)
+        types = [node.tile.ttype for node in lowering.graph.inputs]
+        self.operand = next((ttype.name for ttype in types if not ttype.is_block), "")
+        self.entries = [load_entry(kernel, self.family) for kernel in kernels]
+
+    @staticmethod
+    def build(lowering: Lowering, device: TileDevice) -> Fused:
+        """Find the kernels in the cache, or compile them; then load them."""
+        return Fused(lowering, device, find_or_build(lowering.jobs(device)))
+
+    @property
+    def resources(self) -> list[Mapping[str, Any]]:
+        """What the device compiler reported of each kernel."""
+        return [report for kernel in self.kernels for report in kernel.manifest["resources"].values()]
+
+    def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
+        """Run the kernels.
+
+        Parameters
+        ----------
+        *inputs
+            Contiguous tensors of the program's shapes and types, in order; quantized weights packed.
+
+        Returns
+        -------
+        The result, or a tuple of results.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            If an input is not what the program was built for.
+        """
+        import torch
+
+        graph = self.lowering.graph
+        values: dict[str, list[torch.Tensor]] = {}
+        for node, given in zip(graph.inputs, inputs, strict=True):
+            values[node.name] = self._arrays(node, given)
+        where = inputs[0].device
+        shaped: dict[str, torch.Tensor] = {}
+        for node, entry in zip(self.lowering.blocks, self.entries, strict=True):
+            results = [
+                torch.empty(tile.known_shape, dtype=torch_dtype(tile.ttype.name), device=where)
+                for tile in node.tiles
+            ]
+            entry(
+                *(array for name in node.inputs for array in values[name]),
+                *(result.view(-1) for result in results),
+            )
+            values.update({name: [y.view(-1)] for name, y in zip(node.values, results, strict=True)})
+            shaped.update(zip(node.values, results, strict=True))
+        found = tuple(shaped[output] for output in graph.outputs)
+        return found[0] if len(found) == 1 else found
+
+    def _arrays(self, node: Node, given: Any) -> list[torch.Tensor]:
+        """Return the kernels' arguments for an input, each as one axis."""
+        if not node.tile.ttype.is_block:
+            self._check(node, given)
+            return [given.view(-1)]
+        gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
+            raise DTypeError(
+                f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"
+                " e.g. ladder.Matmul(...).pack(weight)"
+            )
+        return [array.view(-1) for array in given.tensors]
+
+    def _check(self, node: Node, tensor: torch.Tensor) -> None:
+        tile = node.tile
+        if tuple(tensor.shape) != tile.known_shape:
+            raise ShapeError(f"{node.name} is {tuple(tensor.shape)}, the program takes {tile.known_shape}")
+        if tensor.dtype != torch_dtype(tile.ttype.name):
+            raise DTypeError(f"{node.name} is {tensor.dtype}, the program takes {tile.ttype.name}")
+        if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
+            raise ShapeError(
+                f"{node.name} is not contiguous from a multiple of {ALIGNMENT} bytes on; call .contiguous()"
+            )
+        if target_of(tensor.device) != self.device.name:
+            raise DeviceError(
+                f"{node.name} is on {tensor.device}, the program was built for {self.device.name}"
+            )

@@ -1,0 +1,92 @@
+"""Which mappings are tried: grid, loop, imap and fmap."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.superopt.generator.structure import UNIT_AXIS, Mapping
+
+LEAST_SPLIT = 1024
+"""Smallest extent of a reduction that blocks share."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What limits the mappings.
+
+    Parameters
+    ----------
+    grid
+        Most grid dimensions.
+    least
+        Smallest extent of a split dimension in a tile: dimensions up to it are not split.
+    split
+        Whether blocks may share a reduction.
+    reduced
+        Dimensions that the program sums over.
+    """
+
+    grid: int = 3
+    least: int = 16
+    split: bool = True
+    reduced: frozenset[str] = frozenset()
+
+
+def mappings(
+    inputs: Sequence[Sequence[str]], output: Sequence[str], sizes: Any, choices: Choices
+) -> Iterator[Mapping]:
+    """Yield every mapping: grid dimensions split axes of the output, the loop an axis that it lacks.
+
+    All but the last two axes of the output are batch dimensions: the grid always splits them into single
+    indices. One more grid dimension may split a long axis that the output lacks, in all operands
+    that have it. Dimensions that one tile holds are not split.
+
+    An axis of an operand that another dimension could split is split or replicated, if the program sums over
+    the dimension; otherwise no sum could make the axis the result's. Every grid and loop dimension splits
+    some operand.
+    """
+    named = sorted({name for axes in inputs for name in axes} - {UNIT_AXIS})
+    batch = tuple(output[:-2])
+    inner = [name for name in named if name not in output and sizes[name] > choices.least]
+    wide = [name for name in output if name not in batch and sizes[name] > choices.least]
+    shared = [name for name in inner if choices.split and sizes[name] >= LEAST_SPLIT]
+    for split in (None, *shared):
+        most = choices.grid - len(batch) - (split is not None)
+        for count in range(min(most, len(wide)) + 1):
+            for grid in itertools.combinations(wide, count):
+                for loop in (None, *inner):
+                    yield from _mappings(inputs, batch, grid, loop, split, choices.reduced)
+
+
+def _mappings(
+    inputs: Sequence[Sequence[str]],
+    batch: tuple[str, ...],
+    grid: tuple[str, ...],
+    loop: str | None,
+    split: str | None,
+    reduced: frozenset[str],
+) -> Iterator[Mapping]:
+    extra = (split,) if split is not None else ()
+    whole = (*batch, *(name for name in grid if name not in reduced), *extra)
+    always = {name: [_everywhere(inputs, name)] for name in whole}
+    per_dimension = [always.get(name) or list(_splits(inputs, name)) for name in (*batch, *grid, *extra)]
+    loops = [(-1,) * len(inputs)]
+    if loop is not None:
+        loops = always.get(loop) or list(_splits(inputs, loop))
+    for *chosen, fmap in itertools.product(*per_dimension, loops):
+        imap = tuple(tuple(axes[operand] for axes in chosen) for operand in range(len(inputs)))
+        yield Mapping((*batch, *grid, *extra), loop, imap, fmap, batch, split)
+
+
+def _everywhere(inputs: Sequence[Sequence[str]], dimension: str) -> tuple[int, ...]:
+    """Return for each operand the axis of a dimension, -1 where it lacks it."""
+    return tuple(list(axes).index(dimension) if dimension in axes else -1 for axes in inputs)
+
+
+def _splits(inputs: Sequence[Sequence[str]], dimension: str) -> Iterator[tuple[int, ...]]:
+    """Yield for each operand the axis of a dimension or -1, at least one split."""
+    choices = [(axis, -1) if axis >= 0 else (-1,) for axis in _everywhere(inputs, dimension)]
+    return (split for split in itertools.product(*choices) if max(split) >= 0)

@@ -1,0 +1,194 @@
+"""What the search finds: a structure of kernels and block graphs over named dimensions, without numbers.
+
+Every dimension of the program is a product of named factors: ``Ng`` blocks (if the grid splits it),
+``Kl`` steps (if the loop splits it) and ``Nt``, what is left in a tile. Tiles have these names as extents,
+so shapes, abstract expressions and memory are computed by the operator table on symbols, and a match is
+never a coincidence of numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ladder.ir.extents import product
+from ladder.ir.graph import Literal
+from tile_types.tile import Extent
+
+LOOPED, AFTER, FINAL = "looped", "after", "final"
+"""Stages of a value: computed in each step, once from accumulators (always, without a loop), or once from
+what the blocks of a split reduction leave (by a second block graph)."""
+
+UNIT_AXIS = "1"
+"""Stands for a dimension where an axis has one element."""
+
+CONSTANT = {"scale": "mul", "offset": "add"}
+"""Steps with a constant -> the operator."""
+
+DECODE = "convert"
+"""The only step of a quantized operand."""
+
+Links = tuple[tuple[str, tuple[tuple[str, Literal], ...]], ...]
+"""Operators of one operand, in order, with their attributes."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """How a block graph's dimensions split its operands.
+
+    Parameters
+    ----------
+    grid
+        The dimension that each grid dimension splits.
+    loop
+        The dimension that the loop splits, or None.
+    imap
+        For each operand and grid dimension, the axis that is split, or -1 (replicated).
+    fmap
+        For each operand, the axis that the loop splits, or -1.
+    batch
+        Dimensions of the grid of which a tile has one index.
+    split
+        The last grid dimension if it splits a reduction: a second block graph combines the parts.
+    """
+
+    grid: tuple[str, ...]
+    loop: str | None
+    imap: tuple[tuple[int, ...], ...]
+    fmap: tuple[int, ...]
+    batch: tuple[str, ...] = ()
+    split: str | None = None
+
+    def factors(self, dimension: str) -> tuple[str, ...]:
+        """Return the names whose product is the dimension; none for an axis of extent 1."""
+        if dimension == UNIT_AXIS:
+            return ()
+        names = [f"{dimension}g"] if dimension in self.grid else []
+        names += [f"{dimension}l"] if dimension == self.loop else []
+        return (*names, *self.left(dimension))
+
+    def left(self, dimension: str) -> tuple[str, ...]:
+        """Return the factor that no grid or loop dimension can split further; none of a batch dimension."""
+        return () if dimension in (UNIT_AXIS, *self.batch) else (f"{dimension}t",)
+
+    def full(self, dimension: str) -> Extent:
+        """Return the dimension's extent."""
+        return product(self.factors(dimension))
+
+    def tile(self, operand: int, axes: Sequence[str]) -> tuple[Extent, ...]:
+        """Return the shape of an operand's tile."""
+        return tuple(product(self._left(operand, axis, name)) for axis, name in enumerate(axes))
+
+    def _left(self, operand: int, axis: int, dimension: str) -> list[str]:
+        names = list(self.factors(dimension))
+        split = [d for d, where in zip(self.grid, self.imap[operand], strict=True) if where == axis]
+        if dimension in split:
+            names.remove(f"{dimension}g")
+        if axis == self.fmap[operand]:
+            names.remove(f"{dimension}l")
+        return names
+
+
+WHOLE = Mapping((), None, (), ())
+"""The mapping of kernels: nothing is split."""
+
+
+@dataclass(frozen=True, order=True)
+class Step:
+    """One operator of a block graph; steps of a graph increase in this order (canonical form).
+
+    Parameters
+    ----------
+    newest
+        Indices of the operands, largest first: what the order compares first, so that a step that
+        does not use its predecessor's result could as well have come before it, and did.
+    operator
+        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain``
+        (of operators of one operand), ``combine`` (sum over the blocks of a split reduction) or `DECODE`.
+    operands
+        Indices of the operands in order.
+    attributes
+        Sorted (name, value) pairs.
+    """
+
+    newest: tuple[int, ...]
+    operator: str
+    operands: tuple[int, ...]
+    attributes: tuple[tuple[str, Literal], ...] = ()
+
+    @property
+    def links(self) -> Links:
+        """What it consists of: its links if it is a chain, else itself."""
+        given: Any = dict(self.attributes)
+        links: Links = given["links"] if self.operator == "chain" else ((self.operator, self.attributes),)
+        return links
+
+    @property
+    def label(self) -> str:
+        """For tables."""
+        return "·".join(name for name, _ in self.links)
+
+    def renumbered(self, numbers: Sequence[int]) -> Step:
+        """Return the step with operand ``numbers[i]`` for i."""
+        newest, operands = (tuple(numbers[i] for i in which) for which in (self.newest, self.operands))
+        return Step(newest, self.operator, operands, self.attributes)
+
+    def with_links(self, links: Links) -> Step:
+        """Return the step with other links of the same operators."""
+        attributes = (("links", links),) if self.operator == "chain" else links[0][1]
+        return replace(self, attributes=attributes)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Operators that run as kernels of their own, before the block graph.
+
+    Parameters
+    ----------
+    steps
+        Their steps over the program's inputs, in canonical order.
+    operands
+        Which values (inputs, then results) the block graph takes.
+    """
+
+    steps: tuple[Step, ...]
+    operands: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A kernel graph without numbers: what runs first, and a block graph whose last step is stored.
+
+    Parameters
+    ----------
+    shifted
+        Whether exponentials are taken relative to a running maximum: as the program does.
+    """
+
+    prefix: Prefix
+    mapping: Mapping
+    steps: tuple[Step, ...]
+    shifted: bool = False
+
+    def with_constants(self, constants: Any) -> Structure:
+        """Return the structure with other numbers to scale with: old -> new, as for another size."""
+        steps = (step.with_links(tuple(_rescaled(step.links, constants))) for step in self.steps)
+        return replace(self, steps=tuple(steps))
+
+    def stages(self) -> list[str]:
+        """Return the stage of every value: operands, then steps."""
+        start = LOOPED if self.mapping.loop is not None else AFTER
+        found = [start] * len(self.prefix.operands)
+        advanced = {"accumulate": AFTER, "combine": FINAL}
+        for step in self.steps:
+            found.append(advanced.get(step.operator, found[step.operands[0]]))
+        return found
+
+
+def _rescaled(links: Links, constants: Any) -> Iterator[Any]:
+    for name, attributes in links:
+        if name in CONSTANT:
+            yield name, (("value", constants[dict(attributes)["value"]]),)
+        else:
+            yield name, attributes

@@ -1,0 +1,95 @@
+"""What a prediction says, and what every product costs on any device: bytes to move, weights to decode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import numpy as np
+
+from ladder.ir.gemm import Gemm
+from schedules.layouts import LANES, padded, planes
+from schedules.legal import scale_bytes, scale_span, weight_bits
+from tile_types import get_type
+
+CONTENTION = 0.03
+"""How much of the parts that overlap with the longest one shows nevertheless."""
+
+OUTPUT_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A prediction.
+
+    Parameters
+    ----------
+    seconds
+        Predicted time of one call.
+    bound
+        Name of the largest part.
+    parts
+        ``(name, seconds)`` of every part of the model.
+    bytes, flops
+        Bytes that must cross DRAM once, and useful operations.
+    """
+
+    seconds: float
+    bound: str
+    parts: tuple[tuple[str, float], ...]
+    bytes: int
+    flops: int
+
+
+@lru_cache(maxsize=4096)
+def weight_bytes(gemm: Gemm) -> int:
+    """Return the bytes of packed weights with their scales and zeros."""
+    n, k = padded(gemm.n), padded(gemm.k)
+    groups = -(-k // (scale_span(gemm) or k)) if gemm.activation in LANES else gemm.groups
+    scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
+    return n * k * weight_bits(gemm) // 8 + scales
+
+
+@lru_cache(maxsize=4096)
+def minimum_bytes(gemm: Gemm, m: int) -> int:
+    """Return the bytes that any kernel must move: weights, activations and results once."""
+    activation = {"float32": 4, "float16": 2, "bfloat16": 2}.get(gemm.activation, 1)
+    return weight_bytes(gemm) + m * gemm.k * activation + m * gemm.n * OUTPUT_BYTES[gemm.output]
+
+
+@cache
+def convert_ops(weight: str) -> float:
+    """Return vector operations that turn one register of codes into operands.
+
+    Evenly spaced values need one multiply-add; other exact types a shift and a rescale;
+    codebooks a permute per two codes.
+    """
+    ttype = get_type(weight)
+    if not ttype.exact:
+        return 6.0
+    if ttype.elem_bits > 8:
+        return 0.0
+    values = np.unique(ttype.values()[np.isfinite(ttype.values())])
+    return 1.0 if len(np.unique(np.diff(values))) < 2 else 2.0
+
+
+@lru_cache(maxsize=4096)
+def decode_ops(gemm: Gemm, placement: str) -> float:
+    """Return vector operations per weight to extract, convert, offset and scale it."""
+    per_register = 1.5 * len(planes(weight_bits(gemm))) + convert_ops(gemm.weight)
+    per_register += {"none": 0, "integer": 1, "float": 2}[gemm.zero]
+    per_register += 1 if gemm.scale and placement == "operand" else 0
+    return per_register * LANES.get(gemm.activation, 32) / 32
+
+
+def cost_of(gemm: Gemm, m: int, overlapped: dict[str, float], serial: dict[str, float]) -> Cost:
+    """Add what cannot overlap to the longest of what can."""
+    parts = {**overlapped, **serial}
+    longest = max(overlapped.values())
+    contention = CONTENTION * (sum(overlapped.values()) - longest)
+    seconds = longest + contention + sum(serial.values())
+    flops = 2 * m * gemm.n * gemm.k
+    return Cost(
+        seconds, max(parts, key=parts.__getitem__), tuple(parts.items()), minimum_bytes(gemm, m), flops
+    )

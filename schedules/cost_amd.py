@@ -1,0 +1,234 @@
+"""Predicted time of one GEMM on an AMD GPU: the kernels of `ladder.lower.rocm`, by counting clocks.
+
+Nothing here was measured: no AMD GPU was at hand. What is assumed, and from where:
+
+* Matrix cores, vector units, LDS and the path to L1 of a compute unit work side by side as far as
+  other waves have work: their clocks join by a norm (`schedules.cost_model.OVERLAP` of the H200's
+  kernels, in which other warps fill in as well). A lone wave per SIMD overlaps what its own
+  instructions allow: there the exponent is that of the H200's ``wgmma`` kernels, which decode beside
+  running products, 2.
+* A matrix instruction takes the passes that the CDNA3 ISA states (table 28 and section 7.1), which is
+  the peak rate of `targets`; a vector instruction takes four clocks of a SIMD with sixteen lanes
+  (CDNA3 ISA, section 1.1): 64 lanes per clock and unit.
+* LDS delivers 128 bytes per clock and unit, L1 64 (CDNA3 whitepaper).
+* Loads are asked for one stage ahead, so a stage takes at least the latency of memory, unless the
+  blocks that share a unit take turns.
+* Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
+  the blocks that run at once on a die are ``raster`` row tiles by as many token tiles as it takes.
+* DRAM sustains the share that `targets` states, which was measured on an H200.
+* Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
+  always are. `utilisation` counts clocks, so it says nothing of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ladder.ir.gemm import Gemm
+from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
+from schedules.layouts import lane_of, packed_group, padded
+from schedules.legal import operand_bytes, promotes, weight_bits
+from schedules.schedule import GpuSchedule
+from schedules.waves import WAVE, division, tile_rows
+from targets import TileDevice
+
+OVERLAP, LONE_OVERLAP = 4.2, 2.0
+"""Exponents that join the units of one compute unit: with several waves per SIMD, and with one."""
+
+SIMDS = 4
+LDS_BYTES, L1_BYTES = 128, 64
+"""Bytes per clock of a compute unit."""
+
+LAUNCH_SECONDS = 2.0e-6
+"""A kernel in a graph, start to start (an assumption: five times that of an H200)."""
+
+BLOCK_CLOCKS = 1500
+"""Starting a block: its arguments, first addresses, and the latency of its first stage."""
+
+BARRIER_CLOCKS = 60
+"""Waves of a block waiting for each other, per stage."""
+
+COPY_OPERATIONS = 8
+"""Vector operations per 16 bytes of x: addresses, bounds, exchange of words on the way to LDS."""
+
+STEP_OPERATIONS = 12
+"""Vector operations per wave and packed 32 x 64 tile besides decoding: addresses, moves, loop."""
+
+BFLOAT_DECODE = 2.4
+"""bfloat16 operands are made of float32 values: vector instructions in place of one of float16.
+
+Counted (`ladder.lower.rocm.ranking`): int1 to int8 take 2.3 to 2.9 times those of float16.
+"""
+
+BFLOAT_SCALE = 5.0
+"""Vector instructions by which a scale multiplies a bfloat16 operand: widened, multiplied, rounded."""
+
+FABRIC_BYTES = 17.2e12
+"""Bytes per second that the dies of an MI300 read from the fabric's cache (CDNA3 whitepaper)."""
+
+DOT_LANES = 2.0
+"""Products of 16-bit operands per lane and dot instruction; those of 8 bits are four."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Clocks of a compute unit that one stage of one block takes from each of its parts."""
+
+    matrix: float
+    vector: float
+    lds: float
+    l1: float
+
+    def joined(self, blocks: float, exponent: float) -> float:
+        """Return the clocks of ``blocks`` stages that run side by side."""
+        return _norm((blocks * part for part in (self.matrix, self.vector, self.lds, self.l1)), exponent)
+
+
+def _norm(parts: Iterable[float], exponent: float) -> float:
+    return float(sum(part**exponent for part in parts) ** (1 / exponent))
+
+
+def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> Cost:
+    """Predict the time of one call.
+
+    Parameters
+    ----------
+    gemm, device, schedule
+        What runs where and how.
+    m
+        Rows of x.
+    resident
+        Blocks that fit on a compute unit at once.
+    """
+    stage = stage_clocks(gemm, device, schedule)
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    blocks = along_m * along_n
+    rounds = -(-blocks // device.units)
+    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
+    dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
+    l2 = _l2_seconds(gemm, device, along_m, along_n, m)
+    fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
+    seconds = LAUNCH_SECONDS + _norm((clocks / clock, dram, l2, fabric), OVERLAP)
+    count = stages_of(gemm, schedule) * rounds / clock
+    parts = {
+        "launch": LAUNCH_SECONDS,
+        "dram": dram,
+        "l2": l2,
+        "fabric": fabric,
+        "core": count * stage.matrix,
+        "decode": count * stage.vector,
+        "lds": count * stage.lds,
+        "l1": count * stage.l1,
+    }
+    bound = max(parts, key=parts.__getitem__)
+    return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _clock(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, busy: float) -> float:
+    """Return the clock while matrix cores are busy for a share of the time."""
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    return device.clock * (1 - (1 - core.sustained) * busy)
+
+
+def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
+    """Return the share of clocks in which the matrix cores work for results, were memory no limit.
+
+    The rest: other units, latency, barriers, starts of blocks, tiles beyond N and M, the last round.
+    """
+    stage = stage_clocks(gemm, device, schedule)
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    rounds = -(-along_m * along_n // device.units)
+    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
+
+
+def stages_of(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the stages of K of one block."""
+    return -(-padded(gemm.k) // (schedule.tile_k * schedule.split_k))
+
+
+def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage:
+    """Return what one stage of one block takes from the parts of its compute unit."""
+    waves = division(schedule)
+    tokens, rows = schedule.tile_m, tile_rows(schedule)
+    span = schedule.tile_k * schedule.split_k
+    bytes_of_x = tokens * span * operand_bytes(gemm)
+    weights = rows * span * waves.token_waves
+    operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
+    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule.placement) / WAVE
+    operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
+    if promotes(gemm, schedule):
+        groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
+        operations += groups * 2 * tokens * rows / WAVE
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    products = 2.0 * tokens * rows * span
+    matrix = products / core.ops_per_cycle
+    if schedule.pipeline == "dot":
+        lanes = DOT_LANES * 2 / operand_bytes(gemm)
+        operations, matrix = operations + products / 2 / lanes / WAVE, 0.0
+    lds = (waves.row_waves + 1) * bytes_of_x / LDS_BYTES
+    l1 = (weights * weight_bits(gemm) / 8 + bytes_of_x) / L1_BYTES
+    # A SIMD issues for its own waves only: fewer waves than SIMDs leave some idle.
+    idle = max(1.0, SIMDS / schedule.warps)
+    return Stage(matrix * idle, operations * idle, lds, l1)
+
+
+def wave_decode_ops(gemm: Gemm, placement: str) -> float:
+    """Return the vector instructions that a weight takes a lane until it is an operand."""
+    if gemm.activation != "bfloat16":
+        return decode_ops(gemm, placement)
+    scaled = BFLOAT_SCALE if gemm.scale and placement == "operand" else 0.0
+    return decode_ops(gemm, "accumulator") * BFLOAT_DECODE + scaled
+
+
+def _unit_clocks(
+    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, stage: Stage, rounds: int, resident: int
+) -> float:
+    """Return the clocks of the busiest compute unit: rounds of blocks, ``resident`` of them at once."""
+    latency = device.layer("dram").latency * device.clock
+    count = stages_of(gemm, schedule)
+    clocks, left = 0.0, rounds
+    while left > 0:
+        here = min(left, max(1, resident))
+        exponent = OVERLAP if here * schedule.warps >= 2 * SIMDS else LONE_OVERLAP
+        busy = stage.joined(here, exponent) + BARRIER_CLOCKS
+        # Asked for when the stage before began: the latency shows where a stage is shorter.
+        turns = left // here if here == max(1, resident) else 1
+        clocks += turns * (BLOCK_CLOCKS + count * max(busy, latency))
+        left -= turns * here
+    return clocks
+
+
+def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
+    """Return the time of streaming once, limited by the bytes that the resident blocks keep in flight."""
+    dram = device.layer("dram")
+    span = schedule.tile_k * schedule.split_k
+    stage = tile_rows(schedule) * span * weight_bits(gemm) / 8
+    stage += schedule.tile_m * span * operand_bytes(gemm)
+    in_flight = device.units * max(1, resident) * stage / dram.latency
+    return minimum_bytes(gemm, m) / min(dram.bandwidth * dram.sustained, in_flight)
+
+
+def _l2_seconds(gemm: Gemm, device: TileDevice, along_m: int, along_n: int, m: int) -> float:
+    """Return the time in which every block reads its tiles through L2."""
+    l2 = device.layer("l2")
+    moved = along_m * weight_bytes(gemm) + along_n * m * gemm.k * operand_bytes(gemm)
+    return moved / (l2.bandwidth * l2.sustained)
+
+
+def _fabric_seconds(
+    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, along_m: int, along_n: int, resident: int
+) -> float:
+    """Return the time in which every die reads the tiles of its blocks, those of a wave of blocks once."""
+    if device.dies == 1:
+        return 0.0
+    wave = max(1, device.units * max(1, resident) // device.dies)
+    rows = min(schedule.raster, along_n)
+    columns = min(along_m, -(-wave // rows))
+    row_bytes = tile_rows(schedule) * gemm.k * weight_bits(gemm) / 8
+    column_bytes = schedule.tile_m * gemm.k * operand_bytes(gemm)
+    waves = along_m * along_n / (rows * columns)
+    return waves * (rows * row_bytes + columns * column_bytes) / FABRIC_BYTES

@@ -1,0 +1,235 @@
+"""Extents that change from call to call: left open after two misses, and never to a wrong result."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from ladder.capture import capture
+
+SEQUENCE = ((2, 3), (3, 5), (4, 7), (5, 9), (9, 5), (6, 6), (2, 11))
+"""(batch, tokens) of successive calls."""
+
+
+def attention_with_cache(x, weight, cache):
+    b, t, _ = x.shape
+    q = functional.linear(x, weight).view((*x.shape[:-1], -1, 4)).transpose(1, 2)
+    full = torch.cat([cache, q], 2)
+    positions = torch.arange(full.size(2) - t, full.shape[-2])
+    scores = (q @ full.transpose(-1, -2)) / math.sqrt(q.size(-1)) + positions[-1]
+    mixed = functional.softmax(scores, -1) @ full
+    return mixed.transpose(1, 2).reshape(b, t, -1), full
+
+
+def branch_on_extent(x, *_):
+    return x * 2 if x.shape[1] > 6 else x + x.size(0)
+
+
+def returns_shape(x, *_):
+    return x.relu(), x.shape, x.shape[:-1], (x.size(0), x.numel()), len(x)
+
+
+def builds_from_extents(x, *_):
+    b, t = x.shape[0], x.size(dim=1)
+    mask = torch.tril(torch.ones(t, t, dtype=torch.bool))
+    grid = torch.zeros(b, t + 1, device=x.device)
+    grid[:, 1:] = x.sum(-1)
+    return mask, grid, torch.full((b, 2 * t), 1.5), x.new_empty(b * t, 0).shape
+
+
+def slices_by_extent(x, *_):
+    t = x.shape[1]
+    return x[:, : t // 2], x[:, -1], x[:, 1:t].contiguous(), x.narrow(1, t - 2, 2)
+
+
+def indexes_by_extent(x, *_):
+    return x[:, x.shape[1] - 1]
+
+
+def writes_slices(x, *_):
+    y = torch.zeros(x.shape[0] + 1, *x.shape[1:])
+    y[1:] = x
+    y[0, : x.shape[1]].add_(1)
+    return y
+
+
+def expands(x, *_):
+    b, t, c = x.size()
+    bias = torch.arange(t, dtype=x.dtype)[None, :, None].expand(b, -1, c)
+    return (x + bias).flatten(0, 1), x.repeat(1, 2, 1).view(b, 2, t, c), x.reshape(-1, c)
+
+
+def joins_shapes(x, *_):
+    middle, first = (3,), (4,)
+    return x.new_zeros(x.shape[:1] + middle + x.shape[2:]), torch.ones(first + x.shape[1:])
+
+
+def iterates(x, *_):
+    return [row.sum() for row in x], sum(x.shape), [n + 1 for n in x.shape]
+
+
+def unbinds(x, *_):
+    first, *rest = x.unbind(1)
+    return first, len(rest)
+
+
+def formats_extent(x, *_):
+    return f"{x.shape[1]} tokens, {tuple(x.shape)}", str(x.shape)
+
+
+def keeps_extents(x, *_):
+    kept = {"t": x.shape[1], "shape": x.shape, "list": [x.shape[0], *x.shape[1:]]}
+    return kept, isinstance(x.shape, torch.Size), type(x.shape)
+
+
+def convolves(x, *_):
+    y = functional.conv1d(x.transpose(1, 2), torch.ones(4, 8, 2), padding=1)
+    return functional.max_pool1d(y, 2), functional.interpolate(y, size=y.shape[-1] * 2)
+
+
+def normalises(x, *_):
+    y = functional.layer_norm(x, x.shape[-1:])
+    return y.var(1), y.mean((0, 1)), y.argmax(1), y.sort(1).values, y.cumsum(1)
+
+
+def strides(x, *_):
+    return x.stride(), x.transpose(0, 1).is_contiguous(), x.transpose(0, 1).contiguous()
+
+
+def compares_extents(x, *_):
+    if x.shape[0] == x.shape[1]:
+        return x @ x.transpose(1, 2)
+    return x.transpose(0, 1) if x.shape[0] < x.shape[1] else x
+
+
+def raises_for_some(x, *_):
+    if x.shape[1] == 9:
+        raise ValueError(f"{x.shape[1]} tokens")
+    return x.softmax(1)
+
+
+OPEN = (
+    attention_with_cache, branch_on_extent, returns_shape, builds_from_extents, slices_by_extent,
+    writes_slices, expands, joins_shapes, normalises, compares_extents, raises_for_some,
+)  # fmt: skip
+FIXED = (iterates, unbinds, formats_extent, keeps_extents, strides, indexes_by_extent, convolves)
+"""Programs whose extents are fixed by what reads them, or by torch: right, but recorded anew."""
+
+
+def inputs(b, t, past=2):
+    generator = torch.Generator().manual_seed(b * 100 + t)
+    shapes = (b, t, 8), (16, 8), (b, 4, past, 4)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+def outcome(function, args):
+    try:
+        return function(*args)
+    except (ValueError, RuntimeError, IndexError) as error:
+        return repr(error)
+
+
+def same(expected, found):
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        steps = zip(expected.shape, expected.stride(), found.stride(), strict=True)
+        return all(mine == other for extent, mine, other in steps if extent > 1)
+    if isinstance(expected, dict):
+        return expected.keys() == found.keys() and all(same(expected[key], found[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        kinds = type(expected) is type(found) and len(expected) == len(found)
+        return kinds and all(map(same, expected, found))
+    return type(expected) is type(found) and expected == found
+
+
+@pytest.mark.parametrize("program", OPEN + FIXED, ids=lambda program: program.__name__)
+def test_same_as_without_capture(program):
+    captured = capture(program)
+    for b, t in (*SEQUENCE, (1, 4), (3, 1), (0, 4), (4, 7)):
+        args = inputs(b, t, past=t % 4 + 2)
+        assert same(outcome(program, args), outcome(captured, args)), (b, t)
+    if program in OPEN:
+        before = captured.calls["recorded"]
+        for b, t in product((12, 7), (13, 15)):
+            args = inputs(b, t, past=b)
+            assert same(outcome(program, args), outcome(captured, args)), (b, t)
+        assert captured.calls == {"recorded": before, "eager": 0}
+
+
+def test_operands_that_must_agree_are_checked():
+    captured = capture(lambda x, y: x + y)
+    for n in (3, 4, 5, 6):
+        captured(torch.ones(n, 2), torch.ones(n, 2))
+    assert captured.calls["recorded"] == 3
+    assert captured(torch.ones(7, 2), torch.ones(1, 2)).shape == (7, 2)  # broadcasts: another record
+    assert captured.calls["recorded"] == 4
+    with pytest.raises(RuntimeError, match="must match"):
+        captured(torch.ones(7, 2), torch.ones(8, 2))
+
+
+def test_other_strides_are_another_record():
+    captured = capture(lambda x: x.view(-1))
+    for n in (3, 4, 5, 6):
+        captured(torch.ones(n, 2))
+    with pytest.raises(RuntimeError, match="view size"):
+        captured(torch.ones(2, 6).T)
+    assert captured(torch.ones(9, 2)).shape == (18,)
+
+
+def test_a_model_with_open_batch_and_tokens_is_one_graph():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval()
+    captured = capture(layer)
+    with torch.no_grad():
+        for b, t in SEQUENCE:
+            x = torch.randn(b, t, 8)
+            torch.testing.assert_close(captured(x), layer(x), rtol=0, atol=0)
+    assert captured.calls["recorded"] <= 4
+
+
+def test_random_generators_advance_as_without_capture():
+    def program(x):
+        return functional.dropout(x, 0.5) + torch.rand(x.shape[0], 1)
+
+    captured = capture(program)
+    for n in (3, 4, 5, 6, 7):
+        x = torch.ones(n, 4)
+        torch.manual_seed(n)
+        expected = program(x), torch.rand(1)
+        torch.manual_seed(n)
+        assert same(expected, (captured(x), torch.rand(1)))
+
+
+def test_backends_say_whether_shapes_may_change():
+    shapes = []
+
+    def fixed(module, examples):
+        shapes.append([tuple(item.shape) for item in examples])
+        return module.forward
+
+    captured = capture(torch.relu, backend=fixed)
+    for n in (3, 4, 5, 6, 7):
+        captured(torch.ones(n))
+    assert shapes == [[(3,)], [(4,)], [(5,)], [(6,)], [(7,)]]
+
+
+def test_gradients_flow_through_open_shapes():
+    weight = torch.randn(8, 8, requires_grad=True)
+    captured = capture(lambda x: (x @ weight).view(-1, x.shape[1] * 8).sum())
+    for b, t in SEQUENCE:
+        x = torch.randn(b, t, 8)
+        (grad,) = torch.autograd.grad(captured(x), weight)
+        expected = x.sum((0, 1))[:, None].expand(8, 8)
+        torch.testing.assert_close(grad, expected)
+
+
+def test_explain_names_what_is_left_open():
+    captured = capture(lambda x: x.relu())
+    for n in (3, 4, 5, 6):
+        captured(torch.ones(n, 2))
+    assert "lifted args[0].shape[0]" in captured.explain()
+    assert "args[0] is contiguous" in captured.explain()

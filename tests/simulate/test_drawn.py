@@ -1,0 +1,57 @@
+"""Kernels of schedules drawn from all that is legal: nothing to find, and right, on NVIDIA and AMD.
+
+The choice covers what `schedules.legal.RULES` allows (`drawn.draw`), so that an extent that no kernel of
+record has is simulated nevertheless.
+"""
+
+from __future__ import annotations
+
+import pytest
+from drawn import Drawn, draw, pipelines_of
+from problems import bound_of, run
+
+from ladder.simulate.machine import ORDERS
+from schedules.legal import AXES, RULES
+from targets import get_device
+
+COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12, "rocm/gfx950": 8}
+"""Target -> draws of a normal run; ``--long`` takes 25 times as many, with another seed."""
+
+RARE = frozenset({("gemv", "warps"), ("digits", "warps"), ("digits", "split_k"), ("gemv", "split_k")})
+"""Axes with more values than the draws of a normal run."""
+
+LARGE = frozenset({("wgmma", "tile_m", 256)})
+"""Extents that only fit few types."""
+
+
+def check(drawn: Drawn, order: str) -> None:
+    """Simulate a draw in an order of warps: no findings, and the error that rounding explains."""
+    result, error = run(drawn.function(), drawn.gemm, drawn.m, drawn.target, order=order)
+    assert not result.findings, (drawn.name, result.report())
+    assert error <= bound_of(drawn.gemm), (drawn.name, error)
+
+
+@pytest.mark.parametrize("target", COUNTS)
+def test_drawn_schedules(target: str) -> None:
+    for index, drawn in enumerate(draw(COUNTS[target], 1, target)):
+        check(drawn, ORDERS[index % len(ORDERS)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", COUNTS)
+def test_many_drawn_schedules(target: str, long_test: None) -> None:
+    for index, drawn in enumerate(draw(25 * COUNTS[target], 2, target)):
+        check(drawn, ORDERS[index % len(ORDERS)])
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_draws_reach_every_extent(target: str) -> None:
+    seen = {feature for drawn in draw(COUNTS[target], 1, target) for feature in drawn.features}
+    allowed = {
+        (name, axis, value)
+        for name in pipelines_of(get_device(target))
+        for axis in AXES
+        for value in getattr(RULES[name], axis)
+        if (name, axis) not in RARE
+    }
+    assert allowed - seen <= LARGE

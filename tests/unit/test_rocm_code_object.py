@@ -1,0 +1,59 @@
+"""Reading code objects: MessagePack, notes, and the version in the ELF header."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from ladder.lower.rocm.code_object import Reader, code_object_version, read_resources, with_version
+from tile_types.errors import CompilerError
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"\x07", 7),
+        (b"\xff", -1),
+        (b"\xcd\x01\x00", 256),
+        (b"\xd2\xff\xff\xff\xfe", -2),
+        (b"\xa3abc", "abc"),
+        (b"\xd9\x02hi", "hi"),
+        (b"\x92\x01\xc3", [1, True]),
+        (b"\x82\xa1a\x01\xa1b\x91\xc0", {"a": 1, "b": [None]}),
+        (b"\xde\x00\x01\xa1k\xcb" + struct.pack(">d", 0.5), {"k": 0.5}),
+    ],
+)
+def test_messagepack(data: bytes, value: object) -> None:
+    assert Reader(data).value() == value
+
+
+def test_unknown_tags_are_refused() -> None:
+    with pytest.raises(CompilerError, match="0xc1"):
+        Reader(b"\xc1").value()
+
+
+def _elf(content: bytes) -> bytes:
+    """Return an ELF file with one note."""
+    note = struct.pack("<III", 7, len(content), 32) + b"AMDGPU\0\0" + content + b"\0" * (-len(content) % 4)
+    header = bytearray(64)
+    header[:9] = b"\x7fELF\x02\x01\x01\x40\x04"
+    header[0x28:0x30] = struct.pack("<Q", 64 + len(note))
+    header[0x3A:0x3E] = struct.pack("<HH", 64, 1)
+    return bytes(header) + note + struct.pack("<IIQQQQ", 0, 7, 0, 0, 64, len(note)).ljust(64, b"\0")
+
+
+def test_resources_of_a_kernel() -> None:
+    kernel = b"\x83\xa5.name\xa8k_kernel\xab.vgpr_count\x2a\xb1.vgpr_spill_count\x03"
+    binary = _elf(b"\x81\xaeamdhsa.kernels\x91" + kernel)
+    (name, report), *rest = read_resources(binary).items()
+    assert (name, rest) == ("k", [])
+    assert report["vgpr"] == 42
+    assert report["vgpr_spills"] == 3
+    assert report["code_object"] == code_object_version(binary) == 6
+    assert code_object_version(with_version(binary, 5)) == 5
+
+
+def test_files_without_metadata_are_refused() -> None:
+    with pytest.raises(CompilerError, match="no AMDGPU metadata"):
+        read_resources(_elf(b"\x80"))

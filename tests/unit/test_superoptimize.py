@@ -1,0 +1,156 @@
+"""From torch functions to programs, block graphs on the CPU, and `ladder.superoptimize` as a whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ladder
+from benchmarks import superopt_graphs as graphs
+from ladder.api.tensor_program import program_of
+from ladder.ir import evaluate
+from ladder.lower.blocks import BlockSchedule
+from ladder.lower.blocks.candidates import legal_schedules, ranked
+from ladder.runtime.fused import Fused, Lowering
+from ladder.superopt.generator import Limits
+from targets import get_device, host_cpu
+from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.5).half()
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(x @ gate) * (x @ up)
+
+
+def norm_matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))) @ w
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.transpose(-1, -2) * 0.125, -1) @ v
+
+
+FUNCTIONS = {
+    "gated": (gated, [(4, 16), (16, 8), (16, 8)], 3),
+    "norm_matmul": (norm_matmul, [(4, 16), (16, 16)], 3),  # K and N are dimensions of their own
+    "attention": (attention, [(2, 4, 8), (2, 16, 8), (2, 16, 8)], 5),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_programs_of_functions(name: str) -> None:
+    function, shapes, dimensions = FUNCTIONS[name]
+    inputs = [draw(*shape) for shape in shapes]
+    program = program_of(function, inputs)
+    assert len(program.sizes) == dimensions
+    exact = function(*(x.double() for x in inputs)).numpy()
+    found = evaluate(program.graph(), [x.double().numpy() for x in inputs])
+    assert np.linalg.norm(found - exact) <= 2e-3 * np.linalg.norm(exact)
+    # Constants follow the sizes.
+    larger = program.resized(**{name: 2 * size for name, size in program.sizes.items()})
+    assert [node.tile.shape for node in larger.graph().inputs] != [
+        node.tile.shape for node in program.graph().inputs
+    ]
+
+
+REFUSED = {
+    "cos has no counterpart": lambda x: torch.cos(x) @ x,
+    "keepdim=True": lambda x: x / x.sum(-1),
+    "only matmul's second operand": lambda x: x.transpose(-1, -2) + x,
+    "the power 3": lambda x: x.pow(3) @ x,
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_translated_is_named(message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        program_of(REFUSED[message], [draw(16, 16)])
+
+
+OUTSIDE_LAX = {
+    "two exponentials on one path": lambda x: torch.exp(torch.exp(x)),
+    "relu has no finite-field semantics": lambda x: torch.relu(x),
+}
+
+
+@pytest.mark.parametrize("message", OUTSIDE_LAX)
+def test_what_is_outside_lax_is_named(message: str) -> None:
+    with pytest.raises(VerificationError, match=message):
+        ladder.superoptimize(OUTSIDE_LAX[message], [draw(16, 16)])
+
+
+CASES = {
+    "rmsnorm_matmul": graphs.rmsnorm_matmul(4, 64, 96, 48, 32),
+    "gated_mlp": graphs.gated_mlp(8, 64, 32, 16, 32),
+    "lora": graphs.lora(4, 32, 32, 16, 16),
+    "lora after a loop": graphs.lora(4, 32, 32, 16, 16, 16),
+    "attention": graphs.attention(2, 8, 16, 64, 8, 16, 0.25),
+    "normalised attention": graphs.attention(2, 8, 16, 64, 8, 16, norm=True),
+    "ntrans": graphs.norm_transition(3, 48),
+    "split attention": graphs.split_attention(2, 16, 16, 64, 2, 8, 16),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    with ladder.knobs.override(cache_dir=tmp_path_factory.mktemp("cache")):
+        yield
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_block_graphs_on_the_cpu(name: str, cache: None) -> None:
+    case = CASES[name]
+    kernels = sum(node.operator == "block" for node in case.graph.nodes)
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),) * kernels), host_cpu())
+    inputs = [draw(*node.tile.known_shape) for node in case.graph.inputs]
+    exact = case.meaning(*(x.double().numpy() for x in inputs))
+    assert np.linalg.norm(fused(*inputs).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
+
+
+def test_a_cpu_block_is_not_shared() -> None:
+    with pytest.raises(ScheduleError, match="one CPU thread each"):
+        Fused.build(Lowering(CASES["gated_mlp"].graph, (BlockSchedule(2),)), host_cpu())
+
+
+def test_fused_programs_check_their_inputs(cache: None) -> None:
+    case = CASES["gated_mlp"]
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
+    x, gate, up = (draw(*node.tile.known_shape) for node in case.graph.inputs)
+    with pytest.raises(ShapeError, match="the program takes"):
+        fused(x[:4], gate, up)
+    with pytest.raises(DTypeError, match="takes float16"):
+        fused(x.float(), gate, up)
+    with pytest.raises(ShapeError, match="contiguous"):
+        fused(x, draw(32, 64).t(), up)
+
+
+def test_schedules_of_a_gpu_are_legal_and_ranked() -> None:
+    block = graphs.gated_mlp(8, 512, 256, 64, 64).block
+    device = get_device("cuda/sm_90a")
+    schedules = list(legal_schedules(block, device))
+    assert {plan.copies for plan in schedules} == {"lanes", "tensor"}
+    assert all(plan.sharers <= 8 for plan in schedules)
+    estimates = ranked(block, device)
+    assert [e.seconds for e in estimates] == sorted(e.seconds for e in estimates)
+    assert len(estimates) == len(schedules)
+    assert {plan.cluster for plan in legal_schedules(block, get_device("cuda/sm_80"))} == {1}
+
+
+def test_superoptimize(cache: None) -> None:
+    inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
+    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=1), trials=3, seed=0)
+    exact = gated(*(x.double() for x in inputs))
+    assert (found(*inputs).double() - exact).norm() <= 1e-3 * exact.norm()
+    assert found.certificate.equal
+    assert 0 < found.certificate.delta <= 2**-64
+    assert found.stability.stable
+    assert len(found.trials) == 3
+    assert found.best.measured == min(trial.measured for trial in found.trials)
+    assert found.as_json()["states"] > 0
+    (body,) = (node.body for node in found.graph.nodes if node.body is not None)
+    assert sum(node.operator == "matmul" for _, node in body.walk()) == 2
