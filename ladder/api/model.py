@@ -11,9 +11,9 @@ import torch.fx
 
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
-from ladder.frontend.program import ImportRefused
 from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
 
 log = logging.getLogger("ladder.model")

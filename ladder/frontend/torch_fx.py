@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch._dispatch.python
@@ -18,13 +18,13 @@ import torch.fx
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.importer import Importer
-from ladder.frontend.program import ImportRefused, Program, Source
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.extents import canonical, product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.ir.graph import Graph
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
+from ladder.runtime.model.program import ImportRefused, Program, Source
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -90,7 +90,7 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
 
     fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
     mode = next((value.fake_mode for value in fakes), None)
-    way = "fake" if mode is None else "real"
+    way: Literal["fake", "real"] = "fake" if mode is None else "real"
     trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
     with torch.no_grad():
         if mode is None:

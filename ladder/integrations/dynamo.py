@@ -1,4 +1,4 @@
-"""``torch.compile(model, backend="ladder")``: found by torch through the entry point in ``pyproject.toml``."""
+"""``torch.compile(model, backend="ladder")``: torch finds it by the entry point in ``pyproject.toml``."""
 
 from __future__ import annotations
 

@@ -97,18 +97,16 @@ def test_half_precision() -> None:
         assert error(fast(IDS), exact) < 1.1 * error(model(IDS), exact)
 
 
-@pytest.mark.parametrize(
-    "options", [{"group_size": 32}, {"weight": "int8", "activation": "int8"}, {"weight": "nf4"}]
-)
+@pytest.mark.parametrize("options", [{"group_size": 32}, {"weight": "int8", "activation": "int8"}])
 def test_quantized_models(options: dict[str, object]) -> None:
-    model = ladder.quantize(built(zoo.Llama), **options)
+    model = ladder.quantize(built(lambda: zoo.Llama(layers=1)), **options)
     with torch.no_grad():
         fast = compiled(model, IDS)
         assert error(fast(IDS), model(IDS)) < 1e-2
         kinds = [step.part.kind for step in fast.models[0].plan.steps]
-    assert kinds.count("gemm") == 15
+    assert kinds.count("gemm") == 8
     assert kinds.count("product") == 0
-    assert sum("silu" in step.executor for step in fast.models[0].plan.steps) == 2
+    assert sum("silu" in step.executor for step in fast.models[0].plan.steps) == 1
 
 
 def test_decoding_with_a_growing_cache() -> None:
@@ -117,7 +115,7 @@ def test_decoding_with_a_growing_cache() -> None:
         fast = ladder.compile(model)
         whole, _ = model(IDS)
         _, past = fast(IDS[:, :6])
-        for at in range(6, 9):
+        for at in range(6, 8):
             step, past = fast(IDS[:, at : at + 1], past)
             assert error(step[:, -1], whole[:, at]) < BOUNDS[torch.float32]
         assert isinstance(fast, Compiled)
@@ -169,3 +167,66 @@ def test_results_outlive_the_next_call() -> None:
         kept = first.clone()
         fast(torch.randn(1, 3, 16), torch.zeros(1, 1, 1, 3))
     assert torch.equal(first, kept)
+
+
+def test_torch_compile_takes_the_backend() -> None:
+    from ladder.integrations.dynamo import backend, compiler
+
+    model = built(lambda: zoo.BertLayer(16, 2))
+    x, mask = torch.randn(1, 3, 16), torch.zeros(1, 1, 1, 3)
+    before = len(compiler.built)
+    with torch.no_grad():
+        fast = torch.compile(model, backend=backend, fullgraph=True)
+        assert error(fast(x, mask), model(x, mask)) < BOUNDS[torch.float32]
+    assert len(compiler.built) == before + 1
+
+
+def test_a_symbolic_batch() -> None:
+    """One plan, several batch sizes: the sizes are read off the arguments."""
+    from ladder.frontend.torch_fx import import_fx
+    from ladder.runtime.model.build import build_model
+
+    model = built(lambda: zoo.ViTBlock(16, 2))
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(model, (torch.randn(3, 5, 16),), dynamic_shapes=({0: batch},))
+    places = [node for node in program.graph.nodes if node.op == "placeholder"]
+    state = dict(model.named_parameters())
+    names = [program.graph_signature.inputs_to_parameters.get(node.name) for node in places]
+    with torch.no_grad():
+        imported = import_fx(program.graph_module, [node.meta["val"] for node in places])
+        assert any(isinstance(extent, str) for extent in imported.graph.inputs[-1].tile.shape)
+        run = build_model(imported, torch.device("cpu")).executable
+        for count in (2, 3, 7):
+            x = torch.randn(count, 5, 16)
+            (y,) = run(*(state[name] if name else x for name in names))
+            assert error(y, model(x)) < BOUNDS[torch.float32]
+
+
+def test_the_report_names_every_layer() -> None:
+    rules = {"skip": ["lm_head"], "overrides": {"*.down_proj": "int8", "*.q_proj": None, "nothing": "int8"}}
+    model = ladder.quantize(built(lambda: zoo.Llama(layers=1)), weight="int4", group_size=32, **rules)
+    report = ladder.quantization(model)
+    rows = {row.name: row for row in report.rows}
+    assert len(rows) == 9
+    assert rows["layers.0.mlp.down_proj"].weight == "int8_g32"
+    assert rows["layers.0.mlp.up_proj"].after < rows["layers.0.mlp.up_proj"].before / 4
+    assert "skipped" in rows["lm_head"].reason
+    assert "overridden" in rows["layers.0.self_attn.q_proj"].reason
+    assert "Embedding" in rows["embed_tokens"].reason
+    assert report.unused == ("nothing",)
+    assert "6 of 9 layers" in str(report)
+
+
+@pytest.mark.parametrize(("ttype", "bound"), [("float16", 1e-3), ("int8", 1e-2), ("fp8_e4m3", 5e-2)])
+def test_keys_and_values_in_small_types(ttype: str, bound: float) -> None:
+    torch.manual_seed(0)
+    cache = ladder.KVCache(2, 3, 8, 16)
+    full = cache.nbytes
+    cache.set_type(ttype)
+    keys, values = torch.randn(2, 3, 8, 16), torch.randn(2, 3, 8, 16)
+    for at in range(8):
+        got = cache.append(keys[:, :, at : at + 1], values[:, :, at : at + 1])
+    assert error(list(got), [keys, values]) < bound
+    assert ttype == "float16" or cache.nbytes < 0.7 * full
+    with pytest.raises(ladder.ShapeError, match="holds 8 tokens"):
+        cache.append(keys[:, :, :1], values[:, :, :1])

@@ -1,9 +1,9 @@
 """The loop nest of a chain on NVIDIA GPUs.
 
-Without reductions every thread takes one vector of neighbouring columns of any row. With them a row belongs
-to one warp, or to one block where it is long; its lanes hold vectors of columns in turn, and reductions end in
-shuffles, then in shared memory. Reductions of a few elements (windows) run in one thread each. Elements are
-read in 16 bytes where index and shape prove that they lie so.
+Without reductions every thread takes one vector of neighbouring columns of any row. With them a row
+belongs to one warp, or to one block where it is long; its lanes hold vectors of columns in turn, and
+reductions end in shuffles, then in shared memory. Reductions of a few elements (windows) run in one thread
+each. Elements are read in 16 bytes where index and shape prove that they lie so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, is_zero
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.partition.rows import REDUCTIONS
+from schedules.schedule import check
 from targets import TileDevice
 
 Expr = Any
@@ -259,7 +260,7 @@ class _GpuNest(Nest):
     # rows ------------------------------------------------------------------------------------------
     def emit_rows(self) -> None:
         """Emit a row per team of lanes."""
-        teams = max(1, 4 * WARP // self.lanes)
+        teams = 4 if self.lanes == WARP else 1  # rows of several warps meet at the block's barrier
         shared = self.lanes > WARP
         b.device()
         (block,) = b.block_index([tirx.floordiv(self.count + teams - 1, teams)])
@@ -375,6 +376,7 @@ class _GpuNest(Nest):
         warps = self.lanes // WARP
         if warps <= 1:
             return value
+        check(self.slot < SLOTS, f"a chain of more than {SLOTS} reductions over a block")
         place, self.slot = self.slot * WARP, self.slot + 1
         bits = value if it.dtype == "float32" else T.reinterpret("float32", value)
         with b.when(tirx.floormod(self.lane, WARP) == 0):

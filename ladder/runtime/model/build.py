@@ -16,8 +16,8 @@ from ladder.runtime.model.plan import Plan, make_plan
 if TYPE_CHECKING:
     import torch
 
-    from ladder.frontend.program import Program
     from ladder.ir.graph import Graph
+    from ladder.runtime.model.program import Program
 
 
 @dataclass(frozen=True)
