@@ -198,14 +198,26 @@ def tilings(
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     useful = _useful_m(RULES[pipeline], m)
-    for schedule in _shallow(replace(gemm, n=1), device, pipeline):
+    column = replace(gemm, n=1)  # what is legal does not depend on N
+    deeper = _known_depths(column, device, pipeline)
+    for schedule in _shallow(column, device, pipeline):
         if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
         elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
-            yield from _depths(gemm, device, schedule)
+            if schedule not in deeper:
+                deeper[schedule] = tuple(_depths(column, device, schedule))
+            yield from deeper[schedule]
+
+
+@lru_cache(maxsize=256)
+def _known_depths(
+    gemm: Gemm, device: TileDevice, pipeline: str
+) -> dict[GpuSchedule, tuple[GpuSchedule, ...]]:
+    """Return what `_depths` gave so far, for `tilings` at every M."""
+    return {}
 
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
