@@ -152,6 +152,10 @@ class GraphBuilder:
             name = f"{wish}_{count}"
         return name
 
+    def has(self, value: str) -> bool:
+        """Tell whether a value of that name is defined."""
+        return value in self._tiles
+
     def tile(self, value: str) -> Tile:
         """Return the tile of a value; raises UnknownNameError."""
         if value not in self._tiles:
