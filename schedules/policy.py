@@ -197,7 +197,8 @@ def tilings(
         Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    tiles = _shallow(replace(gemm, n=1), device, pipeline)
+    column = replace(gemm, n=1)  # what is legal does not depend on N
+    tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
     useful = _useful_m(RULES[pipeline].tile_m, m)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
         useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
@@ -208,7 +209,17 @@ def tilings(
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
         elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
-            yield from _depths(gemm, device, schedule)
+            if schedule not in deeper:
+                deeper[schedule] = tuple(_depths(column, device, schedule))
+            yield from deeper[schedule]
+
+
+@lru_cache(maxsize=256)
+def _known_depths(
+    gemm: Gemm, device: TileDevice, pipeline: str
+) -> dict[GpuSchedule, tuple[GpuSchedule, ...]]:
+    """Return what `_depths` gave so far, for `tilings` at every M."""
+    return {}
 
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
