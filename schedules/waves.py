@@ -31,11 +31,15 @@ MOST_REGISTERS = 252
 """Registers of a lane up to which no kernel was seen to spill, by estimate; two waves then share a SIMD."""
 
 
+def narrow(schedule: GpuSchedule) -> bool:
+    """Whether a block has as many rows as the waves of a slice of K take, whatever its ``tile_n``."""
+    return schedule.pipeline == "dot" or schedule.warp_rows >= STEP_ROWS
+
+
 def tile_rows(schedule: GpuSchedule) -> int:
-    """Return the weight rows of a block: ``tile_n``; of ``"dot"``, those of a slice of K's waves."""
-    if schedule.pipeline == "dot":
-        return schedule.warp_rows * (schedule.warps // schedule.split_k)
-    return schedule.tile_n
+    """Return the weight rows of a block."""
+    waves = schedule.warps // schedule.split_k
+    return schedule.warp_rows * waves if narrow(schedule) else schedule.tile_n
 
 
 def step_tokens(schedule: GpuSchedule) -> int:
