@@ -118,6 +118,16 @@ def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     return schedule.tile_m * schedule.tile_k * schedule.split_k * lane_of(gemm.activation) // 8
 
 
+def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether operands are raw numbers, of which gain and offset are left to the sums.
+
+    That takes sums of x, for which matrix cores have time where tokens are few. It spares bfloat16 its
+    way through float32; float16 would gain little, by subnormal operands.
+    """
+    few = schedule.pipeline == "mfma" and schedule.split_k > 1 and schedule.placement == "accumulator"
+    return few and gemm.activation == "bfloat16" and gemm.zero == "none"
+
+
 def sum_pitch(schedule: GpuSchedule) -> int:
     """Return the words between the partial sums of two tokens: four more than rows spread them over banks."""
     return tile_rows(schedule) + 4
