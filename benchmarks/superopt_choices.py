@@ -1,4 +1,8 @@
-"""Tiles and schedules of block graphs that were fastest on an H200, by point of `benchmarks.superopt`."""
+"""Tiles and schedules of block graphs that `benchmarks.superopt` builds and chooses among, by point.
+
+What an H200 left over (2026-11-21): without products of many rows, whole loops within a block beat clusters,
+tensor copies beat those of lanes, and kernels whose blocks fill a multiprocessor should not start early.
+"""
 
 from __future__ import annotations
 
@@ -7,4 +11,82 @@ from typing import Any
 
 Choice = tuple[tuple[int, ...], Mapping[str, Any]]
 
-CHOICES: Mapping[str, Sequence[Choice]] = {}
+
+NEVER, END, LANES = {"release": "never"}, {"release": "end"}, {"copies": "lanes"}
+
+
+def _plan(groups: int, stages: int, **rest: Any) -> Mapping[str, Any]:
+    """Return a schedule's fields; copies are those of tensors unless told otherwise."""
+    return {"groups": groups, "stages": stages, "copies": "tensor", **rest}
+
+
+_RMSNORM = (
+    ((64, 64), _plan(4, 4, **NEVER)),
+    ((64, 64), _plan(4, 5, **NEVER)),
+    ((64, 64), _plan(4, 5, **END)),
+    ((64, 128), _plan(4, 2, **NEVER)),
+    ((64, 64), _plan(7, 3, **NEVER)),
+    ((48, 64), _plan(4, 6, **NEVER)),
+    ((48, 64), _plan(8, 3, **NEVER)),
+    ((48, 64), _plan(8, 3, **END)),
+)
+_ATTENTION = (
+    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **LANES)),
+    ((64, 64), _plan(2, 3, row_warps=4, cluster=8)),
+    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **NEVER)),
+)
+_LONG_ATTENTION = (
+    ((64, 64), _plan(2, 2, row_warps=4, cluster=2, **LANES)),
+    ((64, 64), _plan(2, 2, row_warps=4, cluster=2)),
+    ((64, 64), _plan(2, 3, row_warps=4, cluster=2, **NEVER)),
+)
+_INT4 = (
+    ((64, 64), _plan(8, 4)),
+    ((64, 64), _plan(8, 4, **NEVER)),
+    ((64, 128), _plan(8, 3, **NEVER)),
+    ((64, 64), _plan(16, 2, **NEVER)),
+)
+_INT4_PAIR = (
+    ((64, 64), _plan(8, 3, **NEVER)),
+    ((64, 64), _plan(8, 4, **NEVER)),
+    ((64, 128), _plan(8, 2, **NEVER)),
+    ((64, 64), _plan(4, 4, cluster=2, **NEVER)),
+    ((64, 64), _plan(8, 3, cluster=2, **NEVER)),
+)
+_INT4_LORA = (
+    ((64, 64), _plan(4, 4, cluster=2, **LANES)),
+    ((64, 64), _plan(8, 3, **LANES, **NEVER)),
+)
+_ROWS: tuple[Choice, ...] = tuple(
+    ((), {"row_warps": warps, "release": release}) for warps in (16, 8) for release in ("begin", "never")
+)
+
+CHOICES: Mapping[str, Sequence[Choice]] = {
+    "rmsnorm_matmul b=1": _RMSNORM,
+    "rmsnorm_matmul b=8": _RMSNORM,
+    "gated_mlp b=1": (
+        ((64, 64), _plan(2, 6, cluster=2)),
+        ((64, 64), _plan(2, 6, cluster=2, **NEVER)),
+        ((32, 64), _plan(4, 5, **NEVER)),
+        ((32, 64), _plan(8, 2, **NEVER)),
+    ),
+    "gated_mlp b=8": (
+        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2)),
+        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2, **NEVER)),
+        ((64, 64), _plan(2, 4, row_warps=1, column_warps=4, cluster=2, **NEVER)),
+        ((64, 64), _plan(2, 4, row_warps=2, column_warps=4, cluster=2, **NEVER)),
+        ((32, 64), _plan(4, 3, column_warps=2, **NEVER)),
+        ((32, 64), _plan(4, 3, row_warps=2, **NEVER)),
+        ((32, 64), _plan(4, 3, row_warps=2, column_warps=2, **NEVER)),
+    ),
+    "lora": (((64, 32), _plan(8, 2, **LANES)), ((64, 32), _plan(8, 2, **LANES, **NEVER))),
+    "gqa b=1": _ATTENTION,
+    "gqa b=8": _LONG_ATTENTION,
+    "qknorm_attention b=1": _ATTENTION,
+    "qknorm_attention b=8": _LONG_ATTENTION,
+    "ntrans b=1": _ROWS,
+    "ntrans b=8": _ROWS,
+    **{f"int4 rmsnorm_matmul M={m}": _INT4 for m in (1, 8)},
+    **{f"int4 gated_mlp M={m}": _INT4_PAIR for m in (1, 8)},
+    **{f"int4 lora M={m}": _INT4_LORA for m in (1, 8)},
+}

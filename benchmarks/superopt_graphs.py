@@ -160,6 +160,49 @@ def attention(
     return Case(graph, meaning)
 
 
+def split_attention(heads: int, q: int, d: int, kv: int, splits: int, qt: int, kt: int) -> Case:
+    """softmax(Q · K) · V with the keys split over blocks, and a second kernel that combines them."""
+    tiles = q // qt
+    b = GraphBuilder(
+        "part", "block", grid={"Hg": heads, "Qg": tiles, "Sg": splits}, loops={"Sl": kv // splits // kt}
+    )
+    shapes = {"q": (heads, q, d), "k": (heads, d, kv), "v": (heads, kv, d)}
+    cut = {
+        "q": ((1, qt, d), (0, 1, -1), -1),
+        "k": ((1, d, kt), (0, -1, 2), 2),
+        "v": ((1, kt, d), (0, -1, 1), 1),
+    }
+    queries, keys, values = (
+        b.add("load", b.input(name, "float16", shapes[name]), shape=tile, grid=grid, loop=(loop,))
+        for name, (tile, grid, loop) in cut.items()
+    )
+    s = b.add("matmul", queries, keys, type="float32")
+    m = b.add("reduce_max", s, axis=2)
+    p = b.add("exp", b.add("sub", s, m))
+    o = b.add("matmul", b.add("convert", p, type="float16"), values, type="float32")
+    sums = [
+        b.add("accumulate", m, kind="max"),
+        b.add("accumulate", b.add("reduce_sum", p, axis=2), m, kind="rescale"),
+        b.add("accumulate", o, m, kind="rescale"),
+    ]
+    parts = [(heads, q * splits, width) for width in (1, 1, d)]
+    part = b.finish(
+        *(b.add("store", x, grid=(0, 1, 1), shape=shape) for x, shape in zip(sums, parts, strict=True))
+    )
+    c = GraphBuilder("combine", "block", grid={"Hg": heads, "Qg": tiles}, loops={"Sg": splits})
+    maxima, totals, outputs = (
+        c.add("load", c.input(f"part{i}", "float32", shape), shape=(1, qt, shape[2]), grid=(0, 1), loop=(1,))
+        for i, shape in enumerate(parts)
+    )
+    both = [c.add("accumulate", x, maxima, kind="rescale") for x in (totals, outputs)]
+    y = c.add("convert", c.add("div", both[1], both[0]), type="float16")
+    combine = c.finish(c.add("store", y, grid=(0, 1), shape=shapes["q"]))
+    g = GraphBuilder("split_attention")
+    inputs = [g.input(name.upper(), "float16", shape) for name, shape in shapes.items()]
+    graph = g.finish(*g.nest(combine, *g.nest(part, *inputs, name="P"), name="Y"))
+    return Case(graph, lambda q, k, v: _softmax(q @ k) @ v)
+
+
 def norm_transition(rows: int, d: int) -> Case:
     """rms(X + A (rms(H) - X)): no products, a row per block."""
     g = _Block("ntrans", {"Bg": rows}, {})

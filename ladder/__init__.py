@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ladder import knobs as knobs
+    from ladder.api.cache import KVCache as KVCache
     from ladder.api.experts import GroupedMatmul as GroupedMatmul
     from ladder.api.expression import compile_expression as compile_expression
     from ladder.api.linear import Linear as Linear
-    from ladder.api.linear import quantize_ as quantize_
     from ladder.api.matmul import Matmul as Matmul
+    from ladder.api.model import compile as compile
     from ladder.api.quantization import quantize as quantize
     from ladder.api.quantization import quantize_tokens as quantize_tokens
+    from ladder.api.rules import quantization as quantization
+    from ladder.api.rules import quantize_ as quantize_
     from ladder.api.superoptimize import superoptimize as superoptimize
-    from ladder.capture import compile as compile
     from ladder.ir import compute as compute
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
@@ -58,12 +60,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ladder.api.experts": ("GroupedMatmul",),
+    "ladder.api.cache": ("KVCache",),
     "ladder.api.expression": ("compile_expression",),
-    "ladder.api.linear": ("Linear", "quantize_"),
+    "ladder.api.linear": ("Linear",),
     "ladder.api.matmul": ("Matmul",),
+    "ladder.api.model": ("compile",),
     "ladder.api.quantization": ("quantize", "quantize_tokens"),
+    "ladder.api.rules": ("quantization", "quantize_"),
     "ladder.api.superoptimize": ("superoptimize",),
-    "ladder.capture": ("compile",),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),

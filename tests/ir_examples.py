@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ladder.ir import Graph, GraphBuilder
+from ladder.ir import Graph, GraphBuilder, Node
+from tile_types import Tile, get_type
 from tile_types.quantize import quantize
 
 CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
@@ -25,6 +26,13 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "map": (((9, 4),), {"spec": "h+r c -> h c r", "sizes": (("h", 7), ("r", 3))}),
     "pad": (((4, 6),), {"low": (1, 0), "high": (0, 2), "value": 2.0}),
     "sync": (((4, 6),), {"scope": "warp"}),
+    "iota": ((), {"extent": 5, "axis": 1, "rank": 2, "begin": 3, "step": 2, "type": "int64"}),
+    "size": ((), {"extent": 5, "type": "float32"}),
+    "take": (((5, 6), (2, 3)), {}),
+    "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
+    "select": (((4, 6), (4, 6), (6,)), {}),
+    **dict.fromkeys(("log", "sin", "cos", "abs", "floor", "erf", "negation"), (((4, 6),), {})),
+    **dict.fromkeys(("pow", "less", "less_equal", "equal", "both", "either"), (((4, 6), (6,)), {})),
     **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum"), (((4, 6), (6,)), {})),
     **dict.fromkeys(
         ("neg", "square", "exp", "sqrt", "rsqrt", "sigmoid", "silu", "tanh", "relu", "gelu", "gelu_tanh"),
@@ -40,6 +48,14 @@ def of_values(operator: str) -> Graph:
     g = GraphBuilder("example")
     inputs = [g.input(f"x{i}", "float32", shape) for i, shape in enumerate(shapes)]
     return g.finish(g.add(operator, *inputs, name="y", **attributes))
+
+
+def of_call() -> Graph:
+    g = GraphBuilder("example")
+    target = {"target": "aten.topk.default", "arguments": (("%", 0), 2)}
+    tiles = tuple(Tile(get_type(name), (4, 2)) for name in ("float32", "int64"))
+    x = g.input("x", "float32", (4, 6))
+    return g.finish(g.insert(Node("y", "call", (x,), tuple(sorted(target.items())), tiles)), "y.1")
 
 
 def of_constant() -> Graph:
@@ -93,6 +109,7 @@ EXAMPLES: dict[str, Graph] = {
     **{operator: of_values(operator) for operator in CASES},
     "input": of_values("neg"),
     "constant": of_constant(),
+    "call": of_call(),
     "elements": of_quantized("elements"),
     "metadata": of_quantized("metadata", field="zero"),
     "load": of_matmul_blocks(),

@@ -63,6 +63,14 @@ BLOCK_TYPES = {
 }
 """Name -> element, block size, scale type, whether a float32 scale per tensor multiplies all."""
 
+PLAIN_TYPES = {
+    "int32": (32, "two's complement; accumulator"),
+    "int64": (64, "two's complement; indices"),
+    "bool": (8, "one byte, 0 or 1"),
+    "float64": (64, "e11m52, as library calls compute it"),
+}
+"""Name -> bits and doc of types that programs compute with and that no weight is stored in."""
+
 SCALE_TYPES = tuple(name for name in NUMPY_DTYPES if name != "float64")
 """Types that scales can be stored in."""
 
@@ -180,8 +188,8 @@ def _group_scaled(name: str, base: TType, size: int, scale: str, zero: str) -> T
 @lru_cache(maxsize=1024)
 def _parsed_type(name: str) -> TType:
     """Build a type that its name describes."""
-    if name == "int32":
-        return _accumulator_type()
+    if name in PLAIN_TYPES:
+        return _plain_type(name)
     match = _FLOAT_NAME.fullmatch(name)
     if match:
         bits, exponent, mantissa = (int(group) for group in match.groups())
@@ -208,20 +216,16 @@ def float_type(name: str, form: FloatFormat) -> TType:
     return TType(name, form.bits, form.decode, encoder=encoder, doc=doc)
 
 
-def _accumulator_type() -> TType:
-    """Return int32, the accumulator of integer cores; not listed, since nothing is stored in it."""
+def _plain_type(name: str) -> TType:
+    """Return a type of `PLAIN_TYPES`; not listed, since no weight is stored in it."""
+    bits, doc = PLAIN_TYPES[name]
 
     def encode(values: Any) -> Any:
         xp = arrays_of(values)
-        return xp.cast(xp.clip(xp.rint(values), -(2.0**31), 2.0**31 - 1), "int32")
+        limit = 2.0 ** (min(bits, 32) - 1)
+        return xp.cast(xp.clip(xp.rint(values), -limit, limit - 1), "int32")
 
-    return TType(
-        "int32",
-        32,
-        lambda code, ops: ops.cast(code, "int32"),
-        encoder=encode,
-        doc="two's complement; accumulator",
-    )
+    return TType(name, bits, lambda code, ops: ops.cast(code, "int32"), encoder=encode, doc=doc)
 
 
 def _signed(bits: int) -> TType:

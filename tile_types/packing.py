@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from tile_types.arrays import Array, Arrays, arrays_of
 from tile_types.errors import DTypeError, ShapeError
-from tile_types.ttype import MAX_BITS, code_dtype
+from tile_types.ttype import code_dtype
+
+MAX_BITS = 32
+"""Widest code that is packed; wider types are only computed with."""
 
 
 def is_dense(bits: int) -> bool:
     """Tell whether codes of this width fill words without a gap."""
-    return 32 % bits == 0
+    return 32 % bits == 0 or bits % 32 == 0
 
 
 def storage_dtype(bits: int) -> str:

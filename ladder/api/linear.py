@@ -1,4 +1,4 @@
-"""`Linear`: a quantized drop-in for ``torch.nn.Linear``; `quantize_` swaps them in a model."""
+"""`Linear`: a quantized drop-in for ``torch.nn.Linear``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import torch
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
+from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
+from ladder.runtime.operator import is_captured
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
-from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, ShapeError
+from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
 
 DTYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """Types that a module can compute in."""
@@ -173,13 +175,23 @@ class Linear(torch.nn.Module):
         """The weight in canonical storage, if it was kept."""
         return self._canonical
 
+    @property
+    def problem(self) -> Gemm:
+        """The product that it computes, in normal form."""
+        return self._matmul.gemm
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the weight as kernels read it."""
+        return self._packed.nbytes if self._packed is not None else 0
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
         if self._packed is None:
             raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
         if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
-        if torch.compiler.is_compiling():  # then buffers are the inputs of the graph
+        if torch.compiler.is_compiling() or is_captured():  # then buffers are the inputs of the graph
             return self._matmul.apply(x, [getattr(self, name) for name in self._names], self.bias)
         return self._matmul(x, self._packed, self.bias)
 
@@ -301,52 +313,3 @@ class Linear(torch.nn.Module):
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
         self._canonical = None
         self._set_packed(packed.to(self._where))
-
-
-Filter = Callable[[str, torch.nn.Module], bool]
-
-
-def quantize_(
-    model: torch.nn.Module, weight: str = "int4", *, filter: Filter | None = None, **options: Any
-) -> torch.nn.Module:
-    """Replace every ``torch.nn.Linear`` of a model by a quantized `Linear`, in place.
-
-    Parameters
-    ----------
-    model
-        The model; a bare ``Linear`` cannot be replaced in itself, use `Linear.from_linear`.
-    weight
-        Type of the weights, or its name.
-    filter
-        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only
-        modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
-    **options
-        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``scaling``, ...
-
-    Returns
-    -------
-    The model.
-
-    Raises
-    ------
-    LadderError
-        If a layer cannot be quantized; its name is in the notes, and no layer has been replaced.
-    """
-    if type(model) is torch.nn.Linear:
-        raise ShapeError(
-            "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
-        )
-    replaced: dict[torch.nn.Module, Linear] = {}
-    for name, module in model.named_modules():
-        if type(module) is not torch.nn.Linear or (filter is not None and not filter(name, module)):
-            continue
-        try:
-            replaced[module] = Linear.from_linear(module, weight, **options)
-        except LadderError as error:
-            error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
-            raise
-    for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None and child in replaced:
-                setattr(parent, name, replaced[child])
-    return model

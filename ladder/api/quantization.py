@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tile_types import QuantizedTensor, TType
+from tile_types import TType
+from tile_types.library import get_type
 from tile_types.quantize import quantize as quantize_values
 
 if TYPE_CHECKING:
@@ -45,13 +46,14 @@ def quantize_tokens(
     return operator.quantize_tokens(x, activation, group_size or 0)
 
 
-def quantize(weight: Any, ttype: TType | str, **options: Any) -> QuantizedTensor:
-    """Quantize a matrix; see `tile_types.quantize` for every option.
+def quantize(weight: Any, /, ttype: TType | str | None = None, **options: Any) -> Any:
+    """Quantize a matrix, or a copy of a model; see `tile_types.quantize` for every option.
 
     Parameters
     ----------
     weight
-        Real ``[N, K]``: a torch tensor or parameter on any device, or a numpy array.
+        Real ``[N, K]``: a torch tensor or parameter on any device, or a numpy array. A
+        ``torch.nn.Module`` is copied and the copy quantized by rule, see `quantize_`.
     ttype
         Type or its name, e.g. ``"int4"``, ``"nf4"``, ``"mxfp4"``.
     **options
@@ -59,7 +61,7 @@ def quantize(weight: Any, ttype: TType | str, **options: Any) -> QuantizedTensor
 
     Returns
     -------
-    QuantizedTensor in canonical packing, where ``weight`` lives.
+    `QuantizedTensor` in canonical packing, where ``weight`` lives; of a model: the quantized copy.
 
     Raises
     ------
@@ -67,4 +69,13 @@ def quantize(weight: Any, ttype: TType | str, **options: Any) -> QuantizedTensor
         A subclass says what is wrong: an unknown type (the nearest name is suggested), a group
         size that cannot be, NaN or infinity (with its position).
     """
+    if hasattr(weight, "named_modules"):
+        from copy import deepcopy
+
+        from ladder.api.rules import quantize_
+
+        named = {} if ttype is None else {"weight": get_type(ttype).name}
+        return quantize_(deepcopy(weight), **(options | named))
+    if ttype is None:
+        raise TypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
     return quantize_values(weight.detach() if hasattr(weight, "detach") else weight, ttype, **options)

@@ -1,7 +1,8 @@
 """Capture: whole operator graphs of eager PyTorch programs, by monitoring one run (after MagPy).
 
 `capture(function)` gives a callable that records itself: a guard, a graph and a mock for each way
-through the program. `ladder` exports it as `compile`. May import only what lies below `ladder.api`.
+through the program. `ladder.compile` adds a backend that compiles the graphs. May import only what
+lies below `ladder.api`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,4 @@ def capture(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     return Captured(function, backend)
 
 
-compile = capture
-"""`ladder.compile`: so far capture alone; ``backend`` is where a compiler takes the graphs."""
-
-__all__ = ["Captured", "capture", "compile"]
+__all__ = ["Captured", "capture"]

@@ -17,6 +17,7 @@ from ladder.capture.attributes import Attributes, instance_dict
 from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.runtime.operator import is_captured
 
 MAX_DEPTH = 60
 _ASYNC = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
@@ -186,6 +187,8 @@ class Calls(Attributes):
             return self._python_operator
         if function in tensors.STATE_READS:
             return lambda call, args, kwargs: call(*args, **kwargs)
+        if function is is_captured:
+            return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
             return lambda call, args, kwargs: self.replay(call, args, kwargs, looking=True)
         if function in natives.LEAVES:

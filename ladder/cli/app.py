@@ -209,11 +209,16 @@ def tune(
 
 @app.command()
 def superopt(
-    program: Annotated[str, typer.Option(help="rmsnorm_matmul, gated_mlp or lora.")] = "rmsnorm_matmul",
-    operators: Annotated[int, typer.Option(help="Most operators of a block graph.", min=1, max=11)] = 8,
+    program: Annotated[
+        str, typer.Option(help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention or ntrans.")
+    ] = "rmsnorm_matmul",
+    operators: Annotated[
+        int | None, typer.Option(help="Most operators of a block graph. [the program's]", min=1, max=14)
+    ] = None,
     kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
-    weight: Annotated[str, typer.Option(help="Weight type.")] = "float16",
+    weight: Annotated[str, typer.Option(help="Weight type, such as int4, nf4 or mxfp4.")] = "float16",
+    group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
     target: Target = "cuda/sm_90a",
     seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
@@ -242,7 +247,8 @@ def superopt(
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
-            weight=weight, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed, step=step,
+            weight=weight, group=group_size, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed,
+            step=step,
         )  # fmt: skip
     if show is not None:
         from ladder.superopt.show import page

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import Step
-from ladder.superopt.generator import Limits, Report, get_program, search
+from ladder.superopt.generator import Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
-from tile_types.errors import ConversionError, ParseError
+from ladder.superopt.generator.program import TYPE
+from tile_types.errors import ParseError
+from tile_types.library import get_type
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
 ABLATION_COLUMNS = (
@@ -21,30 +23,36 @@ ABLATION_COLUMNS = (
     "seconds unpruned",
     "factor",
 )
-NO_KERNELS = "graphs are ranked by bytes loaded: their kernels are not generated yet"
+NO_KERNELS = "graphs are ranked by bytes loaded; ladder.superoptimize builds and times their kernels"
 
 
 def run_superopt(
-    name: str, *, operators: int, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
-    target: str, sizes: str, checkpoint: Path | None, seed: int | None, step: Step,
+    name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
+    group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None, step: Step,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
-    if weight != "float16":
-        raise ConversionError(
-            f"the search takes float16 weights so far, not {weight}: convert is not an operator of it yet"
-        )
-    program = program.resized(**parse_sizes(sizes))
-    limits = Limits(operators, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
+    program = with_weight(program.resized(**parse_sizes(sizes)), weight, group)
+    count = operators or program.operators + len(program.packed)
+    limits = Limits(count, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
     return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
 
 
+def with_weight(program: Program, weight: str, group: int) -> Program:
+    """Return the program with weights of a type; ``group`` elements share a scale unless the type says."""
+    if weight == TYPE:
+        return program
+    ttype = get_type(weight)
+    return program.with_weights(ttype.name if ttype.is_block else f"{weight}_g{group}")
+
+
 def run_ablation(
-    name: str, *, operators: int, jobs: int, seconds: float, sizes: str, step: Step
+    name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Step
 ) -> list[Row]:
     """Search one program with and without pruning, for 4 up to ``operators`` operators."""
     program = get_program(name).resized(**parse_sizes(sizes))
-    counts = range(min(4, operators), operators + 1)
+    most = operators or program.operators
+    counts = range(min(4, most), most + 1)
     return list(ablation(program, Limits(workers=jobs, seconds=seconds), counts, step))
 
 
@@ -76,7 +84,7 @@ def as_json(report: Report) -> dict[str, Any]:
     counts = report.counts
     return {
         "program": report.program.name, "sizes": dict(report.program.sizes),
-        "verified": len(report.found),
+        "weights": dict(report.program.packed), "verified": len(report.found), "dearer": report.dearer,
         "delta": max((found.certificate.delta for found in report.found), default=None),
         "states": counts.states, "pruned": counts.pruned, "candidates": counts.candidates,
         "rejected": counts.rejected, "reasons": counts.reasons, "unstable": len(report.unstable),
@@ -117,7 +125,8 @@ def fields(report: Report) -> dict[str, str]:
     return {
         "program": f"{report.program.name}: {report.program.doc}",
         "states": f"{counts.states} explored, {counts.pruned} steps pruned",
-        "verified": f"{len(report.found)} of {counts.candidates} complete graphs",
+        "verified": f"{len(report.found)} of {counts.candidates} complete graphs"
+        f"{f', {report.dearer} dearer ones not proved' if report.dearer else ''}",
         "rejected": f"{counts.rejected}{f' ({rejected})' if rejected else ''}",
         "unstable": str(len(report.unstable)),
         "seconds": f"{report.seconds:.1f}{'' if report.complete else ', out of time: not complete'}",

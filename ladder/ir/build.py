@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from ladder.ir.extents import bind as bind_extent
@@ -26,7 +27,13 @@ OUTER_PLACE = {"kernel": "dram", "block": "dram", "thread": "shared"}
 def node_attributes(node: Node, graph: Graph | None = None) -> dict[str, Any]:
     """Return all attributes of a node, defaults included; with its graph, also its context."""
     operator = get_operator(node.operator)
-    return _with_context(operator, operator.complete(dict(node.attributes)), graph.loops if graph else ())
+    attributes = dict(_completed(node.operator, node.attributes))
+    return _with_context(operator, attributes, graph.loops if graph else ())
+
+
+@lru_cache(maxsize=4096)
+def _completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Mapping[str, Any]:
+    return get_operator(operator).complete(dict(given))
 
 
 def _with_context(operator: Operator, attributes: dict[str, Any], loops: Sequence[Axis]) -> dict[str, Any]:
@@ -144,6 +151,10 @@ class GraphBuilder:
             count += 1
             name = f"{wish}_{count}"
         return name
+
+    def has(self, value: str) -> bool:
+        """Tell whether a value of that name is defined."""
+        return value in self._tiles
 
     def tile(self, value: str) -> Tile:
         """Return the tile of a value; raises UnknownNameError."""

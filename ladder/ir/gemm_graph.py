@@ -6,7 +6,7 @@ Normal form of the weight: one scale per row (a group that spans K) is a row sca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,39 +44,66 @@ def gemm_graph(gemm: Gemm, name: str = "gemm") -> Graph:
     UnknownNameError, ConversionError
         If the weight, its zero points or an epilogue operator do not exist.
     """
-    for operator in gemm.epilogue:
-        _require_epilogue(operator)
     g = GraphBuilder(name)
-    a = _as_type(g, g.input("A", _token_type(gemm), ("M", gemm.k)), gemm.activation)
-    b = g.input("B", _weight_type(gemm), (gemm.n, gemm.k))
+    a = g.input("A", token_type(gemm), ("M", gemm.k))
+    b = g.input("B", weight_type(gemm), (gemm.n, gemm.k))
+    return g.finish(insert_gemm(g, gemm, a, b, "M", gemm_vectors(g, gemm, "M")))
+
+
+def gemm_vectors(g: GraphBuilder, gemm: Gemm, rows: Extent) -> dict[str, str]:
+    """Declare the vectors that a GEMM takes besides its matrices, as inputs; returns them by name."""
     vectors: dict[str, tuple[bool, str, Extent]] = {
         "row_scale": (not gemm.scale, "float32", gemm.n),
-        "token_scale": (gemm.token_scale and not gemm.token_group, "float32", "M"),
+        "token_scale": (gemm.token_scale and not gemm.token_group, "float32", rows),
         "bias": (gemm.bias, gemm.output, gemm.n),
     }
-    given = {label: g.input(label, ttype, (n,)) for label, (used, ttype, n) in vectors.items() if used}
+    return {label: g.input(label, ttype, (n,)) for label, (used, ttype, n) in vectors.items() if used}
+
+
+def insert_gemm(g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given: Mapping[str, str]) -> str:
+    """Add the operators of a GEMM to a graph and return its result ``[rows, N]``.
+
+    Parameters
+    ----------
+    a, b
+        Activations ``[rows, K]`` and the weight ``[N, K]`` of `weight_type`.
+    rows
+        M.
+    given
+        The vectors that `gemm_vectors` declares, by name.
+
+    Raises
+    ------
+    UnknownNameError, DTypeError
+        If an epilogue operator does not exist, or is no function of one number.
+    """
+    for operator in gemm.epilogue:
+        _require_epilogue(operator)
     weight = _decoded(g, gemm, b)
-    value = g.add("matmul", a, weight, transpose_b=True, type=_sum_type(gemm), name="sum")
+    activation = _as_type(g, a, gemm.activation)
+    value = g.add("matmul", activation, weight, transpose_b=True, type=_sum_type(gemm), name="sum")
     value = _as_type(g, value, "float32")
     if "row_scale" in given:
         value = g.add("mul", value, given["row_scale"])
     if "token_scale" in given:
-        value = g.add("mul", value, g.add("reshape", given["token_scale"], shape=("M", 1)))
+        value = g.add("mul", value, g.add("reshape", given["token_scale"], shape=(rows, 1)))
     if "bias" in given:
         value = g.add("add", value, _as_type(g, given["bias"], "float32"))
     for operator in gemm.epilogue:
         value = g.add(operator, value)
-    return g.finish(_as_type(g, value, gemm.output))
+    return _as_type(g, value, gemm.output)
 
 
-def _weight_type(gemm: Gemm) -> str:
+def weight_type(gemm: Gemm) -> str:
+    """Return the type of a GEMM's weight: group-scaled if there are scales or zero points."""
     if not gemm.scale and gemm.zero == "none":
         return gemm.weight
     scale = "e8m0" if gemm.power_scales else "float16"
     return group_scaled(gemm.weight, gemm.group_size, scale=scale, zero=gemm.zero).name
 
 
-def _token_type(gemm: Gemm) -> str:
+def token_type(gemm: Gemm) -> str:
+    """Return the type of a GEMM's activations: group-scaled if groups of a row have scales."""
     if not gemm.token_group:
         return gemm.activation
     return group_scaled(gemm.activation, gemm.token_group, scale="float32").name

@@ -117,6 +117,11 @@ def sigmoid(x: Array) -> Array:
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
+def erf(x: Array) -> Array:
+    """Return the error function."""
+    return 1.0 - _erfc(x) if np.size(x) else np.asarray(x)
+
+
 def gelu(x: Array) -> Array:
     """Return ``x * (1 + erf(x / sqrt 2)) / 2`` without cancellation."""
     return x * 0.5 * _erfc(-x / math.sqrt(2)) if np.size(x) else np.asarray(x)

@@ -22,8 +22,12 @@ LAX_CLASSES = ("multilinear", "division", "exp", "root", "maximum", "other")
 """Mirage's LAX classes; ``root`` is decided by residues, ``maximum`` (as softmax subtracts it) by taking it
 as unknown, ``other`` is outside LAX."""
 
-ROLES = ("value", "input", "load", "accumulate", "store", "graph")
+ROLES = ("value", "input", "call", "load", "accumulate", "store", "graph")
 """What walkers do with a node: all but ``value`` are given context, see `CONTEXT`."""
+
+ENGINES = ("chain", "view", "leaf", "product", "library")
+"""``chain``: loops over memory, fused; ``view``: an address, no work of its own; ``leaf``: a number;
+``product``: a matrix product; ``library``: a call of torch."""
 
 REQUIRED: Any = object()
 
@@ -79,6 +83,7 @@ ATTRIBUTE_KINDS: Mapping[str, Callable[[object], bool]] = {
     "extents": _each(_is_extent),
     "ints": _each(_is_int),
     "sizes": _each(_is_pair_of_name_and_extent),
+    "literal": lambda value: True,
 }
 """Kind -> whether a literal is of it. Extents may be symbolic and are rewritten by `bind`."""
 
@@ -155,6 +160,8 @@ class Operator:
         One of `ROLES`.
     levels
         Graph levels it may appear at.
+    engine
+        What executes it in a model, one of `ENGINES`.
     doc
         One line for tables.
     """
@@ -173,6 +180,7 @@ class Operator:
     result_type: Callable[[Tiles, Attributes], TType] = arithmetic_type
     role: str = "value"
     levels: tuple[str, ...] = LEVELS
+    engine: str = "chain"
     doc: str = ""
 
     @property
@@ -182,8 +190,8 @@ class Operator:
 
     @property
     def unary(self) -> bool:
-        """Whether it is an element-wise function of one operand, fit for an epilogue."""
-        return self.elementwise and self.arity == (1, 1)
+        """Whether it is an element-wise function of one number, fit for an epilogue."""
+        return self.elementwise and self.arity == (1, 1) and self.result_type is arithmetic_type
 
     def lax_class(self, attributes: Attributes) -> str:
         """Return the LAX class under these attributes."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ladder.ir import arrange, finite, numeric, scalars, shapes
 from ladder.ir.extents import product
+from ladder.ir.model_ops import MODEL_ROWS
 from ladder.ir.operator import (
     AbstractExpression,
     Attribute,
@@ -94,7 +95,7 @@ def _accumulated(arguments: Any, tiles: Tiles, attributes: Attributes) -> Abstra
 
 
 def _shift(arguments: Any, tiles: Tiles, attributes: Attributes) -> AbstractExpression:
-    """A maximum is 0: programs that are compared must be equal whatever it is, so at 0 as well."""
+    """Take a maximum as 0: programs that are compared are equal whatever it is, so at 0 as well."""
     return ("const", 0.0)
 
 
@@ -189,7 +190,7 @@ _SOURCES = (
         attributes={
             "value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type"),
         },
-        result_type=shapes.target_type, doc="one number in every element",
+        result_type=shapes.target_type, engine="leaf", doc="one number in every element",
     ),
 )  # fmt: skip
 
@@ -218,12 +219,13 @@ _CONVERSIONS = (
 _CONTRACTIONS = (
     Operator(
         "contract", (1, None), shapes.indexed, numeric.contract, finite.contract, _sum_of_products,
-        flops=_contract_flops, attributes={**_INDEXED, "type": _TYPE},
+        flops=_contract_flops, attributes={**_INDEXED, "type": _TYPE}, engine="product",
         doc="sum of products under an affine indexing such as 'm k, n k -> m n'",
     ),
     Operator(
         "matmul", (2, 2), shapes.matmul, numeric.matmul, finite.matmul, _matmul_expression,
         flops=_matmul_flops, attributes={"transpose_b": Attribute("flag", False), "type": _TYPE},
+        engine="product",
         doc="batched matrix product; the type is the accumulator's",
     ),
 )  # fmt: skip
@@ -264,9 +266,11 @@ _REDUCTIONS = (
 )
 
 _MOVES = (
-    _move("broadcast", shapes.broadcast, arrange.broadcast, {"shape": Attribute("extents")}),
-    _move("reshape", shapes.reshaped, arrange.reshape, {"shape": Attribute("extents")}),
-    _move("transpose", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")}),
+    _move("broadcast", shapes.broadcast, arrange.broadcast, {"shape": Attribute("extents")}, engine="view"),
+    _move("reshape", shapes.reshaped, arrange.reshape, {"shape": Attribute("extents")}, engine="view"),
+    _move(
+        "transpose", shapes.transposed, arrange.transpose, {"permutation": Attribute("ints")}, engine="view"
+    ),
     _move(
         "concat", shapes.concatenated, arrange.concat, {"axis": Attribute("int")}, arity=(1, None),
         abstract=_named("concat"),
@@ -279,6 +283,7 @@ _MOVES = (
     _move(
         "slice", shapes.sliced, arrange.slice_,
         {"begin": Attribute("extents"), "shape": Attribute("extents"), "step": Attribute("ints", ())},
+        engine="view",
     ),
     _move("map", shapes.indexed, numeric.view, _INDEXED, finite=finite.view, doc="affine view: 'h+r -> h r'"),
     _move(
@@ -326,7 +331,10 @@ _BLOCK_GRAPH = (
 OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         row.name: row
-        for rows in (_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _MOVES, _BLOCK_GRAPH)
+        for rows in (
+            *(_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _MOVES),
+            *(_BLOCK_GRAPH, MODEL_ROWS),
+        )
         for row in rows
     }
 )

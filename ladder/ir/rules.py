@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import canonical
+from ladder.ir.extents import canonical, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
-from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.ir.ops import get_operator
+from ladder.ir.rewrite import Match, Pattern, Rule, Rules, pattern
 from tile_types.library import get_type
 
 
@@ -132,3 +135,53 @@ def _contract_to_matmul(match: Match) -> str | None:
 
 
 MATMUL_RECOGNITION: Rules = (Rule("contract to matmul", pattern("contract", "a", "b"), _contract_to_matmul),)
+
+
+def _sink_reshape(match: Match) -> str | None:
+    """``f(reshape(x))`` -> ``reshape(f(x))`` for functions of one number and conversions."""
+    operator = get_operator(match.root.operator)
+    if not (operator.unary or operator.name == "convert"):
+        return None
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    value = match.builder.add(operator.name, match["x"], **attributes)
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+RESHAPE_SINKING: Rules = (Rule("sink reshape", Pattern(inputs=(pattern("reshape", "x"),)), _sink_reshape),)
+"""Brings a product and the functions that follow it together: layers reshape their results in between."""
+
+
+def _repeated_heads(match: Match, value: str) -> str | None:
+    """Return x where a value is x with each head repeated: ``reshape(broadcast(reshape(x)))``."""
+    node = match.builder.node(value)
+    chain = []
+    for operator in ("reshape", "broadcast", "reshape"):
+        if node.operator != operator:
+            return None
+        chain.append(node)
+        value = node.inputs[0]
+        node = match.builder.node(value)
+    joined, stretched, opened = chain
+    shape = match.builder.tile(value).shape
+    one = (*shape[:-2], 1, *shape[-2:])
+    if opened.tile.shape != one or len(stretched.tile.shape) != len(one):
+        return None
+    same = all(
+        a == b for at, (a, b) in enumerate(zip(one, stretched.tile.shape, strict=True)) if at != len(one) - 3
+    )
+    merged = (*shape[:-3], product([shape[-3], stretched.tile.shape[-3]]), *shape[-2:])
+    return value if same and joined.tile.shape == merged else None
+
+
+def _group_heads(match: Match) -> str | None:
+    """``attention(q, repeat(k), repeat(v))`` -> ``attention(q, k, v)``: heads of k serve groups of q's."""
+    q, k, v, *mask = match.root.inputs
+    keys, values = (_repeated_heads(match, value) for value in (k, v))
+    if keys is None or values is None:
+        return None
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    return match.builder.add("attention", q, keys, values, *mask, **attributes)
+
+
+GROUPED_ATTENTION: Rules = (Rule("group heads", pattern("attention"), _group_heads),)
+"""Models repeat the keys of grouped-query attention; the operator need not."""

@@ -127,3 +127,75 @@ def gelu_tanh(x: Any) -> Any:
     """Return the tanh approximation of GELU, as ``x * sigmoid(2u)``, since (1 + tanh u) / 2 = sigmoid(2u)."""
     u = x * _like(x, math.sqrt(2 / math.pi)) * (_like(x, 1.0) + x * x * _like(x, 0.044715))
     return x * sigmoid(u * _like(x, 2.0))
+
+
+def log(x: Any) -> Any:
+    """Return the natural logarithm."""
+    return _tirx().log(x)
+
+
+def sin(x: Any) -> Any:
+    """Return the sine."""
+    return _tirx().sin(x)
+
+
+def cos(x: Any) -> Any:
+    """Return the cosine."""
+    return _tirx().cos(x)
+
+
+def absolute(x: Any) -> Any:
+    """Return the magnitude."""
+    return _tirx().max(x, negate(x))
+
+
+def floor(x: Any) -> Any:
+    """Return the greatest whole number that is not above."""
+    return _tirx().floor(x)
+
+
+def erf(x: Any) -> Any:
+    """Return the error function to 1.5e-7."""
+    magnitude = absolute(x)
+    above = _like(x, 1.0) - complementary_erf(magnitude)
+    return _tirx().Select(x < _like(x, 0.0), negate(above), above)
+
+
+def power(x: Any, exponent: Any) -> Any:
+    """Return ``x ** exponent``."""
+    return _tirx().pow(x, exponent)
+
+
+def less(a: Any, b: Any) -> Any:
+    """Return ``a < b``."""
+    return a < b
+
+
+def less_equal(a: Any, b: Any) -> Any:
+    """Return ``a <= b``."""
+    return a <= b
+
+
+def equal(a: Any, b: Any) -> Any:
+    """Return ``a == b``."""
+    return _tirx().EQ(a, b)
+
+
+def both(a: Any, b: Any) -> Any:
+    """Return whether both are true."""
+    return _tirx().And(a, b)
+
+
+def either(a: Any, b: Any) -> Any:
+    """Return whether one is true."""
+    return _tirx().Or(a, b)
+
+
+def negation(a: Any) -> Any:
+    """Return whether it is false."""
+    return _tirx().Not(a)
+
+
+def select(condition: Any, yes: Any, no: Any) -> Any:
+    """Return ``yes`` where the condition holds, else ``no``; both are evaluated."""
+    return _tirx().Select(condition, yes, no)

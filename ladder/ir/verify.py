@@ -126,6 +126,8 @@ def _expected_tiles(graph: Graph, node: Node, operator: Operator, tiles: list[Ti
         return _body_tiles(node.body, node, tiles)
     if operator.role == "input":
         return list(node.tiles[:1])
+    if operator.role == "call":
+        return list(node.tiles)
     return [infer_tile(operator, tiles, dict(node.attributes), node.tile.level, graph.loops)]
 
 

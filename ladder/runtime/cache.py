@@ -47,7 +47,7 @@ STALE_SECONDS = 3600.0
 ATTEMPTS = 8
 """How often a write is tried against other processes that repair the same entry."""
 
-SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/lower")
+SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/partition", "ladder/lower")
 """Packages whose source text decides what a kernel is."""
 
 

@@ -127,6 +127,25 @@ class CompiledGemm:
         where = weight[0].device
         return self._launch(x, weight, where, allocator(where), bias, token_scale)
 
+    def into(
+        self,
+        rows: torch.Tensor,
+        weight: Sequence[Any],
+        out: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Multiply a matrix ``rows[M, K]`` by bare tensors of a packed weight into ``out[M, N]``."""
+        m = rows.shape[0]
+        if not m:
+            return
+        if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
+            rows = self.aligned(rows)
+        if self._on_cpu:
+            keep_apart()
+        extras = self._extra_arguments(m, rows, bias, token_scale) if self._extras else ()
+        self.entries[bisect_left(self._bounds, m)](rows, *weight, *extras, out)
+
     def bind(self, packed: PackedWeight) -> Call:
         """Return ``(x, bias, token_scale) -> y`` for one weight; what never changes is looked up once.
 

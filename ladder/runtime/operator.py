@@ -31,12 +31,23 @@ load_foreign_interface()
 
 ARGUMENTS = "(Tensor x, Tensor[] weight, Tensor? bias, Tensor? token_scale, str request) -> Tensor"
 
+ATTENTION_SCHEMA = (
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask=None, bool causal=False, float? scale=None)"
+    " -> Tensor"
+)
+"""One node of a graph for what torch would take apart."""
+
 QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Tensor codes, Tensor scale)"
 
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
-for schema in (f"matmul{ARGUMENTS}", f"matmul_without_gradient{ARGUMENTS}", QUANTIZE_SCHEMA):
+for schema in (
+    f"matmul{ARGUMENTS}",
+    f"matmul_without_gradient{ARGUMENTS}",
+    QUANTIZE_SCHEMA,
+    ATTENTION_SCHEMA,
+):
     library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
@@ -114,10 +125,40 @@ for name, kernel in (("matmul", _run), ("matmul_without_gradient", _run_below_au
 library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_autograd("ladder::matmul_without_gradient", refuse_gradient, lib=library)
 
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Return torch's attention; heads of k and v serve groups of heads of q."""
+    grouped = q.shape[-3] != k.shape[-3]
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+    )
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+    """Tell shape and type of attention's result."""
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+for place in ("CPU", "CUDA"):
+    library.impl("attention", attend, place)
+torch.library.register_fake("ladder::attention", _attended, lib=library)
+
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""
 
 _refusing: Callable[..., torch.Tensor] = torch.ops.ladder.matmul_without_gradient.default
+
+
+def is_captured() -> bool:
+    """Tell whether `ladder.capture` follows this call; it answers for itself."""
+    return False
 
 
 def dispatch(
@@ -162,6 +203,7 @@ def needs_dispatch(x: torch.Tensor) -> bool:
     """Tell whether somebody watches this call, so that it must go through the dispatcher."""
     return (
         torch.compiler.is_compiling()
+        or is_captured()
         or type(x) is not torch.Tensor
         or is_in_torch_dispatch_mode()
         or (x.requires_grad and torch.is_grad_enabled())

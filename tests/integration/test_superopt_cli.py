@@ -51,7 +51,6 @@ def test_ablation(capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--program", "gqa"], "not there yet"),
         (["--program", "lorra"], "did you mean 'lora'"),
         (["--weight", "int4"], "float16 weights so far"),
         (["--sizes", "K"], "NAME=NUMBER"),

@@ -13,6 +13,7 @@ from benchmarks.superopt_graphs import (
     lora,
     norm_transition,
     rmsnorm_matmul,
+    split_attention,
 )
 from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule
@@ -22,7 +23,7 @@ from targets import get_device
 
 __all__ = [
     "Case", "add_then_multiply", "attention", "gated_mlp", "lora", "norm_transition", "rmsnorm_matmul",
-    "run", "run_quantized",
+    "run", "run_kernels", "run_quantized", "split_attention",
 ]  # fmt: skip
 
 
@@ -53,26 +54,51 @@ def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[Simulation
     return _simulated(case, function, arrays, arrays, options)
 
 
+def run_kernels(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[list[SimulationResult], float]:
+    """Simulate all kernels of a graph, one after the other, the first with the schedule; as `run`."""
+    generator, values, results = np.random.default_rng(0), {}, []
+    for node in case.graph.inputs:
+        drawn = generator.standard_normal(node.tile.known_shape) * 0.5
+        values[node.name] = drawn.astype(_numpy(node.tile.ttype.name))
+    meant = [array.astype(np.float64) for array in values.values()]
+    for node in (node for node in case.graph.nodes if node.body is not None):
+        outs = [np.full(tile.known_shape, np.nan, _numpy(tile.ttype.name)) for tile in node.tiles]
+        plan = BlockSchedule() if results else schedule
+        function = emit(node.body, get_device("cuda/sm_90a"), plan, "simulated")
+        flat = [array.reshape(-1) for array in (*(values[name] for name in node.inputs), *outs)]
+        results.append(simulate_launch(function, flat, outputs=tuple(range(-len(outs), 0)), **options))
+        values.update(zip(node.values, outs, strict=True))
+    wanted = case.meaning(*meant)
+    found = values[case.graph.outputs[0]].astype(np.float64)
+    return results, float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
 def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
-    """Simulate a kernel whose last input is a quantized weight; as `run`."""
+    """Simulate a kernel some of whose inputs are quantized weights; as `run`."""
     import torch
 
+    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "simulated")
+    generator = torch.Generator().manual_seed(0)
+    arrays, meant = [], []
+    for node in case.graph.inputs:
+        values = torch.randn(node.tile.known_shape, generator=generator) * 0.2
+        given, exact = _packed(node.tile, values) if node.tile.ttype.is_block else ([values.half()],) * 2
+        arrays += [array.contiguous().view(-1).numpy() for array in given]
+        meant.append(exact[0].double().numpy())
+    arrays = [array.view(np.uint32) if array.dtype == np.int32 else array for array in arrays]
+    return _simulated(case, function, arrays, meant, options)
+
+
+def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
+    """Return the packed arrays of a quantized weight, and what it stands for as ``[K, N]``."""
     from ladder.lower.blocks.analysis import gemm_of
     from ladder.runtime.packed import pack
     from tile_types import quantize
 
-    device = get_device("cuda/sm_90a")
-    function = emit(case.block, device, schedule, "simulated")
-    first, weight = case.graph.inputs
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(first.tile.known_shape, generator=generator) * 0.5).half().numpy()
-    ttype = weight.tile.ttype
-    values = torch.randn(weight.tile.known_shape, generator=generator) * 0.05
+    ttype = tile.ttype
     stored = quantize(values, ttype.element_type.name, group_size=ttype.shape[-1], scale_type="float16")
-    packed = pack(gemm_of(ttype, weight.tile.known_shape, "float16"), device, stored).tensors
-    arrays = [array.contiguous().view(-1).numpy() for array in packed]
-    arrays[0] = arrays[0].view(np.uint32)
-    return _simulated(case, function, [x, *arrays], [x, stored.dequantize().double().numpy().T], options)
+    packed = pack(gemm_of(ttype, tile.known_shape, "float16"), get_device("cuda/sm_90a"), stored)
+    return list(packed.tensors), [stored.dequantize().t()]
 
 
 def _simulated(case: Case, function: Any, arrays: Any, meant: Any, options: Any) -> Any:

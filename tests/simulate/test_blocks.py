@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import block_graphs as graphs
 import pytest
 from block_graphs import Case, run
@@ -84,6 +86,14 @@ def test_attention_in_any_order(order: str) -> None:
     check(graphs.attention(2, 32, 64, 128, 32, 32, 0.125), BlockSchedule(2, 2, 2, 2), order=order)
 
 
+@pytest.mark.parametrize("schedule", ATTENTION, ids=str)
+def test_keys_split_over_blocks(schedule: BlockSchedule) -> None:
+    """FlashDecoding: maxima, sums and products of each part, combined by a second kernel."""
+    results, error = graphs.run_kernels(graphs.split_attention(2, 64, 32, 256, 2, 64, 32), schedule)
+    assert not [result.report() for result in results if result.findings]
+    assert error <= BOUND["float16"]
+
+
 @pytest.mark.parametrize("row_warps", [1, 4])
 def test_rows_without_products(row_warps: int) -> None:
     check(graphs.norm_transition(3, 1024), BlockSchedule(1, row_warps))
@@ -120,6 +130,7 @@ def test_tensor_copies(order: str, schedule: BlockSchedule) -> None:
 
 
 def test_tensor_copies_of_other_tiles() -> None:
+    check(graphs.rmsnorm_matmul(2, 192, 96, 48, 48), BlockSchedule(2, 1, 2, copies="tensor"))
     check(graphs.rmsnorm_matmul(2, 256, 256, 128, 32), BlockSchedule(4, 1, 2, copies="tensor"))
     check(graphs.rmsnorm_matmul(2, 256, 64, 32, 64), BlockSchedule(2, 1, 2, copies="tensor"))
     check(graphs.attention(2, 64, 64, 256, 64, 64), BlockSchedule(1, 4, 2, 2, copies="tensor"))
@@ -141,11 +152,23 @@ def test_quantized_weights(weight: str, group: int, schedule: BlockSchedule) -> 
     assert error <= BOUND["float16"]
 
 
+def test_several_quantized_weights() -> None:
+    weight = group_scaled("int4", 128).name
+    schedule = BlockSchedule(2, 1, 2, copies="tensor", release="never")
+    for case in (
+        graphs.gated_mlp(3, 512, 64, 64, 128, weight),
+        graphs.lora(3, 512, 64, 16, 64, 128, weight),
+    ):
+        plan = replace(schedule, copies="lanes") if len(case.graph.inputs) == 4 else schedule
+        result, error = graphs.run_quantized(case, plan)
+        assert not result.findings, result.report()
+        assert error <= BOUND["float16"]
+
+
 REFUSED = {
     "3 groups share 2 steps": BlockSchedule(groups=3),
     "2 warps do not share 4 rows": BlockSchedule(row_warps=2),
     "bytes of shared memory": BlockSchedule(stages=200),
-    "tensor copies take": BlockSchedule(copies="tensor"),
 }
 
 
@@ -154,6 +177,12 @@ def test_refusals_say_what_is_wrong(message: str) -> None:
     case = graphs.rmsnorm_matmul(4, 96, 96, 48, 48)
     with pytest.raises(ScheduleError, match=message):
         emit(case.block, get_device("cuda/sm_90a"), REFUSED[message], "k")
+
+
+def test_tensor_copies_have_limits() -> None:
+    case = graphs.gated_mlp(8, 1024, 64, 64, 512)
+    with pytest.raises(ScheduleError, match="tensor copies take up to 256 rows"):
+        emit(case.block, get_device("cuda/sm_90a"), BlockSchedule(copies="tensor"), "k")
 
 
 def test_ampere_has_no_tensor_copies() -> None:

@@ -92,6 +92,7 @@ CASES = {
     "attention": graphs.attention(2, 8, 16, 64, 8, 16, 0.25),
     "normalised attention": graphs.attention(2, 8, 16, 64, 8, 16, norm=True),
     "ntrans": graphs.norm_transition(3, 48),
+    "split attention": graphs.split_attention(2, 16, 16, 64, 2, 8, 16),
 }
 
 
@@ -104,7 +105,8 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_block_graphs_on_the_cpu(name: str, cache: None) -> None:
     case = CASES[name]
-    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
+    kernels = sum(node.operator == "block" for node in case.graph.nodes)
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),) * kernels), host_cpu())
     inputs = [draw(*node.tile.known_shape) for node in case.graph.inputs]
     exact = case.meaning(*(x.double().numpy() for x in inputs))
     assert np.linalg.norm(fused(*inputs).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
@@ -141,7 +143,7 @@ def test_schedules_of_a_gpu_are_legal_and_ranked() -> None:
 
 def test_superoptimize(cache: None) -> None:
     inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
-    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=1), trials=3, seed=0)
+    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=2), trials=3, seed=0)
     exact = gated(*(x.double() for x in inputs))
     assert (found(*inputs).double() - exact).norm() <= 1e-3 * exact.norm()
     assert found.certificate.equal

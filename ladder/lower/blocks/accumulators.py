@@ -28,8 +28,22 @@ Expr = Any
 LOWEST = -3.0e38
 """Stands for minus infinity: differences of two such numbers are 0, not NaN."""
 
-KINDS = {"sum": (0.0, "reduce_sum"), "max": (LOWEST, "reduce_max"), "rescale": (0.0, "reduce_sum")}
+
+def _later(x: Expr, y: Expr) -> Expr:
+    """Return what came last."""
+    return y
+
+
+KINDS = {
+    "sum": (0.0, COMBINE["reduce_sum"]),
+    "rescale": (0.0, COMBINE["reduce_sum"]),
+    "max": (LOWEST, COMBINE["reduce_max"]),
+    "last": (0.0, _later),
+}
 """Kind -> what it begins with, and how parts are joined."""
+
+SUMS = ("sum", "rescale")
+"""Kinds that add, so that parts may be added late and products in place."""
 
 LINEAR = ("matmul", "reduce_sum", "convert", "mul", "div", "accumulate")
 """Operators that keep a factor per row of their first operand."""
@@ -56,8 +70,7 @@ class Accumulator(Value):
             )
         self.source, self.kind = operands[0], kind
         self.maximum = operands[1].name if len(operands) == 2 else None
-        self.start, join = KINDS[kind]
-        self.join = COMBINE[join]
+        self.start, self.join = KINDS[kind]
         self.columns = kernel.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
 
@@ -89,7 +102,7 @@ class Accumulator(Value):
     def _exclusive(self) -> bool:
         """Whether nobody else takes the product, which then is accumulated in place."""
         alone = len(self.kernel.program.users[self.source.name]) == 1
-        return alone and self.kind != "max" and not self._is_apart()
+        return alone and self.kind in SUMS and not self._is_apart()
 
     def _is_apart(self) -> bool:
         """Whether what is rescaled does not depend on the maximum, so that it must be multiplied."""
@@ -131,7 +144,7 @@ class Accumulator(Value):
 
     def _defers(self) -> bool:
         """Whether the threads of a row sum their parts of it after the loop."""
-        return self.source.is_partial and self.kind != "max"
+        return self.source.is_partial and self.kind in SUMS
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
         merger = self.kernel.merger

@@ -174,7 +174,7 @@ class TileCopy:
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 MAP_SWIZZLE = {8: 3, 4: 2}
-"""Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B."""
+"""Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""
 MAP_LINES = 2
 """CU_TENSOR_MAP_L2_PROMOTION_L2_128B."""
 
@@ -197,11 +197,12 @@ class TensorCopy(TileCopy):
         dtype = str(self.source.dtype)
         self.map = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
         box = (self.layout.pitch * ELEMENTS, self.layout.rows)
+        swizzle = MAP_SWIZZLE[self.layout.pitch] if self.layout.swizzled else 0
         b.emit(
             T.call_packed(
                 "runtime.cuTensorMapEncodeTiled",
                 *(self.map, dtype, 2, self.source.data, columns, rows, columns * 2),
-                *(*box, 1, 1, 0, MAP_SWIZZLE[self.layout.pitch], MAP_LINES, 0),
+                *(*box, 1, 1, 0, swizzle, MAP_LINES, 0),
             )
         )
 

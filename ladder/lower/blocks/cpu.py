@@ -81,9 +81,10 @@ class CpuBlock:
     def _allocate(self) -> None:
         """Allocate buffers for what is stored: products, reductions, accumulators, maxima, shared values."""
         for node in self.block.nodes:
-            if node.operator in ("input", "store", "load", "constant"):
+            followed = node.name in self._maxima()
+            if node.operator in ("input", "store", "load", "constant") and not followed:
                 continue
-            kept = node.operator in ("matmul", "reduce_sum", "reduce_max", "accumulate")
+            kept = followed or node.operator in ("matmul", "reduce_sum", "reduce_max", "accumulate")
             users = self.program.users[node.name]
             if kept or len(users) > 1 or any(user.operator == "matmul" for user in users):
                 rows, columns = self.program.shape(node.name)
@@ -107,10 +108,10 @@ class CpuBlock:
                 self._store(node)
                 continue
             self.values[node.name] = self._value(node, step)
+            if node.name in self.buffers and node.operator not in ("matmul", "reduce_sum", "reduce_max"):
+                self._keep(node)
             if node.name in self._maxima():
                 self._follow(node.name)
-            elif node.name in self.buffers and node.operator not in ("matmul", "reduce_sum", "reduce_max"):
-                self._keep(node)
 
     def _value(self, node: Node, step: Expr | None) -> At:
         attributes = node_attributes(node)

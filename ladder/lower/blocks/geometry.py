@@ -13,7 +13,7 @@ from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, require_panels
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -58,9 +58,15 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
+            self.looped or plan.column_warps == 1,
+            "columns are split of what a loop accumulates; there is none",
+        )
+        require(
             not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
+        if self.looped and not self.direct:
+            self._check_accumulators()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -85,6 +91,23 @@ class Geometry:
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
         )
+
+    def _check_accumulators(self) -> None:
+        """Check that what the loop accumulates can be shared as the schedule says."""
+        split = self.schedule.column_warps > 1
+        for node in self.program.accumulators:
+            kind = node_attributes(node)["kind"]
+            require(
+                kind != "last" or not self.merges, f"%{node.name} keeps the last step: groups share no loop"
+            )
+            wide = self.program.shape(node.name)[1] > 1
+            source = self.program.block.producer(node.inputs[0])
+            alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
+            in_place = alone and kind == "sum"
+            require(
+                not (split and wide) or in_place,
+                f"%{node.name} is taken within the loop as a whole; use column_warps=1",
+            )
 
     @property
     def looped(self) -> bool:
@@ -170,7 +193,7 @@ class Geometry:
             copies = self.schedule.groups * self.schedule.stages if self.is_looped(node) else 1
             reads = self.program.steps if self.is_looped(node) else 1
             if self.is_looped(node) and self.schedule.copies == "tensor":
-                found[node.name] = require_panels(node.name, rows, columns // ELEMENTS)
+                found[node.name] = copied_layout(node.name, rows, columns // ELEMENTS)
                 continue
             candidates.append(Candidate(node.name, rows, columns // ELEMENTS, copies, reads))
         budget = self.device.shared_per_block - self.spill_bytes
@@ -200,6 +223,16 @@ class Geometry:
                 found[name] = TileLayout(rows, chunks, chunks | 1)
         return found
 
+    @property
+    def column_reductions(self) -> tuple[str, ...]:
+        """Values reduced over rows: warps share them through shared memory."""
+        return tuple(
+            node.name
+            for node in self.program.block.nodes
+            if node.operator in ("reduce_sum", "reduce_max")
+            and node_attributes(node)["axis"] % len(node.tile.shape) == len(node.tile.shape) - 2
+        )
+
     def _computed_parts(self, value: str) -> list[str]:
         node = self.program.block.producer(value)
         if node.operator == "concat":
@@ -211,7 +244,8 @@ class Geometry:
     @property
     def spill_bytes(self) -> int:
         """Shared memory of spilled values."""
-        return sum(layout.bytes for layout in self.spills.values()) * self.schedule.groups
+        columns = sum(4 * self.program.shape(name)[1] for name in self.column_reductions)
+        return (sum(layout.bytes for layout in self.spills.values()) + columns) * self.schedule.groups
 
     # ---- regions of shared memory ---------------------------------------------------------------------
     @cached_property
@@ -293,6 +327,10 @@ class Geometry:
             found[f"spill {name}"] = Lifetime(
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
+        for name in self.column_reductions:
+            first = STAGES.index(self.program.stages[name])
+            last = max(first, self._last_use_of(name))
+            found[f"columns {name}"] = Lifetime(4 * plan.groups * self.program.shape(name)[1], first, last)
         if self.merges:
             found["sums"] = Lifetime(plan.warps * self.published_bytes, 2, 2)
         return found

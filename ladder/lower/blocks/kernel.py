@@ -8,6 +8,7 @@ for others within the loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -283,10 +284,15 @@ class BlockKernel:
     def _spill_stage(self, stage: str) -> None:
         """Compute the values of a stage that pass through shared memory, a barrier after each depth."""
         names = {node.name: node.inputs for node in self.program.block.nodes}
-        shared = {name for name in self.geo.spills if self.program.stages[name] == stage}
+        through = {*self.geo.spills, *self.geo.column_reductions}
+        shared = {name for name in through if self.program.stages[name] == stage}
         for level in levels(names, shared):
             for name in level:
-                self._spill(self.values[name])
+                value = self.values[name]
+                if isinstance(value, v.ColumnReduce):
+                    value.share()
+                if name in self.geo.spills:
+                    self._spill(value)
             self.group_sync()
 
     def _spill(self, value: v.Value) -> None:
@@ -399,6 +405,7 @@ class BlockKernel:
 
     def _hoist(self) -> None:
         """Load operands that are the same in all steps before the loop, as far as registers allow."""
+        self._hoist_rows()
         left = HOISTED_REGISTERS
         for value in self.values.values():
             if not isinstance(value, v.Matmul) or self.program.stages[value.name] != LOOP:
@@ -411,6 +418,20 @@ class BlockKernel:
                 for m in range(rows):
                     for k in range(value.depth):
                         value.a.operand_a(m, k)
+
+    def _hoist_rows(self) -> None:
+        """Compute columns that are the same in all steps, and their reciprocals, before the loop."""
+        for node in self.program.block.nodes:
+            value = self.values.get(node.name)
+            if value is None or value.shape[1] != 1 or self.program.stages[node.name] != BEFORE:
+                continue
+            users = self.program.users[node.name]
+            if math.prod(value.shape) == 1 or all(self.program.stages[u.name] == BEFORE for u in users):
+                continue
+            for m in range(self.row_fragments(value.shape[0])):
+                value.row(m)
+                if any(user.operator == "div" and user.inputs[1] == node.name for user in users):
+                    value.inverses(m, 0)
 
     # ---- the end ------------------------------------------------------------------------------------------
     def _finish(self) -> None:

@@ -106,12 +106,22 @@ def _word(value: Index) -> Index:
     return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
 
 
-def require_panels(name: str, rows: int, chunks: int) -> TileLayout:
-    """Return the layout that tensor copies need; raises ScheduleError if there is none."""
-    layout = TileLayout.panels(rows, chunks)
-    if layout is None or rows > 256:
+MOST_BOX = 256
+"""Rows, and elements of a row, that one tensor copy moves."""
+
+
+def copied_layout(name: str, rows: int, chunks: int) -> TileLayout:
+    """Return the layout that tensor copies give a tile: panels, or else rows one after the other.
+
+    Raises
+    ------
+    ScheduleError
+        If a copy does not take so many rows or columns.
+    """
+    layout = TileLayout.panels(rows, chunks) or TileLayout(rows, chunks, chunks)
+    if rows > MOST_BOX or 8 * layout.pitch > MOST_BOX:
         raise ScheduleError(
-            f"%{name}: tensor copies take up to 256 rows of 32 or multiples of 64 elements, got"
-            f" {rows} x {8 * chunks}"
+            f"%{name}: tensor copies take up to {MOST_BOX} rows of multiples of 64, or up to {MOST_BOX},"
+            f" elements, got {rows} x {8 * chunks}"
         )
     return layout

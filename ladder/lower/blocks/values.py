@@ -11,6 +11,7 @@ Two fragments side by side, rounded to 16 bits, are the A operand of the next pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,16 @@ class Value:
         """Return a thread's float32 elements of a value of one column."""
         return list(self._once(("row", m), lambda: self._row(m)))
 
+    def inverses(self, m: int, n: Expr) -> list[Expr]:
+        """Return the reciprocals of `fragment`, computed once where rows or columns are all the same."""
+        if self.shape[1] == 1:
+            rows = self._once(("inverse row", m), lambda: [_inverse(x) for x in self.row(m)])
+            return self.kernel.lanes.spread(rows)
+        place = 0 if self.shape[0] == 1 else m
+        return list(
+            self._once(("inverse", place, n), lambda: _inverse_pairs(self.fragment(place, n), self.shape))
+        )
+
     def partial_row(self, m: int) -> list[Expr]:
         """Return what is summed over the threads of a row to give `row`, or `row` itself."""
         return self.row(m)
@@ -141,6 +152,21 @@ class Value:
 
     def _once(self, key: tuple[Any, ...], make: Any) -> Any:
         return self.kernel.once((self.name, *key), make)
+
+
+def _product(x: Expr, y: Expr) -> Expr:
+    return x * y
+
+
+def _inverse(x: Expr) -> Expr:
+    return hold(T.float32(1) / x)
+
+
+def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:
+    """Return reciprocals of a fragment; of one row, its halves are the same."""
+    if shape[0] == 1 and len(elements) == 4:
+        return [_inverse(x) for x in elements[:2]] * 2
+    return [_inverse(x) for x in elements]
 
 
 class Constant(Value):
@@ -249,10 +275,15 @@ class Elementwise(Value):
         if lower is None:
             raise ScheduleError(f"%{name}: {row.name} has no scalar lowering")
         self.lower, self.operands = lower, operands
+        self.is_quotient = row.name == "div"
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        columns = zip(*(operand.fragment(m, n) for operand in self.operands), strict=True)
-        return [self._rounded(self.lower(*elements)) for elements in columns]
+        operands = [operand.fragment(m, n) for operand in self.operands]
+        lower: Callable[..., Expr] = self.lower
+        if self.is_quotient and math.prod(self.operands[1].shape) < math.prod(self.shape):
+            # One division serves all elements that have this divisor.
+            operands[1], lower = self.operands[1].inverses(m, n), _product
+        return [self._rounded(lower(*elements)) for elements in zip(*operands, strict=True)]
 
     def _row(self, m: int) -> list[Expr]:
         columns = zip(*(operand.row(m) for operand in self.operands), strict=True)
@@ -452,7 +483,7 @@ class Reduce(Value):
 
 
 class ColumnReduce(Value):
-    """A reduction over the rows; each warp of a group computes all of it."""
+    """A reduction over the rows: the warps of a group take columns in turn and share the results."""
 
     def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(kernel, name, shape, "float32")
@@ -463,9 +494,31 @@ class ColumnReduce(Value):
                 f" got {source.shape[0]}"
             )
 
+    def _place(self, n: Expr) -> Expr:
+        """Return the shared address of a thread's two columns of fragment n."""
+        kernel = self.kernel
+        offset = kernel.geo.offsets[f"columns {self.name}"] + kernel.group * (4 * self.shape[1])
+        return kernel.base + T.Cast("uint32", offset + n * 32 + kernel.lane % 4 * 8)
+
+    def share(self) -> None:
+        """Compute this warp's columns and put them where the group reads them, after a barrier."""
+        kernel, columns = self.kernel, self.shape[1] // FRAGMENT_COLUMNS
+        warps = kernel.schedule.row_warps
+        for turn in range(-(-columns // warps)):
+            n = b.keep(turn * warps + kernel.row_warp)
+            with b.when(n < columns) if columns % warps else kernel.scope(), kernel.scope():
+                pair = self._pair(n)
+                with b.when(kernel.lane // 4 == 0):
+                    b.ptx("st.shared.v2.f32", self._place(n), *pair)
+
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        pair = self._once(("columns", n), lambda: self._pair(n))
+        pair = self._once(("columns", n), lambda: self._load(n))
         return [*pair, *pair]
+
+    def _load(self, n: Expr) -> list[Expr]:
+        pair = b.local(2, "float32")
+        b.ptx("ld.shared.v2.f32", pair[0], pair[1], self._place(n))
+        return [pair[0], pair[1]]
 
     def _pair(self, n: Expr) -> list[Expr]:
         totals: list[Expr] = []

@@ -1,9 +1,9 @@
 """The search for block graphs: what is enumerated, how it is pruned, and how it is run.
 
-`program` describes what to optimise over named dimensions, `structure` what is found, `mapping` the choices of
-grid, loop, imap and fmap, `alphabet` and `space` those of operators in canonical order. `instantiate` and
-`emitter` turn a structure into a tile graph for any extents, `choose` its extents; `search` enumerates,
-verifies and reports.
+`program` describes what to optimise over named dimensions, `structure` what is found, `mapping` the choices
+of grid, loop, imap and fmap, `alphabet` and `space` those of operators in canonical order. `instantiate`
+and `emitter` turn a structure into a tile graph for any extents, `choose` its extents; `search`
+enumerates, verifies and reports.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ladder.ir.build import prune
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Graph, Literal, Node
 from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
 from ladder.superopt.generator.structure import CONSTANT, Links
@@ -67,7 +67,10 @@ class Alphabet:
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
-        used = {name: {n for node in left if node.operator == name for n in _numbers(graph, node)} for name in NAMED}
+        used = {
+            name: {n for node in left if node.operator == name for n in _numbers(graph, node)}
+            for name in NAMED
+        }
         numbers = {number for node in computing for number in _numbers(graph, node)}
         return Alphabet(
             tuple(sorted(name for name, row in rows.items() if row.unary)),
@@ -98,7 +101,8 @@ def operands_of(graph: Graph, node: Node) -> list[str]:
     return [value for value in node.inputs if graph.producer(value).operator != "constant"]
 
 
-def link_of(graph: Graph, node: Node) -> tuple[str, tuple[tuple[str, object], ...]]:
+def link_of(graph: Graph, node: Node) -> tuple[str, tuple[tuple[str, Literal], ...]]:
+    """Return a node of a chain as a link."""
     numbers = _numbers(graph, node)
     return (NAMED[node.operator], (("value", numbers[0]),)) if numbers else (node.operator, node.attributes)
 
@@ -148,7 +152,8 @@ def without_maxima(graph: Graph) -> Graph:
             renamed[node.name] = inputs[0]
         elif maxima & set(inputs):
             raise ScheduleError(
-                f"the search has maxima only to be subtracted, as softmax does: %{node.name} of {graph.name!r}"
+                "the search has maxima only to be subtracted, as softmax does:"
+                f" %{node.name} of {graph.name!r}"
             )
         else:
             nodes.append(Node(node.name, node.operator, inputs, node.attributes, node.tiles, node.body))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.build import GraphBuilder
-from ladder.superopt.generator.structure import CONSTANT, Step
+from ladder.superopt.generator.structure import CONSTANT, DECODE, Step
 from tile_types.errors import ScheduleError
 
 ACCUMULATOR = "float32"
@@ -90,6 +90,8 @@ class Emitter:
     def _apply(self, operator: str, attributes: dict[str, Any], names: Sequence[str]) -> str:
         if operator == "matmul":
             return self._matmul(*names, **attributes)
+        if operator == DECODE:
+            return self.cast(names[0], self.ttype)
         if operator == "concat_matmul":
             a, b, c, d = (self.cast(value, self.ttype) for value in names)
             rows = self.builder.add("concat", a, b, axis=1)
@@ -136,7 +138,7 @@ class Emitter:
         self, operator: str, attributes: dict[str, Any], names: list[str], shifts: list[Shift | None]
     ) -> Shift | None:
         """Return which maximum the result is relative to; raises ScheduleError if there is no such."""
-        first, second = (shifts + [None])[:2]
+        first, second = [*shifts, None][:2]
         if operator in ("add", "sub") and first == second:
             return first
         if operator == "div" and (first == second or second is None):

@@ -33,13 +33,21 @@ def axes_of(program: Program) -> tuple[tuple[tuple[str, ...], ...], tuple[str, .
     return inputs, tuple(map(str, graph.tile(graph.outputs[0]).shape))
 
 
-def instantiate(structure: Structure, program: Program, factors: Numbers[str, int] | None = None) -> Graph:
+def instantiate(
+    structure: Structure,
+    program: Program,
+    factors: Numbers[str, int] | None = None,
+    *,
+    packed: bool = False,
+) -> Graph:
     """Return the kernel graph with one block graph, or two if blocks share a reduction.
 
     Parameters
     ----------
     factors
         Number for each factor of the mapping: ``Ng``, ``Kl``, ``Nt`` ...; without, they stay symbols.
+    packed
+        Whether quantized weights are operands; otherwise their values are, as in the program's graph.
 
     Notes
     -----
@@ -52,16 +60,17 @@ def instantiate(structure: Structure, program: Program, factors: Numbers[str, in
     ScheduleError
         If exponentials are to be relative to a maximum and that cannot be carried through the steps.
     """
-    graph = _Builder(structure, program).graph()
+    graph = _Builder(structure, program, packed).graph()
     return graph if factors is None else bind(graph, factors)
 
 
 class _Builder:
     """Builds the kernel graph of a structure over symbols."""
 
-    def __init__(self, structure: Structure, program: Program) -> None:
+    def __init__(self, structure: Structure, program: Program, packed: bool) -> None:
         self.structure, self.program, self.mapping = structure, program, structure.mapping
         self.ttype = program.symbolic.inputs[0].tile.ttype.name
+        self.types: Numbers[str, str] = program.packed if packed else {}
         self.result = program.symbolic.tile(program.symbolic.outputs[0]).ttype.name
         self.output = axes_of(program)[1]
         self.stages = structure.stages()
@@ -86,7 +95,7 @@ class _Builder:
         kernels = Emitter(g, self.ttype)
         for number, (node, axes) in enumerate(zip(self.program.symbolic.inputs, inputs, strict=True)):
             shape = [self.mapping.full(axis) for axis in axes]
-            kernels.values[number] = g.input(node.name, node.tile.ttype, shape)
+            kernels.values[number] = g.input(node.name, self.types.get(node.name, node.tile.ttype), shape)
         for number, step in enumerate(prefix.steps, len(inputs)):
             kernels.add(number, step)
             kernels.values[number] = kernels.cast(kernels.values[number], self.ttype)
@@ -109,7 +118,8 @@ class _Builder:
         loop = [(axis,) if mapping.loop else () for axis in mapping.fmap]
         emitter = Emitter(b, self.ttype, softmax_axis)
         for number, name in enumerate(operands):
-            source = b.input(f"{name.lower()}_in", self.ttype, kernel.tile(name).shape)
+            whole = kernel.tile(name)
+            source = b.input(f"{name.lower()}_in", whole.ttype, whole.shape)
             emitter.values[number] = b.add(
                 "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
                 shape=mapping.tile(number, axes[number]),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.graph import Graph
-from tile_types.errors import unknown_name
+from ladder.ir.ops import get_operator
+from tile_types.errors import ConversionError, unknown_name
+from tile_types.library import get_type
 from tile_types.tile import Extent
 
 Extents = Mapping[str, Extent]
@@ -29,16 +31,30 @@ class Program:
         Extent of every dimension; the axes of the inputs are its dimensions.
     doc
         One line.
+    operators
+        How many a block graph of it needs at least.
+    weights
+        Inputs that may be quantized: ``[K, N]``, the right operand of matrix products.
+    packed
+        Type of those that are: they are ``[N, K]`` then, and convert to the program's type.
     """
 
     name: str
     define: Callable[[Extents, Mapping[str, int]], Graph]
     sizes: Mapping[str, int]
     doc: str = ""
+    operators: int = 8
+    weights: tuple[str, ...] = ()
+    packed: Mapping[str, str] = field(default_factory=dict)
 
     def graph(self, extents: Extents | None = None) -> Graph:
-        """Return the program with other extents, or its own."""
-        return self.define(extents or self.sizes, self.sizes)
+        """Return the program with other extents, or its own.
+
+        Of quantized weights, as a function of their values: whatever is equal for all values is equal for
+        those that codes and scales can give.
+        """
+        graph = self.define(extents or self.sizes, self.sizes)
+        return _turned(graph, self.packed) if self.packed else graph
 
     @cached_property
     def symbolic(self) -> Graph:
@@ -55,7 +71,44 @@ class Program:
         for name in sizes:
             if name not in self.sizes:
                 raise unknown_name(f"dimension of {self.name}", name, self.sizes)
-        return Program(self.name, self.define, {**self.sizes, **sizes}, self.doc)
+        return replace(self, sizes={**self.sizes, **sizes})
+
+    def with_weights(self, ttype: str) -> Program:
+        """Return the program with weights of a quantized type.
+
+        Raises
+        ------
+        ConversionError
+            If it has no weights, or the type is not quantized.
+        """
+        if not self.weights:
+            raise ConversionError(f"{self.name} has no weights that could be {ttype}")
+        if not get_type(ttype).is_block:
+            raise ConversionError(f"{ttype} has no scales: give a quantized type such as int4_g128")
+        return replace(self, packed=dict.fromkeys(self.weights, ttype))
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        """Dimensions along which packed weights share scales -> how many elements do."""
+        graph = self.symbolic
+        return {
+            str(node.tile.shape[1]): get_type(self.packed[node.name]).block_size
+            for node in graph.inputs if node.name in self.packed
+        }  # fmt: skip
+
+
+def _turned(graph: Graph, packed: Iterable[str]) -> Graph:
+    """Return a program whose packed weights are ``[N, K]``: right operands that products transpose."""
+    g = GraphBuilder(graph.name)
+    for node in graph.nodes:
+        if node.name in packed:
+            g.insert(replace(node, tiles=(replace(node.tile, shape=node.tile.shape[::-1]),)))
+        elif node.operator == "matmul" and node.inputs[1] in packed:
+            row = get_operator("matmul")
+            g.insert(replace(node, attributes=row.stored({**dict(node.attributes), "transpose_b": True})))
+        else:
+            g.insert(node)
+    return g.finish(*graph.outputs)
 
 
 TYPE = "float16"
@@ -129,18 +182,27 @@ PROGRAMS: Mapping[str, Program] = {
     for program in (
         Program(
             "rmsnorm_matmul", _rmsnorm_matmul, {"B": 16, "K": 4096, "N": 6144},
-            "X / sqrt(mean(X * X)) · W",
+            "X / sqrt(mean(X * X)) · W", weights=("W",),
         ),
-        Program("gated_mlp", _gated_mlp, {"B": 8, "K": 4096, "N": 4096}, "silu(X · G) * (X · U)"),
-        Program("lora", _lora, {"B": 16, "K": 256, "N": 4096, "R": 16}, "X · W + (X · A) · B"),
         Program(
-            "gqa", _gqa, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64}, "softmax(Q · K) · V for each of H heads",
+            "gated_mlp", _gated_mlp, {"B": 8, "K": 4096, "N": 4096}, "silu(X · G) * (X · U)",
+            weights=("G", "U"),
+        ),
+        Program(
+            "lora", _lora, {"B": 16, "K": 256, "N": 4096, "R": 16}, "X · W + (X · A) · B", weights=("W",)
+        ),
+        Program(
+            "gqa", _gqa, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64},
+            "softmax(Q · K) · V for each of H heads",
         ),
         Program(
             "qknorm_attention", _qknorm_attention, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64},
-            "softmax(rms(Q) · rms(K)) · V for each of H heads",
+            "softmax(rms(Q) · rms(K)) · V for each of H heads", operators=11,
         ),
-        Program("ntrans", _ntrans, {"B": 16, "D": 4096}, "rms(X + A * (rms(H) - X)), rms(x) = x / sqrt(mean(x * x))"),
+        Program(
+            "ntrans", _ntrans, {"B": 16, "D": 4096},
+            "rms(X + A * (rms(H) - X)), rms(x) = x / sqrt(mean(x * x))",
+        ),
     )
 }  # fmt: skip
 """Programs by name, with the sizes of the H200 baselines."""

@@ -24,8 +24,8 @@ from ladder.superopt.generator.instantiate import (
     small_program,
     symbolic_program,
 )
-from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.mapping import Choices, mappings
+from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.reach import FAR
 from ladder.superopt.generator.space import COMBINING, LEAST_TILE, Partial, Space, Value, replayed, targets_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Step, Structure
@@ -66,6 +66,8 @@ class Limits:
         Grid dimensions, at most 3.
     split
         Whether blocks may share a reduction, for a second block graph to combine.
+    proofs
+        Most graphs that are proved, cheapest first.
     seconds
         Time budget; what was found until then is reported, as incomplete.
     states
@@ -84,6 +86,7 @@ class Limits:
     kernels: int = 1
     grid: int = 3
     split: bool = True
+    proofs: int = 16
     seconds: float | None = None
     states: int | None = None
     workers: int = 2
@@ -202,6 +205,8 @@ class Report:
         Verified graphs that failed the floating-point test.
     complete
         Whether the whole space was searched within the budget.
+    dearer
+        Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
     """
 
     program: Program
@@ -211,6 +216,7 @@ class Report:
     counts: Counts
     seconds: float
     complete: bool
+    dearer: int = 0
 
 
 Progress = Callable[[str, float | None], None]
@@ -263,13 +269,17 @@ def search(
     for number in sorted(done):
         counts.add(done[number].counts)
     structures = [structure for number in sorted(done) for structure in done[number].structures]
+    structures, dearer = _cheapest(structures, program, limits, counts)
     finished: list[Found | str] = []
     for result in _finished(structures, program, limits, seed, deadline):
         finished.append(result)
         if isinstance(result, str):
             counts.reject(result)
         if step is not None:
-            step(f"{program.name}: {len(finished)} of {len(structures)} proofs", len(finished) / len(structures))
+            step(
+                f"{program.name}: {len(finished)} of {len(structures)} proofs",
+                len(finished) / len(structures),
+            )
     good = [result for result in finished if isinstance(result, Found)]
     ranked = sorted(good, key=lambda found: (found.cost, len(found.structure.steps), str(found.structure)))
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in done.values())
@@ -278,7 +288,7 @@ def search(
         program, limits,
         tuple(found for found in ranked if found.stability.stable),
         tuple(found for found in ranked if not found.stability.stable),
-        counts, time.monotonic() - began, complete,
+        counts, time.monotonic() - began, complete, dearer,
     )  # fmt: skip
 
 
@@ -311,7 +321,8 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
     named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
     alphabet = Alphabet.of(program.symbolic)
     pruner = Pruner(targets_of(target, alphabet), limits.pruning)
-    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner)
+    packed = [number for number, node in enumerate(target.inputs) if node.name in program.packed]
+    space = Space(mapping, named, output, alphabet, program.sizes, UNLIMITED, pruner, packed=packed)
     stack = [space.start()]
     while stack:
         partial = stack.pop()
@@ -380,9 +391,11 @@ class Explorer:
         values = replayed(task.prefix.steps, named, mapping, self.pruner)
         operands = zip(operand_axes(task.prefix, program), task.prefix.operands, strict=True)
         named = [(axes, values[number][1]) for axes, number in operands]
+        packed = packed_operands(program, task.prefix)
         self.space = Space(
-            mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner, least_tile(program)
-        )
+            mapping, named, output, alphabet, program.sizes, limits.capacity, self.pruner,
+            least_tile(program), packed,
+        )  # fmt: skip
         self.steps = limits.operators + (COMBINING if mapping.split else 0)
         self.shifted = has_maxima(program)
         self.reach: dict[Value, int] | None = None
@@ -449,13 +462,40 @@ class Explorer:
         counts.reject(reason)
 
 
+def packed_operands(program: Program, prefix: Prefix) -> list[int]:
+    """Return which operands of a block graph are quantized."""
+    inputs = [node.name for node in program.symbolic.inputs]
+    names = [inputs[i] if i < len(inputs) else "" for i in prefix.operands]
+    return [number for number, name in enumerate(names) if name in program.packed]
+
+
 def has_maxima(program: Program) -> bool:
     """Whether a program subtracts maxima, so that what is found must."""
     return any(node.operator == "reduce_max" for node in program.symbolic.nodes)
 
 
+def _cheapest(
+    structures: list[Structure], program: Program, limits: Limits, counts: Counts
+) -> tuple[list[Structure], int]:
+    """Return the structures that are to be proved, cheapest first, and how many others there are."""
+    costs: list[tuple[float, int]] = []
+    for number, structure in enumerate(structures):
+        try:
+            cost = choose_factors(structure, program, limits.units, limits.capacity)[1]
+            costs.append((cost, number))
+        except ShapeError as error:
+            counts.reject(str(error))
+    kept = [structures[number] for _, number in sorted(costs)[: limits.proofs]]
+    counts.verified -= len(costs) - len(kept)
+    return kept, len(costs) - len(kept)
+
+
 def _finished(
-    structures: Sequence[Structure], program: Program, limits: Limits, seed: int | None, deadline: float | None
+    structures: Sequence[Structure],
+    program: Program,
+    limits: Limits,
+    seed: int | None,
+    deadline: float | None,
 ) -> Iterator[Found | str]:
     """Finish structures, in processes if there are several, in order."""
     every = [(structure, program, limits, seed, deadline) for structure in structures]
@@ -472,10 +512,7 @@ def _finish(
     """Prove for all extents, test in floating point, and choose tiles; or return why not."""
     if deadline is not None and time.time() > deadline:
         return LATE
-    try:
-        factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
-    except ShapeError as error:
-        return str(error)
+    factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     certificate, extents = verify_for_all_extents(
         symbolic_program(structure.mapping, program),
         fuse_threads(instantiate(structure, program)),
@@ -483,7 +520,7 @@ def _finish(
     )
     if not certificate.equal:
         return certificate.reason
-    plain = instantiate(structure, program, factors)
+    plain = instantiate(structure, program, factors, packed=True)
     stability = _stability(structure, program)
     return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
@@ -504,7 +541,8 @@ def _stability(structure: Structure, program: Program) -> Stability:
 
 def _identity(program: Program, limits: Limits) -> dict[str, Any]:
     kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
-    return {"program": program.name, "sizes": dict(program.sizes), "limits": kept}
+    sizes, packed = dict(program.sizes), dict(program.packed)
+    return {"program": program.name, "sizes": sizes, "packed": packed, "limits": kept}
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:

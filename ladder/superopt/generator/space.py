@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,13 +23,13 @@ from ladder.superopt.generator.alphabet import (
     without_maxima,
 )
 from ladder.superopt.generator.reach import distances
-from ladder.superopt.generator.structure import AFTER, CONSTANT, FINAL, LOOPED, Links, Mapping, Step
+from ladder.superopt.generator.structure import AFTER, CONSTANT, DECODE, FINAL, LOOPED, Links, Mapping, Step
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
-WIDTH = {"load": 2, "value": 4}
-"""Bytes per element of loaded tiles and of computed ones (float32)."""
+WIDTH = {"load": 2, "value": 4, "packed": 1}
+"""Bytes per element of loaded tiles, of computed ones (float32) and, at most, of quantized ones."""
 
 LEAST_TILE = 16
 """Smallest extent of a split dimension in a tile: what the smallest matrix instruction takes."""
@@ -53,6 +53,8 @@ class Value:
         Whether it varies from step to step, and from block to block of a split reduction.
     cost
         Bytes.
+    packed
+        Whether it is codes and scales, of which nothing but a decoding is computed.
     """
 
     tile: Tile
@@ -61,6 +63,7 @@ class Value:
     varies: bool
     spread: bool
     cost: int
+    packed: bool = False
 
 
 FLOAT = get_type("float32")
@@ -110,6 +113,8 @@ class Space:
         Decides which values are kept.
     least
         Smallest extent of a split dimension in a tile.
+    packed
+        Operands that are quantized.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class Space:
         capacity: int,
         pruner: Pruner,
         least: int = LEAST_TILE,
+        packed: Collection[int] = (),
     ) -> None:
         self.mapping, self.alphabet, self.pruner, self.capacity = mapping, alphabet, pruner, capacity
         self.looped = mapping.loop is not None
@@ -131,7 +137,7 @@ class Space:
             "combine": f"{mapping.split}g" if mapping.split else 1,
         }
         self.least = _least_factors(mapping, sizes, least)
-        self.inputs = inputs
+        self.inputs, self.packed = inputs, packed
         self._values: dict[Any, Value] = {}
         self._results: dict[Any, Value | None] = {}
         self._templates: dict[Any, tuple[list[tuple[Step, Value]], int]] = {}
@@ -146,7 +152,8 @@ class Space:
             spread = self.mapping.split is not None and self.mapping.imap[operand][-1] >= 0
             stage = LOOPED if self.looped else AFTER
             known = self.pruner.normal(expression)
-            values.append(self._shared(shape, known, stage, varies, spread, WIDTH["load"]))
+            packed = operand in self.packed
+            values.append(self._shared(shape, known, stage, varies, spread, "packed" if packed else "load"))
         total = sum(value.cost for value in values)
         return (
             Partial(tuple(values), (), frozenset(range(len(values))), total)
@@ -158,7 +165,7 @@ class Space:
         """Return the elements of a tile with the smallest tiles of split dimensions."""
         total = 1
         for extent in shape:
-            total *= _evaluated(str(extent), self.least)
+            total *= evaluated(str(extent), self.least)
         return total
 
     def moves(
@@ -228,8 +235,12 @@ class Space:
 
     def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[Step]:
         """Yield the steps of one operand, or of two, without looking at shapes."""
+        packed = [values[i].packed for i in operands]
         if len(operands) == 1:
-            yield from self._unary_steps(values[operands[0]], operands[0])
+            one = (operands[0],)
+            yield from [Step(one, DECODE, one)] if packed[0] else self._unary_steps(values[one[0]], one[0])
+            return
+        if any(packed):
             return
         top, other = operands
         alphabet, pair = self.alphabet, (top, other)
@@ -274,7 +285,8 @@ class Space:
 
     def _concat_steps(self, values: Sequence[Value], top: int) -> Iterator[Step]:
         """Yield ``concat(a, b) · concat(c, d)`` of matrices whose shapes can be: a · c + b · d."""
-        same = [i for i in range(top + 1) if values[i].stage == values[top].stage]
+        stage = values[top].stage
+        same = [i for i in range(top + 1) if values[i].stage == stage and not values[i].packed]
         products = [(a, c) for a, c in itertools.permutations(same, 2) if _multiply(values[a], values[c])]
         for (a, c), (b, d) in itertools.combinations(products, 2):
             four = (a, b, c, d)
@@ -313,7 +325,7 @@ class Space:
         stage = AFTER if accumulated else FINAL if combined else operands[0].stage
         varies = not accumulated and any(operand.varies for operand in operands)
         spread = not combined and any(operand.spread for operand in operands)
-        return self._shared(shape, expression, stage, varies, spread, WIDTH["value"])
+        return self._shared(shape, expression, stage, varies, spread, "value")
 
     def _shared(
         self,
@@ -322,13 +334,14 @@ class Space:
         stage: str,
         varies: bool,
         spread: bool,
-        width: int,
+        kind: str,
     ) -> Value:
         """Return the one value with these properties, so that results are looked up by identity."""
-        key = (shape, expression, stage, varies, spread, width)
+        key = (shape, expression, stage, varies, spread, kind)
         if key not in self._values:
-            cost = self.elements(shape) * width
-            self._values[key] = Value(tile_of(shape), expression, stage, varies, spread, cost)
+            cost = self.elements(shape) * WIDTH[kind]
+            value = Value(tile_of(shape), expression, stage, varies, spread, cost, kind == "packed")
+            self._values[key] = value
         return self._values[key]
 
     def complete(self, partial: Partial) -> bool:
@@ -365,7 +378,7 @@ def _result(
 
 
 def chained(links: Links, tile: Tile, argument: Any) -> tuple[tuple[Extent, ...], Any]:
-    """Return the shape of a chain's result, and its expression: one function, named with what it sums over."""
+    """Return the shape of a chain's result, and its expression: one function, named by what it sums over."""
     head = ""
     for operator, given in links:
         extent = tile.shape[dict(given)["axis"]] if operator == "reduce_sum" else ""  # type: ignore[index]
@@ -378,6 +391,8 @@ def _linked(
     operator: str, given: Attributes, tiles: Sequence[Tile], arguments: Sequence[Any], extents: Any
 ) -> tuple[tuple[Extent, ...], Any]:
     """Return shape and abstract expression of one operator of a step."""
+    if operator == DECODE:
+        return tiles[0].shape, arguments[0]
     if operator in CONSTANT:
         return tiles[0].shape, (CONSTANT[operator], ("const", given["value"]), arguments[0])
     if operator == "combine":
@@ -412,7 +427,7 @@ def _completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Attribu
 
 
 def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[str, int], ...]:
-    """Return the factors with the smallest tiles; a grid and a loop that split one dimension share the rest."""
+    """Return the factors with the smallest tiles; a grid and a loop that split a dimension have both all."""
     numbers: dict[str, int] = {}
     for dimension, size in sizes.items():
         tiles = mapping.left(dimension)
@@ -424,7 +439,7 @@ def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[s
 
 
 @lru_cache(maxsize=100_000)
-def _evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
+def evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
     """Return a polynomial extent as a number."""
     known = dict(numbers)
     total = 0
@@ -437,7 +452,7 @@ def _evaluated(extent: str, numbers: tuple[tuple[str, int], ...]) -> int:
 
 
 def targets_of(graph: Graph, alphabet: Alphabet) -> tuple[AbstractExpression, ...]:
-    """Return the abstract expressions of a program's outputs, each of the alphabet's chains as one function."""
+    """Return the abstract expressions of a program's outputs; each chain of the alphabet is one function."""
     chains = chains_of(without_maxima(graph)) if alphabet.chains else ()
     return abstract_expressions(graph, contracted={c[-1].name: _contraction(graph, c) for c in chains})
 
@@ -454,7 +469,9 @@ def replayed(
 ) -> list[tuple[tuple[Extent, ...], Any]]:
     """Return shape and expression of inputs and steps as whole tensors, in the factors of a mapping."""
     values = [
-        Value(tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0)
+        Value(
+            tile_of([mapping.full(axis) for axis in axes]), pruner.normal(expression), AFTER, False, False, 0
+        )
         for axes, expression in inputs
     ]
     for step in steps:

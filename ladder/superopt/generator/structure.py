@@ -26,6 +26,9 @@ UNIT_AXIS = "1"
 CONSTANT = {"scale": "mul", "offset": "add"}
 """Steps with a constant -> the operator."""
 
+DECODE = "convert"
+"""The only step of a quantized operand."""
+
 Links = tuple[tuple[str, tuple[tuple[str, Literal], ...]], ...]
 """Operators of one operand, in order, with their attributes."""
 
@@ -101,8 +104,8 @@ class Step:
         Indices of the operands, largest first: what the order compares first, so that a step that
         does not use its predecessor's result could as well have come before it, and did.
     operator
-        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain`` (of operators
-        of one operand) or ``combine`` (sum over the blocks of a split reduction).
+        A row of the operator table, ``scale`` or ``offset`` (by a constant), ``concat_matmul``, ``chain``
+        (of operators of one operand), ``combine`` (sum over the blocks of a split reduction) or `DECODE`.
     operands
         Indices of the operands in order.
     attributes

@@ -58,14 +58,15 @@ P is not empty. Let d bound all degrees of f_j, u_j and v_j.
    probability <= A eps, whatever the probability of being defined; R rounds with ``(A eps)**R = delta``.
    No estimate of how often denominators vanish is needed.
 
-6. *Unknowns.* A maximum has no meaning in a field. It is taken as a variable of its own, a different one for
-   each maximum of each program (the same for maxima of the same elements of the same values): programs
-   accepted are equal whatever the maxima are, as softmax is. Roots are first taken as values of an
-   unknown function, the same in both programs, drawn for each value of the radicand: that treats roots under
-   roots, of squares and any number of them, and no draw is thrown away. What is tested are then polynomials in these variables, too, unless
-   different radicands have the same value: with probability at most (D / p + bad primes) for each of the
-   pairs, D the degree of their difference, which `Bound.merged` adds to eps. Accepted programs are equal for
-   every function in place of the root. If they are not, nothing is decided: steps 2 to 4 are tried then.
+6. *Unknowns.* A maximum has no meaning in a field. It is taken as a variable of its own, a different one
+   for each maximum of each program (the same for maxima of the same elements of the same values):
+   programs accepted are equal whatever the maxima are, as softmax is. Roots are first taken as values of
+   an unknown function, the same in both programs, drawn for each value of the radicand: that treats roots
+   under roots, of squares and any number of them, and no draw is thrown away. What is tested are then
+   polynomials in these variables, too, unless different radicands have the same value: with probability
+   at most (D / p + bad primes) for each of the pairs, D the degree of their difference, which
+   `Bound.merged` adds to eps. Accepted programs are equal for every function in place of the root. If
+   they are not, nothing is decided: steps 2 to 4 are tried then.
 
 K, d and b are computed by `forms` from both programs, element by element. Values whose type the test
 does not see (rounding to float16) are the business of `stability`. Programs must also store every

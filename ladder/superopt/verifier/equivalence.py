@@ -323,7 +323,9 @@ def _rescales(graph: Graph) -> bool:
 def _differ_in_float64(first: Graph, second: Graph) -> bool:
     """Whether results at a random point differ by far more than rounding."""
     generator = np.random.default_rng(0)
-    operands = [_operand(node.tile, lambda shape: generator.uniform(0.5, 2.0, shape)) for node in first.inputs]
+    operands = [
+        _operand(node.tile, lambda shape: generator.uniform(0.5, 2.0, shape)) for node in first.inputs
+    ]
     with np.errstate(all="ignore"):
         pairs = zip(*(interpret(graph, operands, NUMERIC) for graph in (first, second)), strict=True)
         return any(bool(np.any(np.abs(a - b) > 1e-6 * (1 + np.abs(a)))) for a, b in pairs)

@@ -10,31 +10,32 @@ symbols are settled one after another, each by one of three arguments, with the 
 *Free symbols* are never summed over. Extent 1: an output element at one of their indices depends on inputs
 at that index alone.
 
-*Sums* (first the symbols for which the next argument fails). No function such as exp or a root is of a
-sum over s, and what is summed over s has a denominator that does not vary with s. Then an output element's
-``P = N_A D_B - N_B D_A`` is a sum of products of at most r indexed terms, r computed from how sums over s are
+*Sums* (first the symbols for which the next argument fails). No function such as exp or a root is of a sum
+over s, and what is summed over s has a denominator that does not vary with s. Then an output element's ``P
+= N_A D_B - N_B D_A`` is a sum of products of at most r indexed terms, r computed from how sums over s are
 multiplied. For a set U of indices, let P_U be P with all sums over U only: that of the programs with extent
-|U|. By inclusion and exclusion P_U is the sum of Delta_T over all T within U, and Delta_T = 0 if |T| > r. If
-P_U = 0 for all U of 0 ... r elements, then all Delta_T are 0, and P = 0 at every extent. Terms of at least
-one sum vanish for empty U; otherwise the window 1 ... r + 1 replaces 0 ... r, as it does for elements that
-have an index of s themselves. So tests at *each* extent of the window prove equality at all.
+|U|. By inclusion and exclusion P_U is the sum of Delta_T over all T within U, and Delta_T = 0 if |T| > r.
+If P_U = 0 for all U of 0 ... r elements, then all Delta_T are 0, and P = 0 at every extent. Terms of at
+least one sum vanish for empty U; otherwise the window 1 ... r + 1 replaces 0 ... r, as it does for elements
+that have an index of s themselves. So tests at *each* extent of the window prove equality at all.
 
-*Supports.* For a symbol s, call a value *null in s* if it is zero at every index of s at which all inputs that
-have s are zero. Every sum over s is of values that are null in s, and what stands under exponentials and
-roots does not vary with s. Let inputs be zero outside of a set S of indices of s: by induction over nodes,
-values at indices in S are those of the program with extent |S| run on the rest. Suppose the programs differ:
-``P = sum_j f_j exp(H_j)`` is not 0 for some output element. Permuting the indices of s, but for the output's
-own, changes neither P nor any exponent H_j or radicand, so also no f_j. Choose a monomial of f_1 (in the basis
-of products of roots), one of each ``u_j v_1 - u_1 v_j`` and one of each difference of two radicands
-``N_a D_b - N_b D_a``. They mention at most d, 2d and D indices, D the degree of the last;
-permuted, each of them lies within the same n - 1 indices, n = 1 + max(d, 2d, D).
-Restricted to those and the output's own, f_1 is not 0, no exponent merges with H_1 and no two radicands merge:
-the programs differ at extent n. d, K and m must not grow with the extents: they are computed at extent 2 and at
-n and must agree. That suffices: denominators that multiply along a sum give degrees of at least its extent,
-and n > d; numbers of exponents and of roots that grow do so strictly.
+*Supports.* For a symbol s, call a value *null in s* if it is zero at every index of s at which all inputs
+that have s are zero. Every sum over s is of values that are null in s, and what stands under exponentials
+and roots does not vary with s. Let inputs be zero outside of a set S of indices of s: by induction over
+nodes, values at indices in S are those of the program with extent |S| run on the rest. Suppose the programs
+differ: ``P = sum_j f_j exp(H_j)`` is not 0 for some output element. Permuting the indices of s, but for the
+output's own, changes neither P nor any exponent H_j or radicand, so also no f_j. Choose a monomial of f_1
+(in the basis of products of roots), one of each ``u_j v_1 - u_1 v_j`` and one of each difference of two
+radicands ``N_a D_b - N_b D_a``. They mention at most d, 2d and D indices, D the degree of the last;
+permuted, each of them lies within the same n - 1 indices, n = 1 + max(d, 2d, D). Restricted to those and
+the output's own, f_1 is not 0, no exponent merges with H_1 and no two radicands merge: the programs differ
+at extent n. d, K and m must not grow with the extents: they are computed at extent 2 and at n and must
+agree. That suffices: denominators that multiply along a sum give degrees of at least its extent, and n > d;
+numbers of exponents and of roots that grow do so strictly.
 
-Unknowns (maxima, roots taken as unknown) are variables with the indices that they vary with. Two maxima are the
-same unknown at small extents only if they are at all: maxima of one value must be over the same symbols.
+Unknowns (maxima, roots taken as unknown) are variables with the indices that they vary with. Two maxima are
+the same unknown at small extents only if they are at all: maxima of one value must be over the same
+symbols.
 """
 
 from __future__ import annotations
@@ -98,7 +99,8 @@ def plan(first: Graph, second: Graph) -> Plan:
     swapped = {(a, b) for a, b in findings.before if (b, a) in findings.before}
     if swapped:
         raise VerificationError(
-            f"small extents do not prove all: indices of {' and '.join(min(swapped))} are joined in two orders"
+            "small extents do not prove all:"
+            f" indices of {' and '.join(min(swapped))} are joined in two orders"
         )
     summed = frozenset(findings.summed)
     supports = summed - frozenset(findings.loose) - findings.bent

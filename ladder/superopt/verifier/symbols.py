@@ -404,9 +404,7 @@ class _Step:
         sums = {name: reduce(Sums.either, (a.of(name) for a in arguments)) for name in names}
         return self._made(replace_axis(rest, axis, joined), self._digits_of(arguments), null, sums)
 
-    def _summed(
-        self, value: Symbols, names: frozenset[str], null: frozenset[str] | None = None
-    ) -> Symbols:
+    def _summed(self, value: Symbols, names: frozenset[str], null: frozenset[str] | None = None) -> Symbols:
         """Sum over symbols; ``null`` are their names where the value's own say what it is null in."""
         wanted = names if null is None else null
         for name in sorted(wanted - value.null):
@@ -421,9 +419,7 @@ class _Step:
         sums = {**value.sums, **{name: value.of(name).summed() for name in names}}
         return self._made(value.axes, value.digits, value.null - wanted, sums)
 
-    def _maximum(
-        self, value: Symbols, names: frozenset[str], null: frozenset[str] | None = None
-    ) -> Symbols:
+    def _maximum(self, value: Symbols, names: frozenset[str], null: frozenset[str] | None = None) -> Symbols:
         """Take a maximum over symbols: an unknown, whatever it is taken of."""
         taken = self.findings.maxima.setdefault(value.origin, names)
         if taken != names:

@@ -1,0 +1,118 @@
+"""`KVCache`: keys and values of attention, stored in a small type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tile_types.errors import DTypeError, ShapeError, unknown_name
+
+LIMITS = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""Types with a scale per token and head: their largest magnitude."""
+
+STORED = {
+    "int8": torch.int8, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+    "float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32,
+}  # fmt: skip
+"""Types that keys and values can be stored in."""
+
+
+class KVCache(torch.nn.Module):
+    """Keys and values of the tokens so far, ``[batch, heads, capacity, size]``.
+
+    8-bit types hold a float32 scale per token and head beside the codes. `append` returns what has been
+    stored in the type of its arguments, for attention.
+
+    Parameters
+    ----------
+    batch, heads, capacity, size
+        Extents.
+    ttype
+        A row of `STORED`.
+    device
+        Where it lives.
+
+    Raises
+    ------
+    UnknownNameError
+        If keys cannot be stored in that type.
+    """
+
+    def __init__(
+        self, batch: int, heads: int, capacity: int, size: int, ttype: str = "float16", device: Any = None
+    ) -> None:
+        super().__init__()
+        self.extents, self.where = (batch, heads, capacity, size), device
+        self.length = 0
+        self.set_type(ttype)
+
+    def set_type(self, ttype: str) -> None:
+        """Store in another type from now on; what is stored is lost.
+
+        Raises
+        ------
+        UnknownNameError
+            If keys cannot be stored in that type.
+        """
+        if ttype not in STORED:
+            raise unknown_name("type of a KV cache", ttype, STORED)
+        self.ttype, self.length = ttype, 0
+        scaled = (*self.extents[:-1], 1)
+        for name in ("keys", "values"):
+            empty = torch.zeros(self.extents, dtype=STORED[ttype], device=self.where)
+            self.register_buffer(name, empty, persistent=False)
+            scale = torch.zeros(scaled, device=self.where) if ttype in LIMITS else None
+            self.register_buffer(f"{name}_scale", scale, persistent=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    def append(self, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the next tokens ``[batch, heads, new, size]`` and return all of them.
+
+        Raises
+        ------
+        ShapeError
+            If they do not fit, or the cache is full.
+        DTypeError
+            If they are no floats.
+        """
+        end = self.length + keys.shape[2]
+        batch, heads, capacity, size = self.extents
+        if end > capacity or keys.shape != (batch, heads, keys.shape[2], size) or values.shape != keys.shape:
+            raise ShapeError(
+                f"{tuple(keys.shape)} and {tuple(values.shape)} do not fit a cache {self.extents}"
+                f" that holds {self.length} tokens"
+            )
+        if not keys.is_floating_point():
+            raise DTypeError(f"keys and values are floats, got {keys.dtype}")
+        for name, new in (("keys", keys), ("values", values)):
+            self._write(name, new, end)
+        self.length = end
+        return self._read("keys", keys.dtype), self._read("values", values.dtype)
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self.length = 0
+
+    def _write(self, name: str, new: torch.Tensor, end: int) -> None:
+        place = getattr(self, name)[:, :, self.length : end]
+        scales = getattr(self, f"{name}_scale")
+        if scales is None:
+            place.copy_(new)
+            return
+        limit = LIMITS[self.ttype]
+        scale = (new.float().abs().amax(-1, keepdim=True) / limit).clamp_min(1e-20)
+        scales[:, :, self.length : end] = scale
+        units = (new.float() / scale).clamp(-limit, limit)
+        place.copy_(units.round() if self.ttype == "int8" else units)
+
+    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        stored: torch.Tensor = getattr(self, name)[:, :, : self.length]
+        scales: torch.Tensor | None = getattr(self, f"{name}_scale")
+        if scales is None:
+            return stored.to(dtype)
+        return (stored.float() * scales[:, :, : self.length]).to(dtype)

@@ -1,0 +1,125 @@
+"""`compile`: whole models, captured, imported, partitioned, lowered and run as one plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+from ladder.capture import Captured, capture
+from ladder.capture.sites import Backend, run_as_is
+from ladder.frontend.torch_fx import import_fx
+from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import DeviceError
+
+log = logging.getLogger("ladder.model")
+
+
+class Compiled(Captured):
+    """A function or model that is captured when it runs, and whose graphs run as plans of ours.
+
+    Parameters
+    ----------
+    function
+        A Python function, method, `torch.nn.Module` or other callable.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.compiler = Compiler()
+        super().__init__(function, self.compiler)
+
+    @property
+    def models(self) -> list[Built]:
+        """The compiled graphs, in the order in which they were made."""
+        return self.compiler.built
+
+    @property
+    def refused(self) -> list[str]:
+        """Why graphs run operator by operator, one entry per graph that does."""
+        return self.compiler.refused
+
+    def plan(self) -> str:
+        """Return the plan of every graph as text: one line per step, with what executes it."""
+        plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
+        return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
+
+
+class Compiler:
+    """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
+
+    def __init__(self) -> None:
+        self.built: list[Built] = []
+        self.refused: list[str] = []
+
+    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
+        # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
+        examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
+        reason = reason_to_refuse(examples)
+        if not reason:
+            try:
+                built = build_model(import_fx(module, examples), place_of(examples))
+            except (ImportRefused, DeviceError) as error:
+                reason = str(error)
+            except Exception as error:  # a fault of ours must not become one of the program's
+                reason = f"the compiler failed: {type(error).__name__}: {error}"
+            else:
+                self.built.append(built)
+                return built.executable
+        log.warning("a graph runs operator by operator: %s", reason)
+        self.refused.append(reason)
+        return run_as_is(module, examples)
+
+
+def reason_to_refuse(examples: list[Any]) -> str:
+    """Say why a graph of these arguments is not for plans; empty if it may be."""
+    tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+    if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
+        return "gradients are recorded: plans are for inference, under torch.no_grad()"
+    if any(
+        type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors
+    ):
+        return "an argument is a subclass of Tensor"
+    if len({value.device for value in tensors}) > 1:
+        return "tensors are on several devices"
+    return "" if tensors else "the graph takes no tensors"
+
+
+def _is_fake(value: torch.Tensor) -> bool:
+    return isinstance(value, torch._subclasses.FakeTensor)
+
+
+def place_of(examples: list[Any]) -> torch.device:
+    """Return the device of the tensors among arguments."""
+    return next(value.device for value in examples if isinstance(value, torch.Tensor))
+
+
+def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured:
+    """Capture a function or model as it runs, and run its operator graphs as compiled plans.
+
+    Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
+    memory-bound operators become one kernel each; what is left is called in torch, and the plan names it.
+
+    Parameters
+    ----------
+    function
+        A Python function, method, `torch.nn.Module` or other callable.
+    backend
+        What runs graphs instead: ``backend(graph_module, example_inputs)`` returns a callable.
+
+    Returns
+    -------
+    A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`.
+
+    Examples
+    --------
+    >>> fast = ladder.compile(ladder.quantize_(model, "int4", group_size=128))
+    >>> with torch.no_grad():
+    ...     y = fast(x)
+    >>> print(fast.plan())
+    """
+    return Compiled(function) if backend is None else capture(function, backend=backend)

@@ -1,0 +1,242 @@
+"""Quantization of whole models by rule, and the report of what became of every layer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from ladder.api.cache import KVCache
+from ladder.api.linear import Linear
+from tile_types.errors import LadderError, ShapeError
+
+Filter = Callable[[str, torch.nn.Module], bool]
+Options = Mapping[str, Any]
+
+WEIGHTED = (torch.nn.Linear, torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
+"""Modules with a weight matrix; the report names each."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one layer.
+
+    Parameters
+    ----------
+    name, module
+        Qualified name and class.
+    weight, activation
+        Types that it multiplies now.
+    before, after
+        Bytes of the weight.
+    reason
+        Why it was left as it is; empty if it was quantized.
+    """
+
+    name: str
+    module: str
+    weight: str
+    activation: str
+    before: int
+    after: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of every layer of a model.
+
+    Parameters
+    ----------
+    rows
+        One per module with a weight.
+    caches
+        Names of KV caches and the type that they store.
+    unused
+        Patterns of overrides and skips that named no layer.
+    """
+
+    rows: tuple[Row, ...]
+    caches: tuple[tuple[str, str], ...] = ()
+    unused: tuple[str, ...] = ()
+
+    @property
+    def quantized(self) -> tuple[Row, ...]:
+        """Rows of the layers that were quantized."""
+        return tuple(row for row in self.rows if not row.reason)
+
+    @property
+    def kept(self) -> tuple[Row, ...]:
+        """Rows of the layers that were left as they are."""
+        return tuple(row for row in self.rows if row.reason)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return a table for people."""
+        before, after = (sum(getattr(row, side) for row in self.rows) for side in ("before", "after"))
+        lines = [
+            f"{len(self.quantized)} of {len(self.rows)} layers quantized,"
+            f" {before / 1e6:.2f} MB of weights -> {after / 1e6:.2f} MB"
+        ]
+        for row in self.rows:
+            types = f"{row.weight} x {row.activation}"
+            lines.append(f"  {row.name:40} {row.module:10} {types:24} {row.reason}".rstrip())
+        lines += [f"  {name:40} KVCache    {ttype}" for name, ttype in self.caches]
+        lines += [f"  pattern {pattern!r} names no layer" for pattern in self.unused]
+        return "\n".join(lines)
+
+
+_reports: weakref.WeakKeyDictionary[torch.nn.Module, Report] = weakref.WeakKeyDictionary()
+
+
+def quantization(model: torch.nn.Module) -> Report:
+    """Return what `quantize_` did to a model.
+
+    Raises
+    ------
+    LadderError
+        If the model was not quantized in this process.
+    """
+    found = _reports.get(model)
+    if found is None:
+        raise LadderError("this model was not quantized here: call ladder.quantize_(model, ...) first")
+    return found
+
+
+def quantize_(
+    model: torch.nn.Module,
+    weight: str = "int4",
+    *,
+    filter: Filter | None = None,
+    skip: Sequence[str] = (),
+    overrides: Mapping[str, Options | str | None] | None = None,
+    kv_cache: str | None = None,
+    **options: Any,
+) -> torch.nn.Module:
+    """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
+
+    Parameters
+    ----------
+    model
+        The model; a bare ``Linear`` cannot be replaced in itself, use `Linear.from_linear`.
+    weight
+        Type of the weights, or its name. With ``activation="int8"`` or ``"fp8_e4m3"`` this is W8A8, W4A8,
+        ...; without, activations keep the layer's type (W4A16).
+    filter
+        ``filter(qualified_name, module)`` says which layers to replace; by default all. Only
+        modules that are exactly ``torch.nn.Linear`` are asked about: subclasses may rely on their weight.
+    skip
+        Patterns (``"lm_head"``, ``"*.mlp.*"``) of names that stay as they are.
+    overrides
+        Pattern -> a weight type, or options (``{"weight": "int8", "group_size": 64}``) that replace those
+        given for all; None: the layer stays as it is. The first pattern that matches a name counts.
+    kv_cache
+        Type in which `KVCache` modules of the model store keys and values: ``"int8"``, ``"fp8_e4m3"``, ...
+    **options
+        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``scaling``, ...
+
+    Returns
+    -------
+    The model; `quantization` tells what became of each layer.
+
+    Raises
+    ------
+    LadderError
+        If a layer cannot be quantized so; its name is in the notes, and no layer has been replaced.
+
+    Examples
+    --------
+    >>> ladder.quantize_(model, "int4", group_size=128, skip=["lm_head"], overrides={"*.down_proj": "int8"})
+    >>> print(ladder.quantization(model))
+    """
+    if type(model) is torch.nn.Linear:
+        raise ShapeError(
+            "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
+        )
+    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}))
+    replaced: dict[torch.nn.Module, Linear] = {}
+    rows = [plan.row(model, name, module, replaced) for name, module in _weighted(model)]
+    caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
+    if kv_cache is not None:
+        for _, module in caches:
+            module.set_type(kv_cache)
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if child is not None and child in replaced:
+                setattr(parent, name, replaced[child])
+    stored = tuple((name, module.ttype) for name, module in caches)
+    _reports[model] = Report(tuple(rows), stored, plan.unused())
+    return model
+
+
+def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, WEIGHTED)]
+
+
+class _Rules:
+    """Which options apply to which layer."""
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        filter: Filter | None,
+        skip: tuple[str, ...],
+        overrides: dict[str, Options | str | None],
+    ) -> None:
+        self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
+        self.used: set[str] = set()
+
+    def unused(self) -> tuple[str, ...]:
+        """Return the patterns that named no layer."""
+        return tuple(pattern for pattern in (*self.skip, *self.overrides) if pattern not in self.used)
+
+    def row(
+        self,
+        model: torch.nn.Module,
+        name: str,
+        module: torch.nn.Module,
+        replaced: dict[torch.nn.Module, Linear],
+    ) -> Row:
+        """Quantize a layer, or say why it stays."""
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)  # what `WEIGHTED` modules have
+        dtype, nbytes = str(weight.dtype).removeprefix("torch."), weight.nbytes
+        kind = type(module).__name__
+        chosen = self.chosen(name, module)
+        if isinstance(chosen, str):
+            return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
+        try:
+            layer = replaced[module] = Linear.from_linear(module, **chosen)  # type: ignore[arg-type]
+        except LadderError as error:
+            error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
+            raise
+        gemm = layer.problem
+        group = f"_g{gemm.group_size}" if gemm.scale else ""
+        return Row(name, kind, f"{gemm.weight}{group}", gemm.activation, nbytes, layer.weight_nbytes)
+
+    def chosen(self, name: str, module: torch.nn.Module) -> dict[str, Any] | str:
+        """Return a layer's options, or the reason why it stays as it is."""
+        for pattern in self.skip:
+            if fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                return f"skipped: {pattern!r}"
+        options = dict(self.options)
+        for pattern, given in self.overrides.items():
+            if fnmatchcase(name, pattern):
+                self.used.add(pattern)
+                if given is None:
+                    return f"overridden: {pattern!r} leaves it"
+                options |= {"weight": given} if isinstance(given, str) else given
+                break
+        if type(module) is not torch.nn.Linear:
+            return f"{type(module).__name__} is not torch.nn.Linear itself"
+        if self.filter is not None and not self.filter(name, module):
+            return "the filter leaves it"
+        return options

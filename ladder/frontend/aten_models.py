@@ -1,0 +1,235 @@
+"""ATen operators of models as tile graph rows: products, convolution, pooling, norms, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.frontend.importer import Importer, Row
+from ladder.ir.extents import floordiv, product, total
+from tile_types.tile import Extent
+
+
+def _product(im: Importer, out: str, a: str, b: str) -> Any:
+    """Multiply matrices; the transpose of a stored weight is a flag."""
+    node = im.g.node(b)
+    rank = len(im.shape(b))
+    last_two = (*range(rank - 2), rank - 1, rank - 2)
+    if node.operator == "transpose" and dict(node.attributes)["permutation"] == last_two:
+        return im.g.add("matmul", a, node.inputs[0], transpose_b=True, type=out)
+    return im.g.add("matmul", a, b, type=out)
+
+
+def _product_and_bias(
+    im: Importer, out: str, bias: str, a: str, b: str, beta: float = 1, alpha: float = 1
+) -> Any:
+    if beta != 1 or alpha != 1:
+        return None
+    return im.arithmetic("add", [_product(im, out, a, b), bias], out)
+
+
+def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
+    return im.g.add("take", table, ids)
+
+
+def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
+    """Only numbers of rows: masks and several indices stay library calls."""
+    if len(indices) != 1 or im.ttype(indices[0]) not in ("int64", "int32"):
+        return None
+    if im.is_constant(indices[0]):
+        return im.g.add("take", x, indices[0])
+    return None  # negative numbers count from the end there
+
+
+def _softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
+    wide = im.cast(x, "float32")
+    powers = im.g.add("exp", im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True)))
+    return im.cast(im.g.add("div", powers, im.reduce("reduce_sum", powers, [axis], True)), out)
+
+
+def _log_softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
+    wide = im.cast(x, "float32")
+    shifted = im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True))
+    total_ = im.reduce("reduce_sum", im.g.add("exp", shifted), [axis], True)
+    return im.cast(im.g.add("sub", shifted, im.g.add("log", total_)), out)
+
+
+def _affine(im: Importer, value: str, weight: Any, bias: Any) -> str:
+    for operator, vector in (("mul", weight), ("add", bias)):
+        if vector is not None:
+            value = im.g.add(operator, value, im.cast(vector, "float32"))
+    return value
+
+
+def _layer_norm(
+    im: Importer, out: str, x: str, shape: Sequence[Any], weight: Any, bias: Any, epsilon: float
+) -> Any:
+    """Return (result, None, None): the statistics are for training."""
+    rank = len(im.shape(x))
+    value = im.normalised(im.cast(x, "float32"), list(range(rank - len(shape), rank)), epsilon)
+    return im.cast(_affine(im, value, weight, bias), out), None, None
+
+
+def _group_norm(
+    im: Importer, out: str, x: str, weight: Any, bias: Any, n: Any, c: Any, size: Any, groups: int, eps: float
+) -> Any:
+    shape = im.shape(x)
+    rows = im.reshape(im.cast(x, "float32"), [n, groups, product([floordiv(c, groups), size])])
+    value = im.reshape(im.normalised(rows, [2], eps), shape)
+    vectors = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
+    return im.cast(_affine(im, value, *vectors), out), None, None
+
+
+def _batch_norm(
+    im: Importer, out: str, x: str, weight: Any, bias: Any, mean: str, variance: str, _: Any, epsilon: float
+) -> Any:
+    """Inference: one multiplication and one addition per channel."""
+    rank = len(im.shape(x))
+    spread = im.apply("rsqrt", [im.apply("add", [variance, epsilon], "float32")], "float32")
+    scale = spread if weight is None else im.apply("mul", [spread, weight], "float32")
+    shift = im.g.add("neg", im.apply("mul", [mean, scale], "float32"))
+    shift = shift if bias is None else im.apply("add", [shift, bias], "float32")
+    scaled = im.g.add("mul", im.cast(x, "float32"), im.along(scale, 1, rank))
+    return im.cast(im.g.add("add", scaled, im.along(shift, 1, rank)), out), None, None
+
+
+def _functional_batch_norm(
+    im: Importer, out: str, x: str, weight: Any, bias: Any, mean: Any, variance: Any, training: bool,
+    momentum: float, epsilon: float,
+) -> Any:  # fmt: skip
+    """Inference only: in training it also changes the running statistics."""
+    if training or mean is None:
+        return None
+    return _batch_norm(im, out, x, weight, bias, mean, variance, momentum, epsilon)
+
+
+def _convolution(
+    im: Importer, out: str, x: str, weight: str, bias: Any, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Any, groups: int,
+) -> Any:  # fmt: skip
+    """Sum of products under an affine indexing: implicit GEMM, grouped and depthwise alike."""
+    del output_padding
+    if transposed:
+        return None
+    (n, c, *spatial), (f, per_group, *kernel) = im.shape(x), im.shape(weight)
+    places, sizes = window_indexing(
+        spatial, kernel, *(spread_over(v, kernel) for v in (stride, padding, dilation))
+    )
+    taps = " ".join(f"r{at}" for at in range(len(kernel)))
+    outer = " ".join(f"h{at}" for at in range(len(kernel)))
+    if groups > 1:
+        x = im.reshape(x, [n, groups, floordiv(c, groups), *spatial])
+        weight = im.reshape(weight, [groups, floordiv(f, groups), per_group, *kernel])
+    g = "g " if groups > 1 else ""
+    spec = f"n {g}c {places}, {g}f c {taps} -> n {g}f {outer}"
+    value = im.g.add("contract", x, weight, spec=spec, sizes=sizes, pad=any(padding), type=out)
+    value = im.reshape(value, [n, f, *(dict(sizes)[f"h{at}"] for at in range(len(kernel)))])
+    if bias is None:
+        return value
+    return im.arithmetic("add", [value, im.along(bias, 1, 2 + len(kernel))], out)
+
+
+def spread_over(values: Sequence[int], kernel: Sequence[Any]) -> list[int]:
+    """Return one value per axis of the window; a single one serves all."""
+    return list(values) * len(kernel) if len(values) == 1 else list(values)
+
+
+def window_indexing(
+    spatial: Sequence[Extent], kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[str, tuple[tuple[str, Extent], ...]]:  # fmt: skip
+    """Return the affine indices ``2*h0+r0-1 ...`` of windows and the extents of h and r."""
+    places, sizes = [], []
+    for at, (extent, taps) in enumerate(zip(spatial, kernel, strict=True)):
+        step, space, gap = stride[at], padding[at], dilation[at]
+        reach = gap * (taps - 1) + 1
+        count = total([floordiv(total([extent, 2 * space, -reach]), step), 1])
+        sizes += [(f"h{at}", count), (f"r{at}", taps)]
+        shift = f"-{space}" if space else ""
+        places.append(f"{step}*h{at}+{gap}*r{at}{shift}")
+    return " ".join(places), tuple(sizes)
+
+
+def _windows(im: Importer, x: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> str | None:
+    """Return ``[N, C, outputs..., window...]`` as a view; None where windows would leave the image."""
+    spatial = im.shape(x)[2:]
+    settings = [spread_over(v, kernel) for v in (stride or kernel, padding, dilation)]
+    places, sizes = window_indexing(spatial, kernel, *settings)
+    outer = " ".join(f"h{at}" for at in range(len(kernel)))
+    taps = " ".join(f"r{at}" for at in range(len(kernel)))
+    return im.g.add("map", x, spec=f"n c {places} -> n c {outer} {taps}", sizes=sizes, pad=any(settings[1]))
+
+
+def _max_pool(
+    im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
+    ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    """Return (largest, None); where the positions are asked for, or sizes round up, it stays a call."""
+    if ceil_mode or 1 in im.used:
+        return None
+    kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
+    pads = spread_over(padding, kernel)
+    rank = len(im.shape(x))
+    if any(pads):
+        width = (0,) * (rank - len(kernel)) + tuple(pads)
+        lowest = {"float16": -65504.0}.get(out, -3.3895313892515355e38)
+        x = im.g.add("pad", x, low=width, high=width, value=lowest)
+    view = _windows(im, x, kernel, stride, (0,), dilation)
+    assert view is not None
+    axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
+    return im.reduce("reduce_max", view, list(axes), False), None
+
+
+def _average_pool(
+    im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,),
+    ceil_mode: bool = False, include_pad: bool = True, divisor: Any = None,
+) -> Any:  # fmt: skip
+    if ceil_mode or divisor is not None or (any(padding) and not include_pad):
+        return None
+    kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
+    view = _windows(im, im.cast(x, "float32"), kernel, stride, padding, (1,))
+    assert view is not None
+    axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
+    return im.cast(im.mean(view, list(axes), False), out)
+
+
+def _adaptive_pool(im: Importer, out: str, x: str, size: Sequence[Any]) -> Any:
+    spatial = im.shape(x)[2:]
+    if all(extent == 1 for extent in size):
+        return im.cast(im.mean(im.cast(x, "float32"), [2, 3]), out)
+    known = [extent for extent in (*spatial, *size) if isinstance(extent, int)]
+    if len(known) < 4 or any(a % b for a, b in zip(spatial, size, strict=True)):
+        return None
+    kernel = [a // b for a, b in zip(spatial, size, strict=True)]
+    return _average_pool(im, out, x, kernel, kernel)
+
+
+def _attention(
+    im: Importer, out: str, q: str, k: str, v: str, mask: Any = None, causal: bool = False, scale: Any = None
+) -> Any:
+    choose = mask is not None and im.ttype(mask) == "bool"
+    masks = [] if mask is None else [mask]
+    stated = None if scale is None else float(scale)
+    return im.g.add("attention", q, k, v, *masks, causal=causal, choose=choose, scale=stated)
+
+
+MODEL_ROWS: dict[str, Row] = {
+    "mm.default": _product,
+    "bmm.default": _product,
+    "addmm.default": _product_and_bias,
+    "baddbmm.default": _product_and_bias,
+    "embedding.default": _embedded,
+    "index.Tensor": _indexed,
+    "_softmax.default": _softmax,
+    "_log_softmax.default": _log_softmax,
+    "native_layer_norm.default": _layer_norm,
+    "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "native_batch_norm.default": _functional_batch_norm,
+    "convolution.default": _convolution,
+    "max_pool2d_with_indices.default": _max_pool,
+    "avg_pool2d.default": _average_pool,
+    "_adaptive_avg_pool2d.default": _adaptive_pool,
+    "attention.default": _attention,
+}
+"""Name and overload -> row."""

@@ -1,0 +1,356 @@
+"""ATen operators as tile graph rows: arithmetic, moves and reductions. One row per overload.
+
+A row takes the importer, the type of the first result, and the arguments as ATen has them (tensors are
+names of values, sizes are extents). It returns a value, a tuple of values, or None: this form of the
+operator stays a library call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.frontend.importer import Importer, Row
+from ladder.ir.extents import floordiv, product, total
+from tile_types.tile import Extent
+
+
+def _arithmetic(operator: str, swapped: bool = False) -> Row:
+    """Return the row of ``a op alpha * b``."""
+
+    def row(im: Importer, out: str, a: Any, b: Any, alpha: float = 1) -> Any:
+        if alpha != 1:
+            b = im.arithmetic("mul", [b, alpha], out)
+        return im.arithmetic(operator, [b, a] if swapped else [a, b], out)
+
+    return row
+
+
+def _logic_or_bits(operator: str) -> Row:
+    def row(im: Importer, out: str, a: Any, b: Any) -> Any:
+        return im.apply(operator, [a, b], "bool") if out == "bool" else None
+
+    return row
+
+
+def _negation(im: Importer, out: str, a: Any) -> Any:
+    return im.apply("negation", [a], "bool") if out == "bool" else None
+
+
+def _floats(operator: str) -> Row:
+    return lambda im, out, *operands: im.floats(operator, operands, out)
+
+
+def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode == "floor" and out.startswith("float"):
+        return im.cast(im.g.add("floor", im.apply("div", [a, b], "float32")), out)
+    return None if rounding_mode is not None else im.floats("div", [a, b], out)
+
+
+def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
+    def row(im: Importer, out: str, a: Any, b: Any) -> Any:
+        common = _common_type(im, a, b)
+        value = im.apply(operator, [b, a] if swapped else [a, b], common)
+        return im.g.add("negation", value) if negated else value
+
+    return row
+
+
+def _common_type(im: Importer, a: Any, b: Any) -> str:
+    """Return a type that holds both operands of a comparison."""
+    names = {im.ttype(value) for value in (a, b) if im.is_value(value)}
+    names |= {"float32" for value in (a, b) if isinstance(value, float)}
+    if names <= {"bool"}:
+        return "int32"
+    if names <= {"int64", "int32", "bool", "uint8", "int8"}:
+        return "int64"
+    return "float64" if "float64" in names else "float32"
+
+
+def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
+    """Small constant exponents are products and roots."""
+    if not isinstance(exponent, int | float):
+        return im.floats("pow", [base, exponent], out)
+    known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
+    if known is None or not out.startswith(("float", "bfloat")):
+        return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None
+    value = im.apply(known[0], [base], "float32")
+    value = im.apply("mul", [value, base], "float32") if exponent == 3 else value
+    return im.cast(value, out)
+
+
+def _gelu(im: Importer, out: str, x: Any, approximate: str = "none") -> Any:
+    return im.floats("gelu_tanh" if approximate == "tanh" else "gelu", [x], out)
+
+
+def _clamped(im: Importer, out: str, x: Any, low: Any = None, high: Any = None) -> Any:
+    for operator, limit in (("maximum", low), ("minimum", high)):
+        if limit is not None and not (isinstance(limit, float) and math.isinf(limit)):
+            x = im.arithmetic(operator, [x, limit], out)
+    return im.cast(x, out)
+
+
+def _chosen(im: Importer, out: str, condition: Any, yes: Any, no: Any) -> Any:
+    operands = [im.operand(value, out) for value in (yes, no)]
+    return im.g.add("select", im.cast(condition, "bool"), *operands)
+
+
+def _filled(im: Importer, out: str, shape: Sequence[Extent], value: Any, **_: Any) -> Any:
+    return im.expand(im.number(float(value), out), shape)
+
+
+def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
+    start, end = (0, start) if end is None else (start, end)
+    if not all(isinstance(value, int | str) for value in (start, end)) or not isinstance(step, int):
+        return None
+    if not isinstance(start, int) or step < 1:
+        return None
+    span = total([end, -start, step - 1])
+    counted = im.g.add("iota", extent=floordiv(span, step), begin=start, step=step, type="int64")
+    return im.cast(counted, out)
+
+
+def _same(im: Importer, out: str, x: str, *_: Any, **__: Any) -> Any:
+    return im.cast(x, out)
+
+
+def _viewed(im: Importer, out: str, x: str, shape: Sequence[Extent]) -> Any:
+    known = [extent for extent in shape if extent != -1]
+    size = _quotient(product(im.shape(x)), product(known)) if len(known) < len(shape) else 0
+    return im.reshape(x, [size if extent == -1 else extent for extent in shape])
+
+
+def _quotient(size: Extent, part: Extent) -> Extent:
+    """Divide what is a multiple: the names and the numbers of monomials."""
+    if isinstance(size, int) and isinstance(part, int):
+        return size // part if part else 0
+    names, divisors = str(size).split("*"), str(part).split("*")
+    number = math.prod(int(name) for name in names if name.isdecimal())
+    by = math.prod(int(name) for name in divisors if name.isdecimal())
+    rest = [name for name in names if not name.isdecimal()]
+    for name in divisors:
+        if name in rest:
+            rest.remove(name)
+    return product([number // by, *rest])
+
+
+def _unsqueezed(im: Importer, out: str, x: str, axis: int) -> Any:
+    shape = list(im.shape(x))
+    shape.insert(axis % (len(shape) + 1), 1)
+    return im.reshape(x, shape)
+
+
+def _squeezed(im: Importer, out: str, x: str, axes: Any = None) -> Any:
+    shape = im.shape(x)
+    chosen = range(len(shape)) if axes is None else [axes] if isinstance(axes, int) else axes
+    dropped = {axis % len(shape) for axis in chosen} if shape else set()
+    return im.reshape(x, [extent for at, extent in enumerate(shape) if at not in dropped or extent != 1])
+
+
+def _permuted(im: Importer, out: str, x: str, order: Sequence[int]) -> Any:
+    return im.permute(x, order)
+
+
+def _transposed(im: Importer, out: str, x: str, a: int = 0, b: int = 1) -> Any:
+    order = list(range(len(im.shape(x))))
+    if len(order) < 2:
+        return x
+    order[a], order[b] = order[b], order[a]
+    return im.permute(x, order)
+
+
+def _expanded(im: Importer, out: str, x: str, shape: Sequence[Extent], **_: Any) -> Any:
+    lead = len(shape) - len(im.shape(x))
+    own = [1] * lead + list(im.shape(x))
+    return im.expand(x, [old if new == -1 else new for old, new in zip(own, shape, strict=True)])
+
+
+def _sliced(
+    im: Importer, out: str, x: str, axis: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Any:
+    extent = im.shape(x)[axis]
+    first, last = _bounded(start or 0, extent), _bounded(extent if end is None else end, extent)
+    if first is None or last is None:
+        return None
+    count = total([last, product([-1, first]), step - 1])
+    return im.take_axis(x, axis, first, floordiv(count, step), step)
+
+
+def _bounded(position: Extent, extent: Extent) -> Extent | None:
+    """Return a slice's end within an axis; None if that cannot be known."""
+    if isinstance(position, int) and position < 0:
+        return total([extent, position])
+    if isinstance(position, int) and position > 1 << 60:
+        return extent
+    if isinstance(position, int) and isinstance(extent, int):
+        return min(position, extent)
+    return position
+
+
+def _selected(im: Importer, out: str, x: str, axis: int, index: Any) -> Any:
+    shape = im.shape(x)
+    at = total([shape[axis], index]) if isinstance(index, int) and index < 0 else index
+    one = im.take_axis(x, axis, at, 1)
+    return im.reshape(one, [extent for place, extent in enumerate(shape) if place != axis % len(shape)])
+
+
+def _split(im: Importer, out: str, x: str, sizes: Sequence[Extent] | Extent, axis: int = 0) -> Any:
+    extent = im.shape(x)[axis]
+    if isinstance(sizes, int):
+        if not isinstance(extent, int):
+            return None
+        sizes = [min(sizes, extent - begin) for begin in range(0, extent, sizes)]
+    assert not isinstance(sizes, str | int)
+    begins: list[Extent] = [0]
+    for size in sizes:
+        begins.append(total([begins[-1], size]))
+    return tuple(im.take_axis(x, axis, begin, size) for begin, size in zip(begins, sizes, strict=False))
+
+
+def _unbound(im: Importer, out: str, x: str, axis: int = 0) -> Any:
+    extent = im.shape(x)[axis]
+    if not isinstance(extent, int):
+        return None
+    return tuple(_selected(im, out, x, axis, index) for index in range(extent))
+
+
+def _joined(im: Importer, out: str, parts: Sequence[str], axis: int = 0) -> Any:
+    kept = [im.cast(part, out) for part in parts if im.shape(part) != (0,)]
+    return kept[0] if len(kept) == 1 else im.g.add("concat", *kept, axis=axis % len(im.shape(kept[0])))
+
+
+def _stacked(im: Importer, out: str, parts: Sequence[str], axis: int = 0) -> Any:
+    place = axis % (len(im.shape(parts[0])) + 1)
+    return _joined(im, out, [_unsqueezed(im, out, part, place) for part in parts], place)
+
+
+def _padded(im: Importer, out: str, x: str, width: Sequence[int], value: float = 0.0) -> Any:
+    rank = len(im.shape(x))
+    if not all(isinstance(extent, int) for extent in width) or min(width, default=0) < 0:
+        return None
+    low, high = [0] * rank, [0] * rank
+    for at in range(len(width) // 2):
+        low[rank - 1 - at], high[rank - 1 - at] = width[2 * at], width[2 * at + 1]
+    return im.g.add("pad", x, low=tuple(low), high=tuple(high), value=float(value))
+
+
+def _summed(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
+    wide = "float32" if out in ("float16", "bfloat16") else out
+    return im.cast(im.reduce("reduce_sum", im.cast(x, wide), _axes(im, x, axes), keep), out)
+
+
+def _averaged(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
+    return im.cast(im.mean(im.cast(x, "float32"), _axes(im, x, axes), keep), out)
+
+
+def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
+    return im.reduce("reduce_max", x, _axes(im, x, axes), keep)
+
+
+def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
+    negative = im.reduce("reduce_max", im.arithmetic("neg", [x], out), _axes(im, x, axes), keep)
+    return im.arithmetic("neg", [negative], out)
+
+
+def _axes(im: Importer, x: str, axes: Any) -> list[int]:
+    rank = len(im.shape(x))
+    chosen = [axes] if isinstance(axes, int) else axes
+    return [axis % rank for axis in chosen] if chosen else list(range(rank))
+
+
+def _varied(im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keep: bool = False) -> Any:
+    return _mean_and_variance(im, out, x, axes, correction, keep)[0]
+
+
+def _mean_and_variance(
+    im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keepdim: bool = False
+) -> Any:
+    """Return (variance, mean)."""
+    chosen, wide = _axes(im, x, axes), im.cast(x, "float32")
+    mean = im.mean(wide, chosen)
+    deviations = im.g.add("square", im.g.add("sub", wide, mean))
+    sums = im.reduce("reduce_sum", deviations, chosen, True)
+    count = im.count(wide, chosen)
+    if correction:
+        count = im.apply("sub", [count, float(correction)], "float32")
+    results = (im.g.add("div", sums, count), mean)
+    shape = [extent for at, extent in enumerate(im.shape(x)) if at not in chosen]
+    return tuple(im.cast(r if keepdim else im.reshape(r, shape), out) for r in results)
+
+
+_COMPARISONS = {
+    "lt": _compared("less"), "le": _compared("less_equal"), "eq": _compared("equal"),
+    "gt": _compared("less", swapped=True), "ge": _compared("less_equal", swapped=True),
+    "ne": _compared("equal", negated=True),
+}  # fmt: skip
+
+ROWS: dict[str, Row] = {
+    **{f"{name}.{form}": row for name, row in _COMPARISONS.items() for form in ("Tensor", "Scalar")},
+    **{f"add.{form}": _arithmetic("add") for form in ("Tensor", "Scalar")},
+    **{f"sub.{form}": _arithmetic("sub") for form in ("Tensor", "Scalar")},
+    **{f"mul.{form}": _arithmetic("mul") for form in ("Tensor", "Scalar")},
+    **{f"rsub.{form}": _arithmetic("sub", swapped=True) for form in ("Tensor", "Scalar")},
+    **{f"div.{form}": _divided for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
+    **{f"pow.{form}": _power for form in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
+    **{f"clamp.{form}": _clamped for form in ("default", "Tensor")},
+    **{
+        f"{name}.default": _floats(row)
+        for name, row in {
+            **{name: name for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid")},
+            **{name: name for name in ("silu", "erf")},
+        }.items()
+    },
+    "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
+    "neg.default": lambda im, out, x: im.arithmetic("neg", [x], out),
+    "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),
+    "floor.default": lambda im, out, x: im.floats("floor", [x], out),
+    "relu.default": lambda im, out, x: im.arithmetic("relu", [x], out),
+    "gelu.default": _gelu,
+    "maximum.default": lambda im, out, a, b: im.arithmetic("maximum", [a, b], out),
+    "minimum.default": lambda im, out, a, b: im.arithmetic("minimum", [a, b], out),
+    "clamp_min.default": lambda im, out, x, low: _clamped(im, out, x, low),
+    "clamp_max.default": lambda im, out, x, high: _clamped(im, out, x, None, high),
+    "hardtanh.default": lambda im, out, x, low=-1.0, high=1.0: _clamped(im, out, x, low, high),
+    "where.self": _chosen,
+    "masked_fill.Scalar": lambda im, out, x, mask, value: _chosen(im, out, mask, value, x),
+    **{f"{name}.default": _logic_or_bits(row) for name, row in {
+        "logical_and": "both", "logical_or": "either"}.items()},
+    **{f"{name}.Tensor": _logic_or_bits(row) for name, row in {
+        "bitwise_and": "both", "bitwise_or": "either"}.items()},
+    "logical_not.default": _negation,
+    "bitwise_not.default": _negation,
+    "full.default": _filled,
+    "full_like.default": lambda im, out, x, value, **_: _filled(im, out, im.shape(x), value),
+    "zeros.default": lambda im, out, shape, **_: _filled(im, out, shape, 0),
+    "ones.default": lambda im, out, shape, **_: _filled(im, out, shape, 1),
+    "scalar_tensor.default": lambda im, out, value, **_: _filled(im, out, (), value),
+    **{f"arange.{form}": _counted for form in ("default", "start", "start_step")},
+    **{f"{name}.default": _same for name in ("_to_copy", "clone", "detach", "alias", "lift_fresh_copy")},
+    **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},
+    "unsqueeze.default": _unsqueezed,
+    **{f"squeeze.{form}": _squeezed for form in ("default", "dim", "dims")},
+    "permute.default": _permuted,
+    "t.default": _transposed,
+    "transpose.int": _transposed,
+    "expand.default": _expanded,
+    "slice.Tensor": _sliced,
+    "select.int": _selected,
+    "split_with_sizes.default": _split,
+    "split.Tensor": _split,
+    "unbind.int": _unbound,
+    "cat.default": _joined,
+    "stack.default": _stacked,
+    "constant_pad_nd.default": _padded,
+    "sum.default": _summed,
+    "sum.dim_IntList": _summed,
+    "mean.default": _averaged,
+    "mean.dim": _averaged,
+    "amax.default": _largest,
+    "amin.default": _smallest,
+    "var.correction": lambda im, out, x, axes=None, *, correction=1, keepdim=False: _varied(
+        im, out, x, axes, correction, keepdim
+    ),
+    "var_mean.correction": _mean_and_variance,
+}  # fmt: skip
+"""Name and overload -> row."""

@@ -1,0 +1,167 @@
+"""What every importer of operators needs: a builder with types, numbers, axes and reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ladder.ir.build import GraphBuilder
+from ladder.ir.extents import Shape, canonical, product
+from ladder.ir.graph import Literal, Node
+from tile_types.library import get_type
+from tile_types.tile import Extent, Tile
+
+WIDE = ("float32", "float64", "int64", "int32")
+"""Types that arithmetic keeps; narrower floats are computed in float32 and rounded where they are stored."""
+
+
+class Importer:
+    """A `GraphBuilder` with the vocabulary of tensor libraries.
+
+    Values are names in the graph; numbers become ``constant`` rows. Element types are explicit: operands are
+    converted to the type in which a library computes, results to the type that it returns.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.g = GraphBuilder(name)
+        self.used: frozenset[int] = frozenset({0})
+        """Which results of the operator at hand the program uses."""
+
+    def is_value(self, value: Any) -> bool:
+        """Tell a value of the graph from a number or an extent."""
+        return isinstance(value, str) and self.g.has(value)
+
+    def is_constant(self, value: str) -> bool:
+        """Tell whether a value depends on no input."""
+        node = self.g.node(value)
+        if node.operator in ("input", "call"):
+            return False
+        return all(self.is_constant(operand) for operand in node.inputs)
+
+    def tile(self, value: str) -> Tile:
+        """Return the tile of a value."""
+        return self.g.tile(value)
+
+    def shape(self, value: str) -> Shape:
+        """Return the shape of a value."""
+        return self.g.tile(value).shape
+
+    def ttype(self, value: str) -> str:
+        """Return the type's name of a value."""
+        return self.g.tile(value).ttype.name
+
+    def number(self, value: float, ttype: str) -> str:
+        """Return a number as a value of rank 0."""
+        return self.g.add("constant", value=float(value), type=ttype, name="number")
+
+    def cast(self, value: str, ttype: str) -> str:
+        """Return a value in another type."""
+        if self.ttype(value) == ttype:
+            return value
+        if ttype == "bool":
+            zero = self.number(0, self.ttype(value))
+            return self.g.add("negation", self.g.add("equal", value, zero))
+        return self.g.add("convert", value, type=ttype)
+
+    def operand(self, value: Any, ttype: str) -> str:
+        """Return a value or a Python number as a value of a type; numbers keep their own meaning."""
+        if self.is_value(value):
+            return self.cast(value, ttype)
+        if isinstance(value, str):
+            return self.g.add("size", extent=canonical(value), type=ttype)
+        return self.number(float(value), ttype)
+
+    def apply(self, operator: str, operands: Sequence[Any], ttype: str) -> str:
+        """Apply an element-wise row to operands of one type."""
+        return self.g.add(operator, *(self.operand(value, ttype) for value in operands))
+
+    def floats(self, operator: str, operands: Sequence[Any], result: str) -> str:
+        """Apply a row of real functions: in float32 unless the result is wider, then rounded."""
+        wide = result if result == "float64" else "float32"
+        return self.cast(self.apply(operator, operands, wide), result)
+
+    def arithmetic(self, operator: str, operands: Sequence[Any], result: str) -> str:
+        """Apply a row of arithmetic in the type that holds the result."""
+        wide = result if result in WIDE else "int32" if get_type(result).is_integer else "float32"
+        return self.cast(self.apply(operator, operands, wide), result)
+
+    def reshape(self, value: str, shape: Sequence[Extent]) -> str:
+        """Return the elements in another shape."""
+        target = tuple(canonical(extent) for extent in shape)
+        return value if self.shape(value) == target else self.g.add("reshape", value, shape=target)
+
+    def permute(self, value: str, order: Sequence[int]) -> str:
+        """Return the value with its axes permuted."""
+        rank = len(self.shape(value))
+        permutation = tuple(axis % rank for axis in order)
+        if permutation == tuple(range(rank)):
+            return value
+        return self.g.add("transpose", value, permutation=permutation)
+
+    def expand(self, value: str, shape: Sequence[Extent]) -> str:
+        """Return the value stretched to a shape."""
+        target = tuple(canonical(extent) for extent in shape)
+        return value if self.shape(value) == target else self.g.add("broadcast", value, shape=target)
+
+    def box(self, value: str, begin: Sequence[Extent], shape: Sequence[Extent], step: Sequence[int]) -> str:
+        """Return ``shape`` elements from ``begin`` on, every ``step``-th."""
+        target = tuple(canonical(extent) for extent in shape)
+        if target == self.shape(value):
+            return value
+        steps = tuple(step) if any(stride != 1 for stride in step) else ()
+        return self.g.add("slice", value, begin=tuple(map(canonical, begin)), shape=target, step=steps)
+
+    def take_axis(self, value: str, axis: int, begin: Extent, count: Extent, step: int = 1) -> str:
+        """Return a box that is whole but for one axis."""
+        shape = self.shape(value)
+        axis %= len(shape)
+        begins = [begin if at == axis else 0 for at in range(len(shape))]
+        extents = [count if at == axis else extent for at, extent in enumerate(shape)]
+        return self.box(value, begins, extents, [step if at == axis else 1 for at in range(len(shape))])
+
+    def reduce(self, operator: str, value: str, axes: Sequence[int], keep: bool) -> str:
+        """Reduce axes, the last first."""
+        rank = len(self.shape(value))
+        for axis in sorted({axis % rank for axis in axes} if rank else (), reverse=True):
+            value = self.g.add(operator, value, axis=axis, keep=keep)
+        return value
+
+    def count(self, value: str, axes: Sequence[int]) -> str:
+        """Return the number of elements along axes, as float32."""
+        shape = self.shape(value)
+        extent = product(shape[axis] for axis in axes)
+        if isinstance(extent, int):
+            return self.number(extent, "float32")
+        return self.g.add("size", extent=extent, type="float32")
+
+    def mean(self, value: str, axes: Sequence[int], keep: bool = True) -> str:
+        """Return the mean over axes of a float32 value."""
+        total = self.reduce("reduce_sum", value, axes, keep)
+        return self.g.add("div", total, self.count(value, axes))
+
+    def variance(self, value: str, mean: str, axes: Sequence[int]) -> str:
+        """Return the mean square of what differs from the mean, axes kept."""
+        return self.mean(self.g.add("square", self.g.add("sub", value, mean)), axes)
+
+    def normalised(self, value: str, axes: Sequence[int], epsilon: float) -> str:
+        """Return a float32 value with mean 0 and variance 1 over axes."""
+        mean = self.mean(value, axes)
+        spread = self.g.add("add", self.variance(value, mean, axes), self.number(epsilon, "float32"))
+        return self.g.add("mul", self.g.add("sub", value, mean), self.g.add("rsqrt", spread))
+
+    def along(self, vector: str, axis: int, rank: int) -> str:
+        """Return a vector shaped to broadcast along one axis of ``rank``."""
+        shape = [self.shape(vector)[0] if at == axis else 1 for at in range(rank)]
+        return self.reshape(vector, shape)
+
+    def call(self, target: str, arguments: Any, keywords: Any, inputs: Sequence[str], tiles: Any) -> Node:
+        """Add a call of a library, whose results' tiles are stated."""
+        stored: dict[str, Literal] = {"arguments": arguments, "keywords": keywords, "target": target}
+        attributes = tuple((name, stored[name]) for name in sorted(stored) if stored[name] != ())
+        node = Node(self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles))
+        self.g.insert(node)
+        return node
+
+
+Row = Callable[..., Any]
+"""``(importer, result type, *arguments, **keywords)`` -> a value, or a tuple of values."""

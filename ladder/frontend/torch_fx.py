@@ -1,0 +1,413 @@
+"""torch.fx graphs, as capture and ``torch.compile`` hand them over, into tile graphs.
+
+The graph is traced once more with fake tensors, which reduces torch's operators to ATen's core (some two
+hundred, functional, with known shapes and types); each is then a row of a table, or a library call.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch._dispatch.python
+import torch.fx
+
+from ladder.frontend.aten_models import MODEL_ROWS
+from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.importer import Importer
+from ladder.ir.build import GraphBuilder, prune
+from ladder.ir.extents import canonical, product
+from ladder.ir.gemm_graph import insert_gemm, weight_type
+from ladder.ir.graph import Graph
+from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
+from ladder.runtime.compile import Request
+from ladder.runtime.model.program import ImportRefused, Program, Source
+from tile_types.errors import DTypeError, LadderError, ShapeError
+from tile_types.library import get_type
+from tile_types.tile import Extent, Tile
+
+KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange")
+"""Operators that torch would take apart and that are rows of ours."""
+
+STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
+"""How the names of functions begin that change torch's global state."""
+
+
+def import_fx(module: torch.fx.GraphModule, examples: Sequence[Any], name: str = "model") -> Program:
+    """Import a graph.
+
+    Parameters
+    ----------
+    module
+        The graph; it is not changed.
+    examples
+        One argument per placeholder: tensors (fake ones may have symbolic sizes) and numbers.
+    name
+        Of the tile graph.
+
+    Raises
+    ------
+    ImportRefused
+        If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
+        lack; the message says which.
+    """
+    return _Walk(to_aten(module, examples), name).program()
+
+
+def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
+    _refuse_state(module)
+    prepared = _with_whole_attention(module)
+
+    def run(*arguments: Any) -> Any:
+        return prepared(*arguments)
+
+    try:
+        traced = _functional(run, examples)
+    except Exception as error:  # whatever tracing cannot do, the program itself still can
+        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
+    traced.graph.eliminate_dead_code()
+    return traced
+
+
+def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional."""
+    try:
+        traced = _traced(run, examples)
+    except RuntimeError:
+        traced = None
+    if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
+        return traced
+    return _traced(torch.func.functionalize(run, remove="mutations"), examples)
+
+
+def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
+    """Trace with fake tensors: those of the examples if they are fake, with their symbolic sizes."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
+    mode = next((value.fake_mode for value in fakes), None)
+    way: Literal["fake", "real"] = "fake" if mode is None else "real"
+    trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
+    with torch.no_grad():
+        if mode is None:
+            return trace(*examples)
+        before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+        try:
+            with torch._dispatch.python.enable_python_dispatcher():
+                return trace(*examples)
+        finally:
+            mode.allow_non_fake_inputs = before
+
+
+def _changes_in_place(node: torch.fx.Node) -> bool:
+    """Tell whether a traced operator changes an argument."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+@cache
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Return torch's decompositions into core operators, without those of `KEPT`."""
+    from torch._decomp import core_aten_decompositions
+
+    table: Any = core_aten_decompositions()
+    return {op: row for op, row in table.items() if str(op).split(".")[1] not in KEPT}
+
+
+def _refuse_state(module: torch.fx.GraphModule) -> None:
+    for node in module.graph.nodes:
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name.startswith(STATEFUL):
+            raise ImportRefused(f"{name} changes the state of torch")
+
+
+_ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
+
+
+def _with_whole_attention(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the graph with attention as one operator, which tracing does not take apart."""
+    graph = torch.fx.Graph()
+    output = graph.graph_copy(module.graph, {})
+    graph.output(output)
+    for node in graph.nodes:
+        aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
+        if node.op == "call_function" and (node.target in _ATTENTION or aten):
+            _name_attention(node)
+    return torch.fx.GraphModule(module, graph)
+
+
+def _name_attention(node: torch.fx.Node) -> None:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if given.pop("dropout_p", 0.0):
+        return
+    given.pop("enable_gqa", None)
+    node.target = torch.ops.ladder.attention.default
+    node.args = tuple(given.pop(name) for name in ("query", "key", "value"))
+    node.kwargs = {
+        "mask": given.get("attn_mask"),
+        "causal": bool(given.get("is_causal", False)),
+        "scale": given.get("scale"),
+    }
+
+
+TYPES = {
+    **{getattr(torch, name): name for name in ("float32", "float16", "bfloat16", "float64")},
+    **{getattr(torch, name): name for name in ("int64", "int32", "int8", "uint8", "bool")},
+    torch.float8_e4m3fn: "fp8_e4m3",
+    torch.float8_e5m2: "fp8_e5m2",
+}
+"""torch's dtype -> name of the type."""
+
+
+def _used_results(node: torch.fx.Node) -> frozenset[int]:
+    """Return which results of a node are used; an operator with one has result 0."""
+    parts: set[Any] = {user.args[1] for user in node.users if user.target is operator.getitem}
+    return frozenset(parts or {0})
+
+
+class _Walk:
+    """Goes through an ATen graph node by node."""
+
+    def __init__(self, module: torch.fx.GraphModule, name: str) -> None:
+        self.module = module
+        self.im = Importer(name)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.sources: dict[str, Source] = {}
+        self.held: list[Any] = []
+        self.positions: dict[torch.fx.Node, int] = {}
+        self.updates: list[tuple[int, Any]] = []
+
+    def program(self) -> Program:
+        """Walk, and return the program."""
+        results: Any = ()
+        for node in self.module.graph.nodes:
+            try:
+                if node.op == "output":
+                    results = node.args[0]
+                else:
+                    self.values[node] = _STEPS[node.op](self, node)
+            except ImportRefused:
+                raise
+            except (LadderError, KeyError, TypeError, ValueError) as error:
+                raise ImportRefused(f"{node.target} at {node.name}: {error}") from error
+        return self._finish(results)
+
+    def _finish(self, results: Any) -> Program:
+        outputs: list[str] = []
+
+        def place(value: str) -> int:
+            outputs.append(value)
+            return len(outputs) - 1
+
+        found: list[int | tuple[Any]] = []
+        for item in results if isinstance(results, (list, tuple)) else [results]:
+            if isinstance(item, torch.fx.Node) and isinstance(item.meta.get("val"), torch.Tensor):
+                found.append(place(self.values[item]))
+            else:
+                found.append((self.extent(item),))
+        updates = tuple((at, place(value)) for at, value in self.updates)
+        graph = _pruned(self.im.g, outputs)
+        names = {node.name for node in graph.inputs}
+        sources = {name: source for name, source in self.sources.items() if name in names}
+        return Program(graph, sources, tuple(found), updates, tuple(self.held))
+
+    # nodes -----------------------------------------------------------------------------------------
+    def placeholder(self, node: torch.fx.Node) -> Any:
+        at = self.positions[node] = len(self.positions)
+        return self._input(node, Source("argument", (at,)))
+
+    def attribute(self, node: torch.fx.Node) -> Any:
+        held = self.module
+        for part in str(node.target).split("."):
+            held = getattr(held, part)
+        self.held.append(held)
+        node.meta.setdefault("val", held)
+        return self._input(node, Source("held", (len(self.held) - 1,)))
+
+    def _input(self, node: torch.fx.Node, source: Source) -> Any:
+        value = node.meta.get("val")
+        if value is None:
+            return None  # a number, which tracing has put where it is used
+        if not isinstance(value, torch.Tensor):
+            return self.extent(value)
+        if value.dtype not in TYPES:
+            return None  # an array of a packed weight; any other use of it is refused
+        name = self.im.g.input(node.name, *_type_and_shape(value))
+        self.sources[name] = source
+        return name
+
+    def function(self, node: torch.fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self.values[node.args[0]][node.args[1]]  # type: ignore[index]
+        if not isinstance(node.target, torch._ops.OpOverload):
+            return self.extent(node.meta["val"])  # arithmetic of sizes
+        if "val" not in node.meta:
+            return None  # a check that tracing leaves behind
+        namespace, _, name = str(node.target).partition(".")
+        if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+            return self.extent(node.meta["val"])  # a size
+        special = _SPECIAL.get(f"{namespace}.{name}")
+        if special is not None:
+            return special(self, node)
+        return self._by_row(node, name)
+
+    def _by_row(self, node: torch.fx.Node, name: str) -> Any:
+        row = ROWS.get(name) or MODEL_ROWS.get(name)
+        first = node.meta["val"]
+        first = first[0] if isinstance(first, list | tuple) else first
+        if row is not None and isinstance(first, torch.Tensor) and first.dtype in TYPES:
+            self.im.used = _used_results(node)
+            arguments = [self.argument(value) for value in node.args]
+            keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
+            found = row(self.im, TYPES[first.dtype], *arguments, **keywords)
+            if found is not None:
+                return self._checked(node, found)
+        return self.call(node)
+
+    def _checked(self, node: torch.fx.Node, found: Any) -> Any:
+        """Compare what the rows infer with what torch infers."""
+        values = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else (node.meta["val"],)
+        for value, stated in zip(found if isinstance(found, tuple) else (found,), values, strict=False):
+            if value is None or not isinstance(stated, torch.Tensor):
+                continue
+            tile, (ttype, shape) = self.im.tile(value), _type_and_shape(stated)
+            if (tile.ttype.name, tile.shape) != (ttype, shape):
+                raise ShapeError(
+                    f"{node.target} gives {ttype}{list(shape)}, its row {tile.ttype}{list(tile.shape)}"
+                )
+        return found
+
+    def argument(self, value: Any) -> Any:
+        """Return an argument as rows take it."""
+        if isinstance(value, torch.fx.Node):
+            return self.values[value]
+        if isinstance(value, list | tuple):
+            return [self.argument(item) for item in value]
+        return self.extent(value)
+
+    def extent(self, value: Any) -> Any:
+        """Return a number; a symbolic one as an extent."""
+        if isinstance(value, torch.fx.Node):
+            return self.values[value] if value in self.values else self.extent(value.meta["val"])
+        if isinstance(value, torch.SymInt):
+            return _extent(value)
+        if isinstance(value, torch.SymFloat | torch.SymBool):
+            raise ImportRefused(f"a number depends on sizes: {value}")
+        return value
+
+    # calls -----------------------------------------------------------------------------------------
+    def call(self, node: torch.fx.Node) -> Any:
+        """Leave an operator to the library."""
+        inputs: list[str] = []
+        arguments = self._literal(list(node.args), inputs)
+        keywords = tuple((key, self._literal(value, inputs)) for key, value in node.kwargs.items())
+        stated = node.meta["val"]
+        values = stated if isinstance(stated, list | tuple) else (stated,)
+        if not all(isinstance(value, torch.Tensor) for value in values):
+            raise ImportRefused(f"{node.target} returns {stated!r}")
+        tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(_type_and_shape, values)]
+        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles)
+        return added.values if isinstance(stated, list | tuple) else added.name
+
+    def _literal(self, value: Any, inputs: list[str]) -> Any:
+        """Return an argument as an attribute holds it; tensors become places among the operands."""
+        if isinstance(value, torch.fx.Node) and isinstance(value.meta["val"], torch.Tensor):
+            if self.values[value] is None:
+                raise DTypeError(f"{value.name} has a type that tile graphs lack: {value.meta['val'].dtype}")
+            inputs.append(self.values[value])
+            return ("%", len(inputs) - 1)
+        if isinstance(value, list | tuple):
+            return tuple(self._literal(item, inputs) for item in value)
+        if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+            return ("torch", str(value).removeprefix("torch."))
+        if isinstance(value, torch.device):
+            return ("device", str(value))
+        found = self.extent(value)
+        return ("extent", found) if isinstance(found, str) and not isinstance(value, str) else found
+
+    def update(self, node: torch.fx.Node) -> Any:
+        """``copy_`` into an argument: what the program changes outside of itself."""
+        target, value = node.args[:2]
+        if target not in self.positions:
+            raise ImportRefused("a tensor is changed in place that is no argument")
+        new = self.im.cast(self.values[value], self.im.ttype(self.values[target]))  # type: ignore[index]
+        self.updates.append((self.positions[target], new))  # type: ignore[index]
+        return new
+
+    def quantized_product(self, node: torch.fx.Node) -> Any:
+        """Return a quantized product, spelt out by `insert_gemm`."""
+        x, packed, bias, token_scale, text = node.args
+        gemm, im = Request.parse(str(text)).gemm, self.im
+        if gemm.experts or gemm.token_group:
+            return self.call(node)
+        value = self.values[x]  # type: ignore[index]
+        shape = im.shape(value)
+        rows = im.reshape(value, (product(shape[:-1]), gemm.k))
+        count = im.shape(rows)[0]
+        weight = im.g.input("weight", weight_type(gemm), (gemm.n, gemm.k))
+        at = tuple(self.positions[part] for part in packed)  # type: ignore[union-attr, index]
+        self.sources[weight] = Source("weight", at, gemm)
+        given: dict[str, str] = {}
+        if not gemm.scale:
+            given["row_scale"] = im.g.input("row_scale", "float32", (gemm.n,))
+            self.sources[given["row_scale"]] = Source("part", at)
+        if gemm.bias:
+            given["bias"] = self.values[bias]  # type: ignore[index]
+        if gemm.token_scale:
+            given["token_scale"] = im.reshape(self.values[token_scale], (count,))  # type: ignore[index]
+        return im.reshape(insert_gemm(im.g, gemm, rows, weight, count, given), (*shape[:-1], gemm.n))
+
+
+_STEPS: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
+    "placeholder": _Walk.placeholder,
+    "get_attr": _Walk.attribute,
+    "call_function": _Walk.function,
+}
+
+_SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
+    "aten.copy_.default": _Walk.update,
+    "ladder.matmul.default": _Walk.quantized_product,
+    "ladder.matmul_without_gradient.default": _Walk.quantized_product,
+}
+"""Operators that are more than a row."""
+
+
+def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
+    if value.dtype not in TYPES:
+        raise DTypeError(f"tile graphs have no type for {value.dtype}")
+    return TYPES[value.dtype], tuple(_extent(size) for size in value.shape)
+
+
+def _extent(size: Any) -> Extent:
+    """Return a size as an extent; sympy's spelling of divisions becomes ours."""
+    if isinstance(size, int):
+        return size
+    import sympy  # type: ignore[import-untyped, unused-ignore]
+
+    expression = size.node.expr
+
+    def text(part: Any) -> str:
+        if isinstance(part, sympy.Integer | sympy.Symbol):
+            return str(part)
+        if isinstance(part, sympy.Add):
+            return "(" + " + ".join(map(text, part.args)) + ")"
+        if isinstance(part, sympy.Mul):
+            return "*".join(map(text, part.args))
+        if isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0:
+            return "*".join([text(part.base)] * int(part.exp))
+        if type(part).__name__ in ("FloorDiv", "CleanDiv"):
+            return f"floordiv({text(part.args[0])}, {text(part.args[1])})"
+        raise ImportRefused(f"the size {expression} is no polynomial of sizes")
+
+    return canonical(text(expression))
+
+
+def _pruned(builder: GraphBuilder, outputs: Sequence[str]) -> Graph:
+    if not outputs:
+        raise ImportRefused("the graph computes no tensor")
+    return prune(builder.finish(*outputs))

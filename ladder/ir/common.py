@@ -1,0 +1,36 @@
+"""Graph to graph: equal nodes become one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ladder.ir.build import GraphBuilder
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+
+
+def merge_equal(graph: Graph) -> Graph:
+    """Keep the first of all nodes that apply one operator to the same values.
+
+    Other people's library calls stay as often as they are made: they may draw random numbers.
+    """
+    builder = GraphBuilder(graph.name, graph.level)
+    renamed: dict[str, str] = {}
+    seen: dict[Any, tuple[str, ...]] = {}
+    for node in graph.nodes:
+        inputs = tuple(renamed[value] for value in node.inputs)
+        copy = replace(node, inputs=inputs)
+        key = (node.operator, inputs, node.attributes, node.tiles, node.body)
+        values = seen.get(key) if _is_pure(node) else None
+        if values is None:
+            builder.insert(copy)
+            values = seen[key] = copy.values
+        renamed.update(zip(node.values, values, strict=True))
+    return builder.finish(*(renamed[output] for output in graph.outputs))
+
+
+def _is_pure(node: Node) -> bool:
+    """Tell whether a node computes the same from the same values each time."""
+    ours = str(dict(node.attributes).get("target", "")).startswith("ladder.")
+    return ours or get_operator(node.operator).role == "value"

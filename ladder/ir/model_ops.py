@@ -1,0 +1,198 @@
+"""Rows of the operator table that whole models need: comparisons, gathers, attention, library calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ladder.ir import numeric, scalars, shapes
+from ladder.ir.extents import Shape, canonical, product, show_shape, total
+from ladder.ir.operator import (
+    AbstractExpression,
+    Attribute,
+    Attributes,
+    Operator,
+    Tiles,
+    flops_per_element,
+    no_bytes,
+)
+from tile_types.errors import ShapeError
+from tile_types.library import get_type
+from tile_types.tile import Extent, Tile
+from tile_types.ttype import TType
+
+Values = Sequence[Any]
+
+
+def _named(name: str) -> Callable[[Any, Tiles, Attributes], AbstractExpression]:
+    return lambda arguments, tiles, attributes: (name, *arguments)
+
+
+def _other(name: str, arity: int, reference: Any, lower: Any, flops: int = 1, **rest: Any) -> Operator:
+    """Return an element-wise row outside LAX."""
+    return Operator(
+        name,
+        (arity, arity),
+        shapes.elementwise,
+        numeric.pointwise(reference),
+        None,
+        _named(name),
+        "other",
+        flops_per_element(flops),
+        lower=lower,
+        **rest,
+    )
+
+
+def _truth(tiles: Tiles, attributes: Attributes) -> TType:
+    """Comparisons give truth values."""
+    return get_type("bool")
+
+
+def _branch_type(tiles: Tiles, attributes: Attributes) -> TType:
+    """Return the type of what is chosen; the condition has its own."""
+    return shapes.any_type(tiles[1:], attributes)
+
+
+def _truthful(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *values: function(*values).astype(np.float64)
+
+
+def _choose(condition: Any, yes: Any, no: Any) -> Any:
+    return np.where(np.asarray(condition) != 0, yes, no)
+
+
+def _count(values: Values, attributes: Attributes) -> Any:
+    count, shape = int(attributes["extent"]), [1] * attributes["rank"]
+    shape[attributes["axis"]] = count
+    return (attributes["begin"] + attributes["step"] * np.arange(count, dtype=np.float64)).reshape(shape)
+
+
+def _count_shape(tiles: Tiles, attributes: Attributes) -> Shape:
+    """Axis ``axis`` of ``rank`` axes has ``extent`` elements, the others one."""
+    rank, axis = attributes["rank"], attributes["axis"]
+    if not 0 <= axis < rank:
+        raise ShapeError(f"iota counts along axis {axis} of {rank} axes")
+    return tuple(canonical(attributes["extent"]) if at == axis else 1 for at in range(rank))
+
+
+def _size(values: Values, attributes: Attributes) -> Any:
+    return np.asarray(float(attributes["extent"]))
+
+
+def _no_shape(tiles: Tiles, attributes: Attributes) -> Shape:
+    """Return the shape of a number."""
+    return ()
+
+
+def _taken(tiles: Tiles, attributes: Attributes) -> Shape:
+    """``table[N, ...]`` and ``ids[...]`` give ``[ids..., ...]``."""
+    table, ids = tiles[0].shape, tiles[1].shape
+    if not table:
+        raise ShapeError("take needs a table of at least one axis, got a number")
+    return (*ids, *table[1:])
+
+
+def _take(values: Values, attributes: Attributes) -> Any:
+    return np.asarray(values[0])[np.asarray(values[1]).astype(np.int64)]
+
+
+def _table_type(tiles: Tiles, attributes: Attributes) -> TType:
+    return tiles[0].ttype
+
+
+def _attended(tiles: Tiles, attributes: Attributes) -> Shape:
+    """``q[B..., H, S, D]``, ``k[B..., h, T, D]``, ``v[B..., h, T, E]`` give ``[B..., H, S, E]``."""
+    q, k, v = (tile.shape for tile in tiles[:3])
+    if not len(q) == len(k) == len(v) >= 3 or q[-1] != k[-1] or k[-2] != v[-2]:
+        raise ShapeError(f"attention cannot take {', '.join(map(show_shape, (q, k, v)))}")
+    return (*q[:-1], v[-1])
+
+
+def _attention(values: Values, attributes: Attributes) -> Any:
+    """Softmax of scaled scores, times v; heads of k and v serve groups of heads of q."""
+    q, k, v = (np.asarray(value, np.float64) for value in values[:3])
+    groups = q.shape[-3] // k.shape[-3]
+    k, v = (np.repeat(value, groups, axis=-3) for value in (k, v))
+    scale = attributes["scale"] if attributes["scale"] is not None else q.shape[-1] ** -0.5
+    scores = q @ np.swapaxes(k, -1, -2) * scale
+    if len(values) > 3:
+        mask = np.asarray(values[3])
+        scores = np.where(mask != 0, scores, -np.inf) if attributes["choose"] else scores + mask
+    if attributes["causal"]:
+        scores = np.where(np.tril(np.ones(scores.shape[-2:])) != 0, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+
+
+def _attention_flops(tiles: Tiles, result: Tile, attributes: Attributes) -> Extent:
+    width = total([tiles[0].shape[-1], result.shape[-1]])
+    return product([2, *result.shape[:-1], tiles[1].shape[-2], width])
+
+
+def _refuse(values: Values, attributes: Attributes) -> Any:
+    raise ShapeError(f"the library call {attributes['target']} has no reference of ours")
+
+
+SOURCES = (
+    Operator(
+        "iota", (0, 0), _count_shape, _count, None, _named("iota"), "other", bytes=no_bytes,
+        attributes={
+            "extent": Attribute("extent"), "axis": Attribute("int", 0), "rank": Attribute("int", 1),
+            "begin": Attribute("int", 0), "step": Attribute("int", 1), "type": Attribute("type"),
+        },
+        result_type=shapes.target_type, doc="begin, begin + step, ... along one axis",
+    ),
+    Operator(
+        "size", (0, 0), _no_shape, _size, None, _named("size"), "other", bytes=no_bytes,
+        attributes={"extent": Attribute("extent"), "type": Attribute("type")},
+        result_type=shapes.target_type, engine="leaf", doc="an extent as a number",
+    ),
+)  # fmt: skip
+
+ELEMENTWISE = (
+    _other("log", 1, np.log, scalars.log, 8),
+    _other("sin", 1, np.sin, scalars.sin, 16),
+    _other("cos", 1, np.cos, scalars.cos, 16),
+    _other("abs", 1, np.abs, scalars.absolute),
+    _other("floor", 1, np.floor, scalars.floor),
+    _other("erf", 1, numeric.erf, scalars.erf, 20),
+    _other("pow", 2, np.power, scalars.power, 16),
+    _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),
+    _other("less_equal", 2, _truthful(np.less_equal), scalars.less_equal, result_type=_truth),
+    _other("equal", 2, _truthful(np.equal), scalars.equal, result_type=_truth),
+    _other("both", 2, _truthful(np.logical_and), scalars.both, result_type=_truth),
+    _other("either", 2, _truthful(np.logical_or), scalars.either, result_type=_truth),
+    _other("negation", 1, _truthful(np.logical_not), scalars.negation, result_type=_truth),
+    _other("select", 3, _choose, scalars.select, result_type=_branch_type),
+)
+
+LIBRARY = (
+    Operator(
+        "take", (2, 2), _taken, _take, None, _named("take"), "other", result_type=_table_type,
+        engine="library", doc="rows of a table by number (embedding)",
+    ),
+    Operator(
+        "attention", (3, 4), _attended, _attention, None, _named("attention"), "other", _attention_flops,
+        attributes={
+            "causal": Attribute("flag", False), "choose": Attribute("flag", False),
+            "scale": Attribute("number", None),
+        },
+        result_type=_table_type, engine="library",
+        doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count",
+    ),
+    Operator(
+        "call", (0, None), shapes.given, _refuse, None, _named("call"), "other",
+        attributes={
+            "target": Attribute("name"), "arguments": Attribute("literal", ()),
+            "keywords": Attribute("literal", ()),
+        },
+        role="call", levels=("kernel",), engine="library",
+        doc="a call of torch's library; the results' tiles are stated",
+    ),
+)  # fmt: skip
+
+MODEL_ROWS = (*SOURCES, *ELEMENTWISE, *LIBRARY)
+"""All rows of this module."""

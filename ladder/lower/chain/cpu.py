@@ -1,0 +1,137 @@
+"""The loop nest of a chain on CPUs: rows over threads, columns in vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm.script import tirx as T
+
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.lower import builder as b
+from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
+from ladder.lower.chain.values import Index, computed_type, stored_type
+from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.activations import as_float
+from targets import TileDevice
+
+Expr = Any
+
+LANES = 16
+SERIAL = 1 << 14
+"""Elements below which one thread does all: starting threads costs more."""
+
+
+def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
+    """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain.
+
+    Raises
+    ------
+    ScheduleError
+        If the chain is no loop over rows.
+    DTypeError
+        If a type has no TIR form.
+    """
+    del device
+    with b.function(name) as result:
+        _CpuNest(graph).emit()
+    return result.func
+
+
+class _CpuNest(Nest):
+    def load(self, name: str, index: Index) -> Expr:
+        kind = self.graph.tile(name).ttype.name
+        value, wanted = self.buffers[name][index or (0,)], computed_type(kind)
+        if kind in ("float16", "bfloat16"):
+            return as_float(value, kind)
+        return value if stored_type(kind) == wanted else T.Cast(wanted, value)
+
+    def emit(self) -> None:
+        """Emit the rows and, in each, every result."""
+        extents = self.row_extents()
+        shape = self.graph.tile(self.graph.outputs[0]).shape[: self.rows]
+        count = extents[0] if len(extents) == 1 else self.extent(product(shape))
+        largest = max_known(product(self.graph.tile(value).shape) for value in self.graph.outputs)
+        serial = largest is not None and largest < SERIAL
+        with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
+            index = self.unravelled(row, extents)
+            for value in self.graph.outputs:
+                self.result(value, index)
+                self.values.forget()
+
+    def result(self, value: str, row: Index) -> None:
+        """Emit one result of a row."""
+        columns = self.columns(value)
+        probes = tuple(self.probe(f"c{axis}", extent) for axis, extent in enumerate(columns))
+        self.prepare(value, (*row, *probes), probes)
+
+        def element(index: Index) -> None:
+            self.prepare(value, (*row, *index), ())
+            found = self.values.at(value, (*row, *index))
+            b.store(self.results[value], self.stored(value, found), *((*row, *index) or (0,)))
+
+        if columns:
+            place = (*row, *probes)
+            self.branched(
+                value, place, probes, lambda: self.each_column(value, row, columns, probes, element)
+            )
+        else:
+            element(())
+
+    def each_column(
+        self, value: str, row: Index, columns: Sequence[Expr], probes: Index, element: Callable[[Index], None]
+    ) -> None:
+        """Emit the loops over columns; the last in vectors unless a reduction runs within."""
+        inside = bool(self.values.needed(value, (*row, *probes)))
+        cuts = self.cuts(value, (*row, *probes), probes[-1], columns[-1])
+
+        def nested(outer: Index, rest: Sequence[Expr]) -> None:
+            if len(rest) > 1:
+                with b.loop(rest[0]) as at, self.ranged(at, rest[0]):
+                    nested((*outer, at), rest[1:])
+                return
+            for start, stop in cuts:
+                self.vector_loop(start, stop, 1 if inside else LANES, lambda at, lane: element((*outer, at)))
+
+        nested((), columns)
+
+    def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
+        count = self.values.simplified(stop - start)
+        whole = count // lanes if lanes > 1 else 0
+        if not is_zero(whole):
+            with (
+                b.loop(whole) as chunk,
+                self.ranged(chunk, whole),
+                b.vector(lanes) as lane,
+                self.ranged(lane, lanes),
+            ):
+                body(start + chunk * lanes + lane, lane)
+            self.values.forget()
+        rest = self.values.simplified(count - whole * lanes)
+        if not is_zero(rest):
+            with b.loop(rest) as at, self.ranged(at, rest):
+                body(start + whole * lanes + at, 0)
+            self.values.forget()
+
+    def reduce(self, node: Node, index: Index) -> None:
+        """Emit one reduction: a sum per lane, then over lanes."""
+        it = Reduction(self, node, index)
+        probe = self.probe("k", it.extent)
+        self.prepare(it.operand, it.at(probe), (probe,))
+        nested = bool(self.values.needed(it.operand, it.at(probe)))
+        self.values.forget()
+        lanes = 1 if nested or (isinstance(it.extent, int) and it.extent < LANES) else LANES
+        sums = v.scratch(lanes, it.dtype)
+        b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
+
+        def add(position: Expr, lane: Expr) -> None:
+            self.prepare(it.operand, it.at(position), ())
+            b.store(sums, it.combine(sums[lane], self.values.at(it.operand, it.at(position))), lane)
+
+        self.vector_loop(0, it.extent, lanes, add)
+        total = sums[0]
+        for lane in range(1, lanes):
+            total = it.combine(total, sums[lane])
+        self.keep_cell(node, index, b.bind(total))

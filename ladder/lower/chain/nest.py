@@ -1,0 +1,204 @@
+"""What the loop nests of all targets share: arguments, ranges, where loops are cut, reductions in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.lower import builder as b
+from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.values import Index, Values, computed_type, stored_type
+from ladder.partition.rows import row_axes
+from tile_types.errors import ScheduleError
+from tile_types.tile import Extent, Tile
+
+Expr = Any
+
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+
+COMBINE = {"reduce_sum": lambda a, b: a + b, "reduce_max": tirx.max}
+"""Reduction -> how two values become one."""
+
+
+class Nest:
+    """The loop nest of one chain, being emitted.
+
+    Parameters
+    ----------
+    graph
+        The chain.
+    align
+        Bytes at which arguments begin; 0: at an element.
+    """
+
+    def __init__(self, graph: Graph, align: int = 0) -> None:
+        rows = row_axes(graph, graph.outputs)
+        if rows is None:
+            raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
+        self.graph, self.rows, self.align = graph, rows, align
+        self.sizes = {name: I.arg(name, I.int32()) for name in size_names(graph)}
+        self.values = Values(graph, self.load, self.sizes)
+        self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
+        self.results = {value: self.buffer(f"{value}_result", graph.tile(value)) for value in graph.outputs}
+        for size in self.sizes.values():
+            self.values.analyzer.bind(size, ir.Range(1, 1 << 24))
+
+    def buffer(self, name: str, tile: Tile) -> Any:
+        """Declare an argument; a number has one axis."""
+        dtype = stored_type(tile.ttype.name)
+        shape = [self.extent(extent) for extent in tile.shape]
+        return b.tensor(name, shape or [1], dtype, align=self.align or BYTES.get(dtype, 1))
+
+    def load(self, name: str, index: Index) -> Expr:
+        """Return an element of an input in the type that is computed with."""
+        raise NotImplementedError
+
+    def reduce(self, node: Node, index: Index) -> None:
+        """Emit a reduction into a cell of `values`."""
+        raise NotImplementedError
+
+    def extent(self, extent: Extent) -> Expr:
+        """Return an extent as an expression."""
+        return self.values.extent(extent)
+
+    @contextmanager
+    def ranged(self, variable: Any, stop: Expr, start: Expr = 0) -> Iterator[None]:
+        """Tell the analyzer the range of a loop."""
+        self.values.analyzer.bind(variable, ir.Range(start, stop), True)
+        yield
+
+    def probe(self, name: str, extent: Expr) -> Any:
+        """Return a variable that stands for a loop that is not emitted yet."""
+        variable = tirx.Var(name, "int32")
+        self.values.analyzer.bind(variable, ir.Range(0, extent), True)
+        return variable
+
+    def columns(self, value: str) -> list[Expr]:
+        """Return the extents of a result's columns."""
+        return [self.extent(extent) for extent in self.graph.tile(value).shape[self.rows :]]
+
+    def row_extents(self) -> list[Expr]:
+        """Return the extents of the row axes."""
+        return [self.extent(e) for e in self.graph.tile(self.graph.outputs[0]).shape[: self.rows]]
+
+    def unravelled(self, flat: Expr, extents: Sequence[Expr]) -> Index:
+        """Return the position along each axis of a number that counts them all."""
+        index: list[Expr] = []
+        for extent in reversed(extents[1:]):
+            index.append(self.values.simplified(tirx.floormod(flat, extent)))
+            flat = self.values.simplified(tirx.floordiv(flat, extent))
+        return (flat, *reversed(index)) if extents else ()
+
+    def prepare(self, value: str, index: Index, inner: Index) -> None:
+        """Emit the reductions that a value needs and that do not depend on ``inner`` loops."""
+        for node, place in self.values.needed(value, index):
+            if not any(uses(part, inner) for part in place):
+                self.reduce(node, place)
+
+    def branched(self, value: str, index: Index, inner: Index, body: Callable[[], None]) -> None:
+        """Emit ``body()``, with branches around it for joins and borders that lie across rows.
+
+        Within each branch the join is decided, so that loops over columns have no condition.
+        """
+        self.values.forget()
+        self.values.open = []
+        if not self.values.needed(value, index):
+            self.values.at(value, index)
+        self.values.forget()
+        free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
+        comparison = next(free, None)
+        if comparison is None:
+            body()
+            return
+
+        def decided(holds: bool) -> Callable[[], None]:
+            def emit() -> None:
+                with self.values.assuming(comparison, holds):
+                    self.branched(value, index, inner, body)
+
+            return emit
+
+        b.either(comparison[0] < comparison[1], decided(True), decided(False))
+
+    def keep_cell(self, node: Node, index: Index, total: Expr) -> None:
+        """Remember the result of a reduction."""
+        place = tuple(map(self.values.simplified, index))
+        self.values.cells[self.values.key(node.name, place)] = total
+
+    def stored(self, value: str, found: Expr) -> Expr:
+        """Return a value as it is stored."""
+        dtype = stored_type(self.graph.tile(value).ttype.name)
+        return found if str(found.ty.dtype) == dtype else T.Cast(dtype, found)
+
+    def cuts(self, value: str, index: Index, probe: Any, extent: Expr) -> list[tuple[Expr, Expr]]:
+        """Return the pieces of the last axis between joins and borders."""
+        self.values.loops, self.values.breaks = [probe], {}
+        if not self.values.needed(value, index):
+            self.values.at(value, index)
+        self.values.forget()
+        self.values.loops = []
+        if not isinstance(extent, int):
+            return [(0, extent)]
+        marks = sorted({0, extent, *(at for at in self.values.breaks.get(probe, ()) if 0 < at < extent)})
+        return list(pairwise(marks))
+
+
+class Reduction:
+    """What a reduction reads and how it combines.
+
+    Parameters
+    ----------
+    nest
+        The loop nest.
+    node
+        The reduction.
+    index
+        Where its result is.
+    """
+
+    def __init__(self, nest: Nest, node: Node, index: Index) -> None:
+        self.operand, self.keep = node.inputs[0], node_attributes(node)["keep"]
+        shape = nest.graph.tile(self.operand).shape
+        self.axis = node_attributes(node)["axis"] % len(shape)
+        self.extent = nest.extent(shape[self.axis])
+        self.dtype = computed_type(node.tile.ttype.name)
+        self.combine = COMBINE[node.operator]
+        self.index = index
+        zero = tirx.const(0, self.dtype)
+        self.neutral = zero if node.operator == "reduce_sum" else tirx.min_value(self.dtype)
+
+    def at(self, position: Expr) -> Index:
+        """Return where the operand is read."""
+        rest = self.index[self.axis + 1 if self.keep else self.axis :]
+        return (*self.index[: self.axis], position, *rest)
+
+
+def uses(expression: Expr, variables: Sequence[Any]) -> bool:
+    """Tell whether an expression depends on one of some variables."""
+    if isinstance(expression, int) or not variables:
+        return False
+    from tvm.tirx.analysis import undefined_vars
+
+    found = undefined_vars(tirx.Evaluate(expression), [])
+    return any(any(var.same_as(variable) for variable in variables) for var in found)
+
+
+def is_zero(value: Expr) -> bool:
+    """Tell whether an expression is the number 0."""
+    return bool(
+        (isinstance(value, int) and value == 0) or (isinstance(value, tirx.IntImm) and value.value == 0)
+    )
+
+
+def max_known(counts: Iterable[Extent]) -> int | None:
+    """Return the largest of some counts, None if one is symbolic."""
+    known = list(counts)
+    return None if any(isinstance(count, str) for count in known) else max(map(int, known))

@@ -1,0 +1,416 @@
+"""The value of a chain's tile at an index, as a TIR expression.
+
+Halves are computed in float32 and rounded where they are stored; reductions are looked up in `cells`, where
+the loop nest has put them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.sym import Analyzer
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import Affine, parse_indexing
+from ladder.ir.ops import get_operator
+from ladder.partition.rows import REDUCTIONS, reshape_groups
+from tile_types.errors import DTypeError
+from tile_types.tile import Extent
+
+Expr = Any
+Index = tuple[Expr, ...]
+
+STORED = {
+    **{
+        name: name
+        for name in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
+    },
+    "bool": "bool",
+}
+"""Type -> TIR's dtype in memory."""
+
+COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
+"""Types that are computed with in another."""
+
+
+def stored_type(name: str) -> str:
+    """Return TIR's dtype of a type in memory; raises DTypeError."""
+    if name not in STORED:
+        raise DTypeError(f"chains of memory-bound operators have no {name}")
+    return STORED[name]
+
+
+def computed_type(name: str) -> str:
+    """Return TIR's dtype of a type in registers."""
+    return COMPUTED.get(name, stored_type(name))
+
+
+@dataclass
+class Values:
+    """Expressions of a chain's values.
+
+    Parameters
+    ----------
+    graph
+        The chain.
+    load
+        ``(input name, index)`` -> its element, in the computed type.
+    sizes
+        Symbolic size -> TIR variable.
+    analyzer
+        Knows the ranges of the loops around.
+    cells
+        Results of reductions: (node, index key) -> expression.
+    breaks
+        Where joins and borders lie along a loop variable: variable -> positions.
+    """
+
+    graph: Graph
+    load: Callable[[str, Index], Expr]
+    sizes: Mapping[str, Expr]
+    analyzer: Any = field(default_factory=Analyzer)
+    cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
+    breaks: dict[Any, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory: dict[tuple[str, Any], Expr] = {}
+        self.loops: list[Any] = []
+        self.open: list[tuple[Expr, Expr]] = []
+        """Comparisons that the values made so far leave to run time."""
+        self.assumed: dict[Any, bool] = {}
+        """Comparisons that a branch around has decided."""
+        self.guards = 0
+        """How many of them the value being made depends on: it may be that it must not be read."""
+
+    def extent(self, extent: Extent) -> Expr:
+        """Return an extent as an expression."""
+        if isinstance(extent, int):
+            return extent
+        division = {"floordiv": tirx.floordiv, "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b)}
+        return eval(extent, {"__builtins__": {}}, {**division, **self.sizes})  # canonical text of an extent
+
+    def simplified(self, expression: Expr) -> Expr:
+        """Return an index in normal form."""
+        return expression if isinstance(expression, int) else self.analyzer.simplify(expression)
+
+    def key(self, name: str, index: Index) -> tuple[str, Any]:
+        """Return what is equal for equal indices."""
+        return name, tuple(i if isinstance(i, int) else tvm_ffi.structural_hash(i) for i in index)
+
+    def at(self, value: str, index: Index) -> Expr:
+        """Return the element of a value."""
+        index = tuple(self.simplified(i) for i in index)
+        key = self.key(value, index)
+        found = self.cells.get(key)
+        if found is None:
+            found = self.memory.get(key)
+        if found is None:
+            found = self.memory[key] = self._made(self.graph.producer(value), index)
+        return found
+
+    def forget(self) -> None:
+        """Drop expressions of loops that have ended."""
+        self.memory.clear()
+
+    def _made(self, node: Node, index: Index) -> Expr:
+        row = get_operator(node.operator)
+        if row.role == "input":
+            return self.load(node.name, index)
+        if row.elementwise:
+            operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
+            assert row.lower is not None  # that is what element-wise means
+            return row.lower(*operands)
+        return _MAKERS[node.operator](self, node, index, node_attributes(node))
+
+    def operands(self, node: Node, index: Index) -> list[Index]:
+        """Return the index of each operand of an element-wise node: aligned at the right."""
+        found = []
+        for value in node.inputs:
+            shape = self.graph.tile(value).shape
+            own = index[len(index) - len(shape) :]
+            found.append(tuple(0 if extent == 1 else i for i, extent in zip(own, shape, strict=True)))
+        return found
+
+    def needed(self, value: str, index: Index) -> list[tuple[Node, Index]]:
+        """Return the reductions that a value needs first and that are in no cell yet, in order."""
+        found: dict[Any, tuple[Node, Index]] = {}
+        seen: set[Any] = set()
+
+        def visit(value: str, index: Index) -> None:
+            index = tuple(self.simplified(i) for i in index)
+            key = self.key(value, index)
+            if key in seen or key in self.cells:
+                return
+            seen.add(key)
+            node = self.graph.producer(value)
+            if node.operator in REDUCTIONS:
+                found[key] = (node, index)
+                return
+            for operand, place in zip(node.inputs, self.places(node, index), strict=True):
+                if place is not None:
+                    visit(operand, place)
+
+        visit(value, index)
+        return list(found.values())
+
+    def places(self, node: Node, index: Index) -> list[Index | None]:
+        """Return where a node reads its operands; None where it does not read one."""
+        if not node.inputs:
+            return []
+        if node.operator in _PLACES:
+            return _PLACES[node.operator](self, node, index, node_attributes(node))
+        return list(self.operands(node, index))
+
+    def is_below(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return whether ``position < boundary`` here, None if that depends on the loop."""
+        position, boundary = self.simplified(position), self.simplified(boundary)
+        if isinstance(position, int) and isinstance(boundary, int):
+            return position < boundary
+        known = self.assumed.get(self.key("below", (position, boundary)))
+        if known is not None:
+            return known
+        if self.analyzer.can_prove(position < boundary):
+            return True
+        return False if self.analyzer.can_prove(position >= boundary) else None
+
+    @contextmanager
+    def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
+        """Take ``position < boundary`` as decided."""
+        key = self.key("below", comparison)
+        self.assumed[key] = holds
+        self.forget()
+        try:
+            yield
+        finally:
+            del self.assumed[key]
+            self.forget()
+
+    def under(self, make: Callable[[], Expr]) -> Expr:
+        """Return a value that is read only where a condition holds."""
+        self.guards += 1
+        try:
+            return make()
+        finally:
+            self.guards -= 1
+
+    def note_break(self, position: Expr, boundary: Expr) -> None:
+        """Remember where a loop is cut so that a join or border is decided on both sides."""
+        for loop in self.loops:
+            distance = self.simplified(position - loop)
+            at = self.simplified(boundary - distance)
+            if isinstance(at, tirx.IntImm):
+                at = int(at.value)
+            if isinstance(at, int):
+                self.breaks.setdefault(loop, set()).add(at)
+
+
+def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    source = values.at(node.inputs[0], index)
+    wanted = computed_type(node.tile.ttype.name)
+    return source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
+
+
+def _constant(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    dtype = computed_type(node.tile.ttype.name)
+    number = attributes["value"]
+    return tirx.const(number if dtype.startswith("float") else int(number), dtype)
+
+
+def _size(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    size = values.extent(attributes["extent"])
+    dtype = computed_type(node.tile.ttype.name)
+    return tirx.const(size, dtype) if isinstance(size, int) else T.Cast(dtype, size)
+
+
+def _iota(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    position = index[attributes["axis"]] * attributes["step"] + attributes["begin"]
+    dtype = computed_type(node.tile.ttype.name)
+    return tirx.const(position, dtype) if isinstance(position, int) else T.Cast(dtype, position)
+
+
+def _moved(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    place = _PLACES[node.operator](values, node, index, attributes)[0]
+    assert place is not None
+    return values.at(node.inputs[0], place)
+
+
+def _reshaped(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+    """Take runs of axes together and apart again."""
+    old = values.graph.tile(node.inputs[0]).shape
+    place: list[Expr] = [0] * len(old)
+    for left, right in reshape_groups(old, node.tile.shape):
+        flat: Expr = 0
+        for axis in right:
+            flat = flat * values.extent(node.tile.shape[axis]) + index[axis]
+        for axis in reversed(left):
+            extent = values.extent(old[axis])
+            place[axis] = values.simplified(tirx.floormod(flat, extent) if axis != left[0] else flat)
+            flat = values.simplified(tirx.floordiv(flat, extent)) if axis != left[0] else 0
+        for axis in left:
+            if old[axis] == 1:
+                place[axis] = 0
+    return [tuple(place)]
+
+
+def _transposed(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
+    permutation = attributes["permutation"]
+    return [tuple(index[permutation.index(axis)] for axis in range(len(index)))]
+
+
+def _sliced(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+    step = attributes["step"] or (1,) * len(index)
+    begin = [values.extent(extent) for extent in attributes["begin"]]
+    return [tuple(b + i * s for b, i, s in zip(begin, index, step, strict=True))]
+
+
+def _repeated(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+    axis = attributes["axis"] % len(index)
+    place = list(index)
+    place[axis] = tirx.floordiv(index[axis], attributes["times"])
+    return [tuple(place)]
+
+
+def _joins(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[tuple[Expr, Expr]]:
+    """Return (begin, end) of each operand along the axis."""
+    axis = attributes["axis"] % len(index)
+    bounds, begin = [], 0
+    for value in node.inputs:
+        end = values.simplified(begin + values.extent(values.graph.tile(value).shape[axis]))
+        bounds.append((begin, end))
+        begin = end
+    return bounds
+
+
+def _join_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
+    axis = attributes["axis"] % len(index)
+    found: list[Index | None] = []
+    for begin, end in _joins(values, node, index, attributes):
+        outside = values.is_below(index[axis], begin) is True or values.is_below(index[axis], end) is False
+        found.append(None if outside else (*index[:axis], index[axis] - begin, *index[axis + 1 :]))
+    return found
+
+
+def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    """Choose the operand: where the loop's range decides, without a branch."""
+    axis = attributes["axis"] % len(index)
+    bounds = _joins(values, node, index, attributes)
+    places = _join_places(values, node, index, attributes)
+    kept = [row for row in zip(node.inputs, places, bounds, strict=True) if row[1] is not None]
+    if len(kept) == 1:
+        return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
+    result: Expr = None
+    for operand, place, (_, end) in reversed(kept):
+        value = values.under(partial(values.at, operand, place))  # type: ignore[arg-type]
+        if result is not None:
+            values.note_break(index[axis], end)
+            values.open.append((values.simplified(index[axis]), values.simplified(end)))
+            value = T.if_then_else(index[axis] < end, value, result)
+        result = value
+    return result
+
+
+def _borders(values: Values, place: Sequence[Expr], shape: Sequence[Extent]) -> list[tuple[Expr, Expr, bool]]:
+    """Return (position, boundary, whether it must be below), what holds anyway left out."""
+    found = []
+    for position, extent in zip(place, shape, strict=True):
+        for boundary, below in ((0, False), (values.extent(extent), True)):
+            if values.is_below(position, boundary) is not below:
+                values.note_break(position, boundary)
+                found.append((values.simplified(position), values.simplified(boundary), below))
+    return found
+
+
+def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr:
+    """Return the operand's element where there is one, else a number."""
+    borders = _borders(values, place, values.graph.tile(node.inputs[0]).shape)
+    dtype = computed_type(node.tile.ttype.name)
+    border = tirx.const(otherwise if dtype.startswith("float") else int(otherwise), dtype)
+    if any(values.is_below(position, boundary) is (not below) for position, boundary, below in borders):
+        return border
+    if not borders:
+        return values.at(node.inputs[0], place)
+    values.open += [(position, boundary) for position, boundary, _ in borders]
+    conditions = [p < e if below else p >= e for p, e, below in borders]
+    whole = conditions[0]
+    for condition in conditions[1:]:
+        whole = tirx.And(whole, condition)
+    return T.if_then_else(whole, values.under(partial(values.at, node.inputs[0], place)), border)
+
+
+def _pad_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
+    low = [values.extent(extent) for extent in attributes["low"]]
+    return [tuple(at - before for at, before in zip(index, low, strict=True))]
+
+
+def _padded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    place = _pad_places(values, node, index, attributes)[0]
+    assert place is not None
+    return _guarded(values, node, place, attributes["value"])
+
+
+def _window_places(
+    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
+) -> list[Index | None]:
+    indexing = parse_indexing(attributes["spec"])
+    by_name = dict(zip(indexing.result, index, strict=True))
+    return [tuple(_affine(axis, by_name) for axis in indexing.operands[0])]
+
+
+def _affine(axis: Affine, by_name: Mapping[str, Expr]) -> Expr:
+    total: Expr = axis.offset
+    for name, factor in axis.terms:
+        total = total + by_name[name] * factor
+    return total
+
+
+def _windowed(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    place = _window_places(values, node, index, attributes)[0]
+    assert place is not None
+    place = tuple(values.simplified(i) for i in place)
+    return _guarded(values, node, place, 0.0) if attributes["pad"] else values.at(node.inputs[0], place)
+
+
+def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
+    return list(values.operands(node, index))
+
+
+_PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
+    "broadcast": _stretched,
+    "convert": _stretched,
+    "reshape": _reshaped,
+    "transpose": _transposed,
+    "slice": _sliced,
+    "repeat": _repeated,
+    "concat": _join_places,
+    "pad": _pad_places,
+    "map": _window_places,
+}
+"""Operator -> where it reads its operands."""
+
+_MAKERS: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], Expr]] = {
+    "constant": _constant,
+    "size": _size,
+    "iota": _iota,
+    "convert": _convert,
+    **dict.fromkeys(("broadcast", "reshape", "transpose", "slice", "repeat"), _moved),
+    "concat": _joined,
+    "pad": _padded,
+    "map": _windowed,
+}
+"""Operator that is not element-wise -> its element."""

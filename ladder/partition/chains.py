@@ -1,0 +1,170 @@
+"""Memory-bound chains: nodes join the chains of what they read while the whole stays a loop over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ladder.ir.graph import Graph, Node
+from ladder.partition.parts import Part, engine, extract, outside_inputs
+from ladder.partition.rows import row_axes
+from ladder.partition.views import inlined_chain, is_inlined
+
+LONGEST = 96
+"""Nodes of one chain: a kernel that is longer spills more than it saves."""
+
+
+class Chains:
+    """Grows chains in the order of the graph.
+
+    Parameters
+    ----------
+    graph
+        The model.
+    users
+        Value -> nodes that read it, None for results.
+    taken
+        Nodes that belong to products -> number of the product.
+    """
+
+    def __init__(
+        self, graph: Graph, users: Mapping[str, list[Node | None]], taken: Mapping[str, int]
+    ) -> None:
+        self.graph = graph
+        self.users = users
+        self.taken = taken
+        self.position = {node.name: at for at, node in enumerate(graph.nodes)}
+        self.chain_of: dict[str, int] = {}
+        self.members: dict[int, set[str]] = {}
+        self.reasons: dict[int, str] = {}
+
+    def parts(self) -> list[Part]:
+        """Return the chains as parts."""
+        for node in self.graph.nodes:
+            if engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken:
+                self.place(node)
+        return [self.part(number) for number in self.members]
+
+    def place(self, node: Node) -> None:
+        """Let a node begin a chain, then join the chains of its operands one after the other."""
+        number = self.position[node.name]
+        self.members[number], self.chain_of[node.name] = {node.name}, number
+        for value in node.inputs:
+            source = inlined_chain(self.graph, value)[1]
+            other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
+            if other is not None and other != self.chain_of[node.name]:
+                self.join(other, self.chain_of[node.name])
+
+    def join(self, first: int, second: int) -> None:
+        """Make two chains one, if the result is a chain; else note why not."""
+        together = self.members[first] | self.members[second]
+        reason = self.obstacle(together)
+        if reason:
+            self.reasons[first] = reason
+            return
+        for name in self.members.pop(second):
+            self.chain_of[name] = first
+        self.members[first] = together
+        self.reasons.pop(first, None)
+
+    def obstacle(self, members: set[str]) -> str:
+        """Say why nodes are no chain; empty if they are."""
+        if len(members) > LONGEST:
+            return f"more than {LONGEST} operators"
+        if self.returns(members):
+            return "what lies between is computed elsewhere"
+        if any(self.windows_recompute(name, members) for name in members):
+            return "windows would compute their elements several times"
+        region, outputs = self.region(members)
+        if row_axes(region, outputs) is None:
+            return "rows of the two differ: one needs more of the other than a row"
+        return ""
+
+    def returns(self, members: set[str]) -> bool:
+        """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
+        last = max(self.position[name] for name in members)
+        todo = [reader for name in members for reader in self.beyond_views(name) if reader not in members]
+        seen: set[str] = set()
+        while todo:
+            name = todo.pop()
+            if name in seen or (self.position[name] > last and name not in self.chain_of):
+                continue
+            unit = self.unit(name)
+            seen |= unit
+            for inside in unit:
+                for reader in self.readers(inside):
+                    if reader in members:
+                        return True
+                    todo.append(reader)
+        return False
+
+    def beyond_views(self, name: str) -> list[str]:
+        """Return the nodes that read a node, where views are no nodes of their own."""
+        found = []
+        for reader in self.readers(name):
+            inlined = is_inlined(self.graph, self.node(reader)) and reader not in self.taken
+            found += self.beyond_views(reader) if inlined else [reader]
+        return found
+
+    def unit(self, name: str) -> set[str]:
+        """Return the nodes that run together with one."""
+        number = self.chain_of.get(name)
+        if number is not None:
+            return self.members[number]
+        if name in self.taken:
+            return {other for other, at in self.taken.items() if at == self.taken[name]}
+        return {name}
+
+    def readers(self, name: str) -> list[str]:
+        """Return the nodes that read a node's results."""
+        node = self.graph.nodes[self.position[name]]
+        return [user.name for value in node.values for user in self.users[value] if user is not None]
+
+    def windows_recompute(self, name: str, members: set[str]) -> bool:
+        """Tell whether overlapping windows (``map``) read something computed in the same chain."""
+        node = self.graph.nodes[self.position[name]]
+        if node.operator != "map":
+            return False
+        todo = [node.inputs[0]]
+        while todo:
+            below = self.graph.producer(todo.pop())
+            if below.name in members and below.operator != "pad":
+                return True
+            if below.operator == "pad" or is_inlined(self.graph, below):
+                todo += below.inputs
+        return False
+
+    def region(self, members: set[str]) -> tuple[Graph, list[str]]:
+        """Return the subgraph with the views and numbers that it reads through, and its results."""
+        full = set(members)
+        todo = [value for name in members for value in self.node(name).inputs]
+        while todo:
+            below = self.graph.producer(todo.pop())
+            if below.name not in full and engine(below) != "input" and is_inlined(self.graph, below):
+                full.add(below.name)
+                todo += below.inputs
+        outputs = [
+            name for name in sorted(members, key=self.position.__getitem__) if self.is_read(name, members)
+        ]
+        return extract(self.graph, full, outputs, "chain"), outputs
+
+    def node(self, name: str) -> Node:
+        return self.graph.nodes[self.position[name]]
+
+    def is_read(self, name: str, members: set[str]) -> bool:
+        """Tell whether somebody outside reads a node, directly or through views."""
+        for reader in self.users[name]:
+            if reader is None:
+                return True
+            if reader.name in members:
+                continue
+            inlined = is_inlined(self.graph, reader) and reader.name not in self.taken
+            if not inlined or self.is_read(reader.name, members):
+                return True
+        return False
+
+    def part(self, number: int) -> Part:
+        """Return a chain as a part."""
+        region, outputs = self.region(self.members[number])
+        full = {node.name for node in region.nodes if node.operator != "input"}
+        inputs = outside_inputs(self.graph, full)
+        return Part("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))

@@ -1,0 +1,135 @@
+"""Partition of a model's tile graph: products first, then chains, then what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from ladder.ir.common import merge_equal
+from ladder.ir.graph import Graph, Node
+from ladder.ir.passes import Pass, rewriting, run_passes
+from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.partition.chains import Chains
+from ladder.partition.parts import Part, engine, extract, outside_inputs
+from ladder.partition.products import Products
+from ladder.partition.views import inlined_chain, is_free, view_chain
+
+SIMPLIFY = (
+    Pass("merge equal nodes", merge_equal),
+    rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING),
+    rewriting("heads that share keys", GROUPED_ATTENTION),
+    Pass("merge equal nodes again", merge_equal),
+)
+
+
+def simplify(graph: Graph) -> Graph:
+    """Return the graph without what changes nothing."""
+    return run_passes(graph, SIMPLIFY)
+
+
+def partition(graph: Graph, weights: Collection[str] = ()) -> list[Part]:
+    """Divide a model into parts, in an order in which they can run.
+
+    Parameters
+    ----------
+    graph
+        At kernel level, `simplify` done. Symbolic extents stay symbolic.
+    weights
+        Inputs that are packed quantized weights, and vectors packed with them.
+
+    Raises
+    ------
+    LadderError
+        If a quantized product is none that a kernel computes.
+    """
+    users = readers(graph)
+    parts = Products(graph, users, set(weights)).parts()
+    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
+    chains = Chains(graph, users, taken)
+    parts += chains.parts()
+    parts += [_library(graph, node) for node in graph.nodes if engine(node) == "library"]
+    return ordered(graph, parts + _views(graph, parts))
+
+
+def readers(graph: Graph) -> dict[str, list[Node | None]]:
+    """Return value -> the nodes that read it, None for each time that it is a result."""
+    found: dict[str, list[Node | None]] = {value: [] for node in graph.nodes for value in node.values}
+    for node in graph.nodes:
+        for value in dict.fromkeys(node.inputs):
+            found[value].append(node)
+    for output in graph.outputs:
+        found[output].append(None)
+    return found
+
+
+def _members(graph: Graph, part: Part) -> set[str]:
+    """Return the nodes of the model that only this part computes: not the weights' decoding."""
+    return {node.name for node in part.graph.nodes if node.operator != "input"}
+
+
+def _library(graph: Graph, node: Node) -> Part:
+    region = extract(graph, {node.name}, node.values)
+    target = str(dict(node.attributes).get("target", node.operator))
+    reason = "" if target.startswith("ladder.") else f"{target} has no kernel of ours"
+    return Part("library", region, outside_inputs(graph, {node.name}), node.values, reason)
+
+
+def _views(graph: Graph, parts: list[Part]) -> list[Part]:
+    """Return the parts that give other parts, and the caller, views of what is computed."""
+    made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
+    wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
+    wanted += [v for node in graph.nodes if engine(node) == "library" for v in node.inputs]
+    found: dict[str, Part] = {}
+    for value in wanted:
+        if value in made or value in found or graph.producer(value).operator == "call":
+            continue
+        if engine(graph.producer(value)) == "library":
+            continue
+        found.update(
+            {part.outputs[0]: part for part in _materialise(graph, value) if part.outputs[0] not in made}
+        )
+    return list(found.values())
+
+
+def _materialise(graph: Graph, value: str) -> list[Part]:
+    """Return what makes a view or a number available: nothing but an address, or a copy."""
+    members, source = inlined_chain(graph, value)
+    if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
+        return [_part(graph, members, value, "chain", "")]
+    library = engine(graph.producer(source)) in ("library", "input", "product")
+    if library or is_free(graph, members):
+        return [_part(graph, members, value, "view", "")]
+    for cut in range(len(members) - 1, 0, -1):
+        if is_free(graph, members[cut:]):
+            middle = members[cut - 1]
+            copy = _part(graph, members[:cut], middle, "chain", "copied: what follows needs it in order")
+            return [copy, _part(graph, members[cut:], value, "view", "")]
+    return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
+
+
+def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) -> Part:
+    region = extract(graph, members, [value])
+    return Part(kind, region, outside_inputs(graph, members), (value,), reason)
+
+
+def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
+    """Return parts so that every value is made before it is read; library calls keep their order."""
+    position = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
+    maker = {value: part for part in parts for value in part.outputs}
+    done: dict[int, Part] = {}
+    placed: list[Part] = []
+
+    def place(part: Part) -> None:
+        if id(part) in done:
+            return
+        done[id(part)] = part
+        for value in part.inputs:
+            if value in maker:
+                place(maker[value])
+        placed.append(part)
+
+    for part in sorted(parts, key=lambda part: max(position[value] for value in part.outputs)):
+        place(part)
+    return placed
+
+
+Users = Mapping[str, list[Node | None]]

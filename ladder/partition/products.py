@@ -1,0 +1,156 @@
+"""Products with what follows them: quantized ones as far as `as_gemm` recognises, others with a bias."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ladder.ir.extents import Shape
+from ladder.ir.gemm import Gemm
+from ladder.ir.gemm_graph import as_gemm
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.partition.parts import Part, engine, extract, outside_inputs
+from tile_types.errors import LadderError
+
+LONGEST_EPILOGUE = 16
+"""Nodes that are tried after a product."""
+
+
+class Products:
+    """Finds the regions around products.
+
+    Parameters
+    ----------
+    graph
+        The model.
+    users
+        Value -> nodes that read it; a graph output counts as one more reader, None.
+    weights
+        Inputs that are packed quantized weights, and the vectors that are packed with them.
+    """
+
+    def __init__(self, graph: Graph, users: Mapping[str, list[Node | None]], weights: set[str]) -> None:
+        self.graph = graph
+        self.users = users
+        self.weights = weights
+
+    def parts(self) -> list[Part]:
+        """Return one part per product."""
+        found = []
+        for node in self.graph.nodes:
+            if engine(node) == "product":
+                found.append(self.quantized(node) if self.is_quantized(node) else self.plain(node))
+        return found
+
+    def is_quantized(self, node: Node) -> bool:
+        """Tell whether the second operand is decoded from a packed weight."""
+        return node.operator == "matmul" and bool(self.behind(node.inputs[1], set()) & self.weights)
+
+    def behind(self, value: str, members: set[str]) -> set[str]:
+        """Collect the nodes that compute a value from inputs alone; returns those inputs."""
+        node = self.graph.producer(value)
+        if node.operator == "input":
+            return {node.name}
+        members.add(node.name)
+        return {name for operand in node.inputs for name in self.behind(operand, members)}
+
+    def quantized(self, node: Node) -> Part:
+        """Grow the region along single readers; keep the largest that is a GEMM.
+
+        Raises
+        ------
+        LadderError
+            If not even the spelt-out product is one: the importer made it from a GEMM.
+        """
+        members = {node.name}
+        self.behind(node.inputs[1], members)
+        best, reason, value = self.as_part(members, node.name), "", node.name
+        for _ in range(LONGEST_EPILOGUE):
+            following = self.single_reader(value)
+            if following is None:
+                reason = f"%{value} has several readers"
+                break
+            trial = members | {following.name} | self.vectors(following, value)
+            if not get_operator(following.operator).elementwise and following.operator != "convert":
+                reason = f"{following.operator} is no epilogue"
+                break
+            members, value = trial, following.name
+            found = self.as_part(members, value)
+            if found is None:
+                reason = f"{following.operator} is no epilogue"
+            elif best is None or self.bits(value) <= self.bits(best.outputs[0]):
+                best, reason = found, ""  # what only widens is left to who reads it
+        if best is None:
+            raise LadderError(f"the quantized product %{node.name} is no GEMM")
+        return replace(best, reason=reason)
+
+    def bits(self, value: str) -> int:
+        """Return the bits of an element of a value."""
+        return self.graph.tile(value).ttype.elem_bits
+
+    def single_reader(self, value: str) -> Node | None:
+        """Return the only reader of a value."""
+        readers = self.users.get(value, [])
+        return readers[0] if len(readers) == 1 else None
+
+    def vectors(self, node: Node, product: str) -> set[str]:
+        """Return the nodes that bring the other operands of a node into shape, from inputs or elsewhere."""
+        found: set[str] = set()
+        for value in node.inputs:
+            operand = self.graph.producer(value)
+            while value != product and operand.operator in ("convert", "reshape"):
+                found.add(operand.name)
+                operand = self.graph.producer(operand.inputs[0])
+        return found
+
+    def as_part(self, members: set[str], output: str) -> Part | None:
+        """Return the region as a GEMM, or None."""
+        region = extract(self.graph, members, [output])
+        try:
+            gemm = as_gemm(region)
+        except LadderError:
+            return None
+        inputs = outside_inputs(self.graph, members)
+        return Part("gemm", region, inputs, (output,), "", gemm, self.roles(gemm, region))
+
+    def roles(self, gemm: Gemm, region: Graph) -> tuple[tuple[str, str], ...]:
+        """Return role -> input, from where each input is read."""
+        found: dict[str, str] = {}
+        product = next(node for node in region.nodes if node.operator == "matmul")
+        found["A"] = source_of(region, product.inputs[0])
+        for node in region.inputs:
+            if node.name in self.weights:
+                role = "B" if len(node.tile.shape) == 2 else "row_scale"
+            elif node.name == found["A"]:
+                continue
+            else:
+                role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else "token_scale"
+            found[role] = node.name
+        return tuple(sorted(found.items()))
+
+    def plain(self, node: Node) -> Part:
+        """Take a product that torch computes, with the vector that is added to it."""
+        following = self.single_reader(node.name)
+        if following is not None and following.operator == "add" and node.operator == "matmul":
+            other = next((v for v in following.inputs if v != node.name), None)
+            if other is not None and self.is_bias(other, following.tile.shape):
+                members = {node.name, following.name}
+                return self.part_of(members, following.name)
+        return self.part_of({node.name}, node.name)
+
+    def is_bias(self, value: str, shape: Shape) -> bool:
+        """Tell whether a value is a stored vector along the last axis."""
+        tile = self.graph.tile(value)
+        return self.graph.producer(value).operator == "input" and tile.shape == shape[-1:]
+
+    def part_of(self, members: set[str], output: str) -> Part:
+        """Return a part that torch computes."""
+        region = extract(self.graph, members, [output])
+        return Part("product", region, outside_inputs(self.graph, members), (output,), "computed by torch")
+
+
+def source_of(graph: Graph, value: str) -> str:
+    """Return the input from which a value is converted."""
+    node = graph.producer(value)
+    return node.name if node.operator == "input" else source_of(graph, node.inputs[0])

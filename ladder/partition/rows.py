@@ -1,0 +1,155 @@
+"""Which chains are loops over rows: the one form of loop nest that chains are lowered to.
+
+A row is what one task computes alone: all its reductions, then all its results. The first ``rows`` axes of
+every result count rows, the others are its columns. A chain has that form if no reduction is computed
+more than once: each depends on row axes only, or on those and on the reductions around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import Shape, product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import parse_indexing
+from tile_types.tile import Extent
+
+Loops = frozenset[str]
+Index = tuple[Loops, ...]
+"""For each axis of a value: the loops that its position depends on."""
+
+REDUCTIONS = ("reduce_sum", "reduce_max")
+
+
+@dataclass(frozen=True)
+class Around:
+    """The loops around a place of the loop nest: row axes and the reductions in progress."""
+
+    rows: Loops
+    count: Extent
+    inner: Loops = frozenset()
+    steps: Extent = 1
+
+
+def reshape_groups(old: Shape, new: Shape) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return which axes of two shapes of equal size correspond: runs of axes with equal products."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        left: list[int] = []
+        right: list[int] = []
+        while not left or product(old[a] for a in left) != product(new[a] for a in right):
+            a, b = product(old[x] for x in left), product(new[x] for x in right)
+            take_left = i < len(old) and (not left or j >= len(new) or _less(a, b))
+            if take_left:
+                left.append(i)
+                i += 1
+            elif j < len(new):
+                right.append(j)
+                j += 1
+            else:
+                break
+        groups.append((tuple(left), tuple(right)))
+    return groups
+
+
+def _less(a: Extent, b: Extent) -> bool:
+    """Order products of extents: one that divides into the other's text comes first."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return len(str(a)) < len(str(b)) or (isinstance(a, int) and not isinstance(b, int))
+
+
+class _Legality:
+    """Follows index dependences from the results to every reduction."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.seen: set[tuple[str, Index, Around]] = set()
+
+    def ok(self, value: str, index: Index, around: Around) -> bool:
+        key = (value, index, around)
+        if key in self.seen:
+            return True
+        self.seen.add(key)
+        node = self.graph.producer(value)
+        if node.operator in REDUCTIONS:
+            return self.reduction(node, index, around)
+        return all(
+            self.ok(operand, operand_index(self.graph, node, at, index), around)
+            for at, operand in enumerate(node.inputs)
+        )
+
+    def reduction(self, node: Node, index: Index, around: Around) -> bool:
+        used: Loops = frozenset().union(*index) if index else frozenset()
+        size = product(node.tile.shape)
+        if used <= around.rows:
+            if size != around.count:
+                return False
+            outer = Around(around.rows, around.count)
+        elif used <= around.rows | around.inner:
+            if size != product([around.count, around.steps]):
+                return False
+            outer = around
+        else:
+            return False
+        operand = self.graph.tile(node.inputs[0])
+        attributes = node_attributes(node)
+        axis = attributes["axis"] % len(operand.shape)
+        loop = f"k{len(outer.inner)}_{node.name}"
+        inner = list(index)
+        if attributes["keep"]:
+            inner[axis] = frozenset({loop})
+        else:
+            inner.insert(axis, frozenset({loop}))
+        deeper = Around(
+            outer.rows, outer.count, outer.inner | {loop}, product([outer.steps, operand.shape[axis]])
+        )
+        return self.ok(node.inputs[0], tuple(inner), deeper)
+
+
+def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:
+    """Return what the position in operand ``at`` depends on, given that in the result."""
+    shape = graph.tile(node.inputs[at]).shape
+    if node.operator == "reshape":
+        found: list[Loops] = [frozenset()] * len(shape)
+        for old, new in reshape_groups(shape, node.tile.shape):
+            joined = frozenset().union(*(index[a] for a in new)) if new else frozenset()
+            for axis in old:
+                found[axis] = joined if shape[axis] != 1 else frozenset()
+        return tuple(found)
+    if node.operator == "transpose":
+        permutation = node_attributes(node)["permutation"]
+        return tuple(index[permutation.index(axis)] for axis in range(len(shape)))
+    if node.operator == "map":
+        indexing = parse_indexing(node_attributes(node)["spec"])
+        by_name = dict(zip(indexing.result, index, strict=True))
+        return tuple(
+            frozenset().union(*(by_name[name] for name in axis.names)) if axis.names else frozenset()
+            for axis in indexing.operands[0]
+        )
+    lead = len(index) - len(shape)
+    return tuple(frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape))
+
+
+def row_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
+    """Return how many leading axes of every result count rows; None if the chain has no such form."""
+    shapes = [graph.tile(value).shape for value in outputs]
+    rank = min(map(len, shapes))
+    reduces = any(node.operator in REDUCTIONS for node in graph.nodes)
+    choices = [max(rank - 1, 0)] if not reduces else [*range(rank - 1, -1, -1), rank]
+    for rows in choices:
+        if len({shape[:rows] for shape in shapes}) == 1 and all(
+            _fits(graph, value, rows) for value in outputs
+        ):
+            return rows
+    return None
+
+
+def _fits(graph: Graph, value: str, rows: int) -> bool:
+    shape = graph.tile(value).shape
+    names = [frozenset() if extent == 1 else frozenset({f"o{axis}"}) for axis, extent in enumerate(shape)]
+    loops: Loops = frozenset().union(*names[:rows]) if rows else frozenset()
+    around = Around(loops, product(shape[:rows]))
+    return _Legality(graph).ok(value, tuple(names), around)

@@ -1,0 +1,100 @@
+"""Views: chains of nodes that only rename positions, and whether they cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import bind_shape
+from ladder.ir.graph import Graph, Node
+from ladder.partition.parts import engine
+
+
+def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
+    """Return the view nodes that lead to a value, first to last, and what they view.
+
+    The source is None where the chain begins with numbers (which then are part of it).
+    """
+    members: list[str] = []
+    while True:
+        node = graph.producer(value)
+        kind = engine(node)
+        if kind == "leaf":
+            return [node.name, *members], None
+        if kind != "view":
+            return members, value
+        members.insert(0, node.name)
+        value = node.inputs[0]
+
+
+def is_inlined(graph: Graph, node: Node) -> bool:
+    """Tell whether every reader computes a node for itself.
+
+    Views, numbers, and conversions to wider types or of what the model is given: storing would cost more.
+    """
+    if engine(node) in ("view", "leaf"):
+        return True
+    if node.operator != "convert":
+        return False
+    before, after = graph.tile(node.inputs[0]).ttype, node.tile.ttype
+    given = engine(graph.producer(node.inputs[0])) == "input"
+    return not before.is_block and (given or after.elem_bits >= before.elem_bits)
+
+
+def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
+    """Return the inlined nodes that lead to a value, first to last, and what they read; None for numbers."""
+    members: list[str] = []
+    while True:
+        node = graph.producer(value)
+        if not is_inlined(graph, node):
+            return members, value
+        members.insert(0, node.name)
+        if not node.inputs:
+            return members, None
+        value = node.inputs[0]
+
+
+_PROBE = 61
+"""What symbolic sizes are taken for where only the arrangement matters: large, and prime."""
+
+
+def is_free(graph: Graph, members: Sequence[str]) -> bool:
+    """Tell whether views of a contiguous value need no copy."""
+    if not members:
+        return True
+    first = graph.producer(members[0])
+    sizes = _probe_sizes([graph.tile(first.inputs[0]).shape, *(graph.tile(m).shape for m in members)])
+    shape = [int(extent) for extent in bind_shape(graph.tile(first.inputs[0]).shape, sizes)]
+    strides = [int(np.prod(shape[at + 1 :], dtype=np.int64)) * 4 for at in range(len(shape))]
+    array = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, strides)
+    try:
+        for name in members:
+            array = _apply(array, graph.producer(name), sizes)
+    except ValueError:
+        return False
+    return True
+
+
+def _probe_sizes(shapes: Sequence[Sequence[object]]) -> dict[str, int]:
+    import re
+
+    text = " ".join(str(extent) for shape in shapes for extent in shape if isinstance(extent, str))
+    names = sorted(set(re.findall(r"[A-Za-z_]\w*", text)) - {"floordiv", "ceildiv"})
+    return {name: _PROBE + 12 * at for at, name in enumerate(names)}
+
+
+def _apply(array: np.ndarray, node: Node, sizes: dict[str, int]) -> np.ndarray:
+    """Apply a view without reading; raises ValueError where numpy would have to copy."""
+    attributes = node_attributes(node)
+    shape = [int(extent) for extent in bind_shape(node.tile.shape, sizes)]
+    if node.operator == "reshape":
+        return array.reshape(shape, copy=False)
+    if node.operator == "transpose":
+        return array.transpose(attributes["permutation"])
+    if node.operator == "broadcast":
+        return np.broadcast_to(array, shape)
+    begin = [int(extent) for extent in bind_shape(attributes["begin"], sizes)]
+    step = attributes["step"] or (1,) * len(shape)
+    return array[tuple(slice(b, b + n * s, s) for b, n, s in zip(begin, shape, step, strict=True))]

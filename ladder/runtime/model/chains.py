@@ -1,0 +1,53 @@
+"""Kernels of memory-bound chains: one per form, found or built side by side."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ladder.ir.graph import Graph
+from ladder.ir.printer import print_graph
+from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.cache import Identity
+
+if TYPE_CHECKING:
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+
+def canonical_chain(graph: Graph) -> Graph:
+    """Return the chain with values named in order, so that equal chains of a model share a kernel."""
+    names = {node.name: f"v{at}" for at, node in enumerate(graph.nodes)}
+    nodes = tuple(
+        replace(node, name=names[node.name], inputs=tuple(names[value] for value in node.inputs))
+        for node in graph.nodes
+    )
+    return replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
+
+
+def chain_kernels(graphs: Sequence[Graph], device: TileDevice) -> list[Kernel]:
+    """Return the kernel of every chain; those that are missing are compiled.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        If one must be built and cannot.
+    """
+    identity = Identity.of(None, device)
+    return find_or_build([_job(canonical_chain(graph), device, identity) for graph in graphs])
+
+
+def _job(graph: Graph, device: TileDevice, identity: Identity) -> Job:
+    text = print_graph(graph)
+    name = f"ladder_chain_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+        from ladder.lower.chain import emitter
+
+        return build_function(lambda name: emitter(device)(graph, device, name), name, device, folder)
+
+    return Job({"chain": text}, identity, device, make)

@@ -1,0 +1,251 @@
+"""The memory of a plan for one set of sizes, and its steps bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.extents import bind_shape
+from ladder.runtime.compile import Request, compiled
+from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
+from ladder.runtime.model.memory import Arena, Lifetime, lay_out
+from ladder.runtime.model.plan import Step
+from ladder.runtime.threads import keep_apart
+
+if TYPE_CHECKING:
+    from ladder.runtime.model.executable import Executable
+
+Slots = list[Any]
+Bound = Callable[[Slots], None]
+
+
+class Frame:
+    """Slots for values, an arena for those that steps write, and the steps as closures.
+
+    Parameters
+    ----------
+    owner
+        The executable.
+    sizes
+        The symbolic sizes.
+    """
+
+    def __init__(self, owner: Executable, sizes: Mapping[str, int]) -> None:
+        self.owner, self.sizes = owner, sizes
+        plan = owner.plan
+        self.slot = {value: at for at, value in enumerate(plan.tiles)}
+        self.slots: Slots = [None] * len(self.slot)
+        self.shapes = {
+            value: tuple(int(extent) for extent in bind_shape(tile.shape, sizes))
+            for value, tile in plan.tiles.items()
+        }
+        self.arena = self._arena()
+        memory = torch.empty(self.arena.nbytes, dtype=torch.uint8, device=owner.where)
+        self.buffers = {name: self._view(memory, name, at) for name, at in self.arena.offsets.items()}
+        self.packed: dict[str, tuple[int, ...]] = owner.packs
+        self.values: Sequence[Any] = ()
+        self.inputs = [(self.slot[name], at) for name, at in owner.bindings.items()]
+        self.plain: dict[int, tuple[Any, int, Any]] = {}
+        for name, tensor in owner.held.items():
+            self.slots[self.slot[name]] = tensor
+        self.steps: list[tuple[Bound, tuple[int, ...]]] = []
+        self._bind(plan.steps)
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """Run every step; returns the graph's outputs."""
+        slots, self.values = self.slots, values
+        for slot, at in self.inputs:
+            value = values[at]
+            slots[slot] = self._without_gradient(at, value) if value.requires_grad else value
+        if self.owner.where.type == "cpu":
+            keep_apart()
+        for step, dead in self.steps:
+            step(slots)
+            for slot in dead:
+                slots[slot] = None
+        found = [slots[self.slot[value]] for value in self.owner.plan.outputs]
+        for slot, _ in self.inputs:
+            slots[slot] = None
+        for slot in self.results:
+            slots[slot] = None
+        self.values = ()
+        return found
+
+    def _without_gradient(self, at: int, value: Any) -> Any:
+        """Return the plain tensor of a parameter: kernels take no other; kept from call to call."""
+        known = self.plain.get(at)
+        if known is not None and known[0] is value and known[1] == value.data_ptr():
+            return known[2]
+        plain = value.detach()
+        self.plain[at] = (value, value.data_ptr(), plain)
+        return plain
+
+    # memory ---------------------------------------------------------------------------------------
+    def _arena(self) -> Arena:
+        """Lay out what steps of ours write and what is no result."""
+        plan = self.owner.plan
+        kept = self._shown(plan.outputs)
+        lifetimes = []
+        for number, step in enumerate(plan.steps):
+            if step.constant or not _writes_in_place(step, self.sizes):
+                continue
+            for value in step.part.outputs:
+                if value not in kept:
+                    nbytes = prod(self.shapes[value]) * torch_type(plan.tiles[value].ttype.name).itemsize
+                    lifetimes.append(Lifetime(value, nbytes, number, plan.last_use[value]))
+        self.total = sum(lifetime.nbytes for lifetime in lifetimes)
+        return lay_out(lifetimes)
+
+    def _shown(self, outputs: Sequence[str]) -> set[str]:
+        """Return the results and what they are views of."""
+        shown = set(outputs)
+        for step in reversed(self.owner.plan.steps):
+            if step.part.shares and shown & set(step.part.outputs):
+                shown |= set(step.part.inputs)
+        self.results = [self.slot[value] for value in shown if value in self.slot]
+        constants = {self.slot[v] for s in self.owner.plan.steps if s.constant for v in s.part.outputs}
+        self.results = [slot for slot in self.results if slot not in constants]
+        return shown
+
+    def _view(self, memory: torch.Tensor, value: str, offset: int) -> torch.Tensor:
+        shape, dtype = self.shapes[value], torch_type(self.owner.plan.tiles[value].ttype.name)
+        nbytes = prod(shape) * dtype.itemsize
+        return memory[offset : offset + nbytes].view(dtype).view(shape)
+
+    def _new(self, value: str) -> torch.Tensor:
+        dtype = torch_type(self.owner.plan.tiles[value].ttype.name)
+        return torch.empty(self.shapes[value], dtype=dtype, device=self.owner.where)
+
+    def target(self, value: str) -> Callable[[], torch.Tensor]:
+        """Return what gives the memory that a step writes a value to."""
+        buffer = self.buffers.get(value)
+        return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
+
+    # steps ----------------------------------------------------------------------------------------
+    def _bind(self, steps: Sequence[Step]) -> None:
+        last = self.owner.plan.last_use
+        for number, step in enumerate(steps):
+            bound = _BINDERS[step.part.kind](self, step)
+            if step.constant:
+                bound(self.slots)
+                continue
+            constant = {v for s in steps if s.constant for v in s.part.outputs}
+            mine = [*step.part.inputs, *step.part.outputs]
+            dead = {
+                self.slot[value]
+                for value in mine
+                if value in self.slot and last[value] <= number and value not in constant
+            }
+            self.steps.append((bound, tuple(dead)))
+
+    def reads(self, step: Step) -> tuple[int, ...]:
+        """Return the slots that a step reads."""
+        return tuple(self.slot[value] for value in step.part.inputs)
+
+
+def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
+    """Tell whether a step writes into memory that it is given."""
+    if step.part.kind == "product":
+        return product_run(step.part.graph, sizes)[1]
+    return step.part.kind in ("gemm", "chain")
+
+
+def _bind_chain(frame: Frame, step: Step) -> Bound:
+    entry = frame.owner.kernels[step.entry]
+    numbers = tuple(frame.sizes[name] for name in step.sizes)
+    reads = frame.reads(step)
+    writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
+    empty = any(0 in frame.shapes[value] for value in step.part.outputs)
+
+    def run(slots: Slots) -> None:
+        operands = [slots[slot] for slot in reads]
+        operands = [x if x.is_contiguous() and not x.data_ptr() % ALIGNMENT else _copied(x) for x in operands]
+        results = []
+        for slot, target in writes:
+            slots[slot] = result = target()
+            results.append(result)
+        if not empty:
+            entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, results))
+
+    return run
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as kernels read it: rows one after the other, from an aligned address on."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that kernels take: numbers have one axis there."""
+    return tensor if tensor.ndim else tensor.reshape(1)
+
+
+def _bind_gemm(frame: Frame, step: Step) -> Bound:
+    gemm = step.part.gemm
+    assert gemm is not None  # that is what a gemm part has
+    kernel = compiled(Request(gemm).text, frame.owner.where)
+    at = dict(step.part.roles)
+    by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
+    slots_of = {
+        role: frame.slot[by_name[name]] for role, name in at.items() if role not in ("B", "row_scale")
+    }
+    arrays = frame.packed[by_name[at["B"]]]
+    value = step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+    rows, bias, scale = slots_of["A"], slots_of.get("bias"), slots_of.get("token_scale")
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        weight = [frame.values[position] for position in arrays]
+        extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
+        kernel.into(slots[rows], weight, out, *extras)
+
+    return run
+
+
+def _bind_product(frame: Frame, step: Step) -> Bound:
+    run_product, in_place = product_run(step.part.graph, frame.sizes)
+    reads, place = frame.reads(step), frame.slot[step.part.outputs[0]]
+    target = frame.target(step.part.outputs[0])
+
+    def run(slots: Slots) -> None:
+        operands = [slots[slot] for slot in reads]
+        slots[place] = run_product(*operands, out=target()) if in_place else run_product(*operands)
+
+    return run
+
+
+def _bind_library(frame: Frame, step: Step) -> Bound:
+    call, reads = library_run(step.part.graph, frame.sizes), frame.reads(step)
+    places = tuple(frame.slot[value] for value in step.part.outputs)
+
+    def run(slots: Slots) -> None:
+        found = call(*(slots[slot] for slot in reads))
+        for place, value in zip(places, found if isinstance(found, tuple | list) else (found,), strict=True):
+            slots[place] = value
+
+    return run
+
+
+def _bind_view(frame: Frame, step: Step) -> Bound:
+    view, (source,) = view_run(step.part.graph, frame.sizes), frame.reads(step)
+    place = frame.slot[step.part.outputs[0]]
+
+    def run(slots: Slots) -> None:
+        slots[place] = view(slots[source])
+
+    return run
+
+
+_BINDERS: Mapping[str, Callable[[Frame, Step], Bound]] = {
+    "chain": _bind_chain,
+    "gemm": _bind_gemm,
+    "product": _bind_product,
+    "library": _bind_library,
+    "view": _bind_view,
+}
+"""Kind of part -> how it is bound to memory."""

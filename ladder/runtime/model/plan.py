@@ -1,0 +1,135 @@
+"""The plan of a model: steps in order, each with its executor by name, and the life of every value.
+
+A plan is data: it prints, and is what `artifact` writes. `executable` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ladder.ir.graph import Graph
+from ladder.lower.chain.symbols import size_names
+from ladder.partition import Part
+from ladder.runtime.model.library import library_title, product_title
+from ladder.runtime.packed import layout_of
+from tile_types.tile import Tile
+
+
+@dataclass(frozen=True)
+class Step:
+    """One part with what executes it.
+
+    Parameters
+    ----------
+    part
+        The part.
+    executor
+        ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
+    entry
+        For chains: the name of the kernel.
+    constant
+        Whether it reads nothing that changes from call to call.
+    sizes
+        Names of the symbolic sizes that a chain's kernel takes.
+    """
+
+    part: Part
+    executor: str
+    entry: str = ""
+    constant: bool = False
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order.
+
+    Parameters
+    ----------
+    steps
+        All of them.
+    tiles
+        Value -> its tile.
+    outputs
+        Values that the plan gives, in the order of the graph's outputs.
+    last_use
+        Value -> number of the last step that reads it or a view of it; results outlive all.
+    """
+
+    steps: tuple[Step, ...]
+    tiles: Mapping[str, Tile]
+    outputs: tuple[str, ...]
+    last_use: Mapping[str, int] = field(default_factory=dict)
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Return (kind, executor, operators, why it ends there) per step, for people."""
+        return [(s.part.kind, s.executor, " ".join(s.part.operators), s.part.reason) for s in self.steps]
+
+    def __str__(self) -> str:
+        """Return one line per step."""
+        lines = []
+        for kind, executor, operators, reason in self.table():
+            once = f"  [{reason}]" if reason else ""
+            lines.append(f"{kind:8} {executor:44} {operators}{once}")
+        return "\n".join(lines)
+
+
+def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], family: str) -> Plan:
+    """Return the plan of parts.
+
+    Parameters
+    ----------
+    graph
+        The whole model.
+    parts
+        In order.
+    entries
+        Number of a chain among the parts -> its kernel.
+    family
+        ``"cpu"`` or ``"cuda"``.
+    """
+    constant: set[str] = set()
+    steps = []
+    for number, part in enumerate(parts):
+        fixed = part.kind in ("chain", "view") and all(value in constant for value in part.inputs)
+        constant |= set(part.outputs) if fixed else set()
+        entry = entries.get(number, "")
+        names = size_names(part.graph) if part.kind == "chain" else ()
+        steps.append(Step(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
+    return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs))
+
+
+def _gemm_title(part: Part, entry: str, family: str) -> str:
+    assert part.gemm is not None  # that is what a gemm part has
+    after = " ".join(part.gemm.epilogue)
+    layout = layout_of(part.gemm, family).split(" scale=")[0].replace("=", " ")
+    return f"ladder gemm {layout}{' + ' + after if after else ''}"
+
+
+_EXECUTORS: Mapping[str, Any] = {
+    "gemm": _gemm_title,
+    "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
+    "product": lambda part, entry, family: product_title(part.graph),
+    "library": lambda part, entry, family: library_title(part.graph),
+    "view": lambda part, entry, family: "address",
+}
+"""Kind of part -> title of what executes it."""
+
+
+def _tiles(graph: Graph, parts: Sequence[Part]) -> dict[str, Tile]:
+    wanted = [node.name for node in graph.inputs] + [v for part in parts for v in part.outputs]
+    return {value: replace(graph.tile(value), layout=None) for value in wanted}
+
+
+def _last_uses(steps: Sequence[Step], outputs: Sequence[str]) -> dict[str, int]:
+    """Return when each value is read last; what a view shows lives as long as the view."""
+    last: dict[str, int] = dict.fromkeys(outputs, len(steps))
+    for number in reversed(range(len(steps))):
+        part = steps[number].part
+        ends = [last.setdefault(value, number) for value in part.outputs]
+        for value in part.inputs:
+            until = max([number, *ends]) if part.shares else number
+            last[value] = max(last.get(value, 0), until)
+    return last

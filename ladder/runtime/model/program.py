@@ -1,0 +1,62 @@
+"""What an importer returns: a kernel-level tile graph and how its inputs come from a call's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
+from tile_types.errors import LadderError
+
+
+class ImportRefused(LadderError):
+    """The program cannot be imported; the message says what of it, and why."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a graph's input comes from.
+
+    Parameters
+    ----------
+    kind
+        ``"argument"``: argument ``at[0]`` of the call; ``"weight"``: the packed arrays of a quantized matrix,
+        arguments ``at``; ``"held"``: tensor ``at[0]`` of `Program.held`; ``"part"``: an array that belongs to
+        a packed weight, and is never passed on its own.
+    at
+        Positions.
+    gemm
+        For weights: the problem that the arrays were packed for.
+    """
+
+    kind: str
+    at: tuple[int, ...] = ()
+    gemm: Gemm | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """An imported program.
+
+    Parameters
+    ----------
+    graph
+        The tile graph; its outputs are the tensors that the call returns, then the new values of what it
+        updates.
+    sources
+        Input node -> where its value comes from.
+    results
+        What the call returns, in order: the position of a graph output, or a literal in a tuple of one.
+    updates
+        Arguments that the program changes in place: (position, graph output that holds the new value).
+    held
+        Tensors that the program itself brings.
+    """
+
+    graph: Graph
+    sources: Mapping[str, Source]
+    results: tuple[int | tuple[Any], ...]
+    updates: tuple[tuple[int, int], ...] = ()
+    held: tuple[Any, ...] = field(default=(), compare=False)
