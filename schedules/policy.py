@@ -197,8 +197,11 @@ def tilings(
         Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    useful = _useful_m(RULES[pipeline], m)
-    for schedule in _shallow(replace(gemm, n=1), device, pipeline):
+    tiles = _shallow(replace(gemm, n=1), device, pipeline)
+    useful = _useful_m(RULES[pipeline].tile_m, m)
+    if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
+        useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
+    for schedule in tiles:
         if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
@@ -255,10 +258,10 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
-def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
+def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
     """Return the smallest token tile that holds ``m`` and the next smaller one."""
-    limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
-    return tuple(tile for tile in rule.tile_m if tile <= limit)[-2:]
+    limit = next((tile for tile in tiles if tile >= m), tiles[-1])
+    return tuple(tile for tile in tiles if tile <= limit)[-2:]
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
