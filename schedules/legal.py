@@ -157,6 +157,7 @@ RULES: Mapping[str, Rule] = {
         (4,),  # TVM marks AMD kernels as having at most 256 threads
         (1, 2, 4),
         (False,),
+        warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
     "dot": Rule(
@@ -599,6 +600,12 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if (
+        schedule.pipeline == "mfma"
+        and schedule.warp_rows > 16
+        and (schedule.tile_n > 64 or schedule.tile_m > 32)
+    ):
+        yield "narrow blocks are for few tokens: use tile_n=64 and at most 32 tokens with warp_rows=32"
     if not divisions(schedule):
         yield (
             f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"
