@@ -23,19 +23,17 @@ from schedules.estimate import Estimator
 from schedules.hint import Hint, device_hint
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import (
-    RULES,
     SLICED,
     SWIZZLE_ROW,
-    Rule,
     block_rows,
     is_legal,
     k_blocks,
     k_slices,
     operand_bytes,
     placement_for,
-    serves,
     stage_bytes,
 )
+from schedules.rules import RULES, Rule, serves
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.segments import cover, octave_weights, segments, token_grid
 from schedules.tuning import TuningDatabase
@@ -190,7 +188,7 @@ def tilings(
     gemm, device
         The problem and where it runs.
     pipeline
-        A key of `schedules.legal.RULES`.
+        A key of `schedules.rules.RULES`.
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full

@@ -1,6 +1,6 @@
 """Kernels of schedules drawn from all that is legal: nothing to find, and right, on NVIDIA and AMD.
 
-The choice covers what `schedules.legal.RULES` allows (`drawn.draw`), so that an extent that no kernel of
+The choice covers what `schedules.rules.RULES` allows (`drawn.draw`), so that an extent that no kernel of
 record has is simulated nevertheless.
 """
 
@@ -11,7 +11,7 @@ from drawn import Drawn, draw, pipelines_of
 from problems import bound_of, run
 
 from ladder.simulate.machine import ORDERS
-from schedules.legal import AXES, RULES
+from schedules.rules import AXES, RULES
 from targets import get_device
 
 COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12, "rocm/gfx950": 8}
