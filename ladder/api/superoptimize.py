@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -356,6 +356,3 @@ def _elsewhere(device: str) -> Callable[..., Any]:
         raise DeviceError(f"these kernels were built for {device}, which is not here; superoptimize there")
 
     return run
-
-
-__all__ = ["Mapping", "Superoptimized", "Trial", "superoptimize"]

@@ -417,6 +417,3 @@ def _step(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Tr
         raise ConversionError(
             f"{name}: torch's {target} is not taken with {node.args} {node.kwargs}"
         ) from error
-
-
-__all__ = ["Dimensions", "Traced", "Tracer", "program_of"]

@@ -209,7 +209,7 @@ def test_the_report_names_every_layer() -> None:
     rows = {row.name: row for row in report.rows}
     assert len(rows) == 9
     assert rows["layers.0.mlp.down_proj"].weight == "int8_g32"
-    assert rows["layers.0.mlp.up_proj"].after < rows["layers.0.mlp.up_proj"].before / 4
+    assert rows["layers.0.mlp.up_proj"].after < rows["layers.0.mlp.up_proj"].before / 3
     assert "skipped" in rows["lm_head"].reason
     assert "overridden" in rows["layers.0.self_attn.q_proj"].reason
     assert "Embedding" in rows["embed_tokens"].reason

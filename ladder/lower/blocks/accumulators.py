@@ -370,6 +370,3 @@ def _greatest(values: list[Expr]) -> Expr:
     for value in values[1:]:
         total = T.max(total, value)
     return total
-
-
-__all__ = ["Accumulator", "Merger", "Rescaler", "RunningMaximum"]

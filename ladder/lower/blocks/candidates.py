@@ -34,7 +34,11 @@ MOST_SUMS, REGISTERS = 192, 48 * 1024
 """Accumulator registers that a thread, and a block, may have beside all others."""
 
 CROWDED_BYTES = 113 * 1024
-"""Shared memory from which on one block fills a multiprocessor: the next kernel had better wait then."""
+"""Shared memory from which on one block fills a multiprocessor.
+
+The next kernel had better start at the end of the loop then, not at once: 15.1 instead of 16.5 us for RMSNorm
+and a product on an H200.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def _legal(program: BlockProgram, device: TileDevice, choice: tuple[object, ...]
         return None
     if registers > MOST_SUMS or registers * geo.schedule.threads > REGISTERS:
         return None
-    return replace(schedule, release="never" if crowded else "begin")
+    return replace(schedule, release="end" if crowded else "begin")
 
 
 def ranked(block: Graph, device: TileDevice, grid: Grid = ALL) -> list[Estimate]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
+from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
@@ -357,11 +357,3 @@ class Geometry:
         """Shared memory of a block."""
         ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
         return max(ends, default=CHUNK_BYTES) + 8 * self.barriers
-
-    def splits(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the axes that grid and loop dimensions split of a load or store."""
-        attributes = node_attributes(node)
-        return tuple(attributes["grid"]), tuple(attributes.get("loop", ()))
-
-
-__all__ = ["AFTER", "BEFORE", "LOOP", "Geometry", "require"]
