@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
 from schedules.layouts import lane_of, packed_group, padded
-from schedules.legal import operand_bytes, promotes, weight_bits
+from schedules.legal import evenly_spaced, operand_bytes, promotes, weight_bits
 from schedules.schedule import GpuSchedule
-from schedules.waves import WAVE, division, tile_rows
+from schedules.waves import WAVE, division, leaves_offsets, tile_rows
 from targets import TileDevice
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
@@ -60,6 +60,9 @@ BFLOAT_DECODE = 2.4
 
 Counted (`ladder.lower.rocm.ranking`): int1 to int8 take 2.3 to 2.9 times those of float16.
 """
+
+BFLOAT_RAW = 1.4
+"""The same of raw operands, whose offset is left to the sums (counted: 0.9 to 2.1)."""
 
 BFLOAT_SCALE = 5.0
 """Vector instructions by which a scale multiplies a bfloat16 operand: widened, multiplied, rounded."""
@@ -158,7 +161,7 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     bytes_of_x = tokens * span * operand_bytes(gemm)
     weights = rows * span * waves.token_waves
     operands = weight_bits(gemm) == lane_of(gemm.activation)  # as they lie in memory
-    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule.placement) / WAVE
+    operations = 0.0 if operands else weights * wave_decode_ops(gemm, schedule) / WAVE
     operations += STEP_OPERATIONS * weights / (32 * 64) + COPY_OPERATIONS * bytes_of_x / 16 / WAVE
     if promotes(gemm, schedule):
         groups = max(1.0, span / packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1.0
@@ -176,12 +179,15 @@ def stage_clocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Stage
     return Stage(matrix * idle, operations * idle, lds, l1)
 
 
-def wave_decode_ops(gemm: Gemm, placement: str) -> float:
+def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return the vector instructions that a weight takes a lane until it is an operand."""
     if gemm.activation != "bfloat16":
-        return decode_ops(gemm, placement)
-    scaled = BFLOAT_SCALE if gemm.scale and placement == "operand" else 0.0
-    return decode_ops(gemm, "accumulator") * BFLOAT_DECODE + scaled
+        return decode_ops(gemm, schedule.placement)
+    operations = decode_ops(gemm, "accumulator")
+    if leaves_offsets(gemm, schedule) and weight_bits(gemm) < 8 and evenly_spaced(gemm.weight):
+        return operations * BFLOAT_RAW
+    scaled = BFLOAT_SCALE if gemm.scale and schedule.placement == "operand" else 0.0
+    return operations * BFLOAT_DECODE + scaled
 
 
 def _unit_clocks(

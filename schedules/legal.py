@@ -1,9 +1,9 @@
-"""Which schedules a device can run: allowed extents per pipeline, shared memory, registers."""
+"""Which schedules a device can run: extents that `schedules.rules` allows, shared memory, registers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from math import gcd
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group
+from schedules.rules import AXES, RULES, serves
 from schedules.schedule import GpuSchedule
 from schedules.waves import MOST_REGISTERS, WAVE, divisions, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
@@ -89,112 +90,8 @@ PROMOTED_TOKENS = 128
 """Tokens of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Extents that a pipeline's skeleton supports, and the device feature it needs."""
-
-    feature: str
-    tile_m: tuple[int, ...]
-    tile_n: tuple[int, ...]
-    tile_k: tuple[int, ...]
-    stages: tuple[int, ...]
-    warps: tuple[int, ...]
-    split_k: tuple[int, ...]
-    persistent: tuple[bool, ...]
-    cluster: tuple[int, ...] = (1,)
-    stream_k: tuple[bool, ...] = (False,)
-    warp_rows: tuple[int, ...] = (16,)
-    placement: tuple[str, ...] = ()
-    """Placements to choose from; none: the one of `placement_for`."""
-
-
-RULES: Mapping[str, Rule] = {
-    "gemv": Rule(
-        "ldmatrix",
-        (8, 16),
-        (64,),
-        (64,),
-        (2, 3, 4, 6, 8),
-        tuple(range(1, 33)),
-        (1, 2, 3, 4, 6, 8, 16),
-        (False,),
-        cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
-        warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
-        placement=("operand", "accumulator"),
-    ),
-    "digits": Rule(
-        "cp.async",
-        (1, 2, 4, 8),
-        (64,),
-        (64,),
-        (2, 4, 8, 16),
-        tuple(range(1, 33)),
-        (1, 2, 3, 4, 6, 8, 16),
-        (False,),
-        cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
-        warp_rows=(16, 32, 64),
-        placement=("accumulator",),
-    ),
-    "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
-    "wgmma": Rule(
-        "wgmma",
-        (8, 16, 32, 64, 128, 256),
-        (64, 128, 192, 256),
-        (64, 128, 256),
-        (2, 3, 4, 5, 6, 7, 8),
-        (4, 8, 12, 16),
-        (1, 2, 4, 8),
-        (False, True),
-        (1, 2, 4),
-        (False, True),
-    ),
-    "mfma": Rule(
-        "mfma",
-        (16, 32, 64, 128, 256),
-        (64, 128, 256),
-        (64, 128),
-        (2,),
-        (4,),  # TVM marks AMD kernels as having at most 256 threads
-        (1, 2, 4),
-        (False,),
-        placement=("operand", "accumulator"),
-    ),
-    "dot": Rule(
-        "dot",
-        (1, 2, 4),
-        (64,),
-        (64, 128, 256, 512),
-        (2,),
-        (4,),
-        (1, 2, 4),
-        (False,),
-        warp_rows=(32, 64),
-        placement=("operand", "accumulator"),
-    ),
-}
-
-
-AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
-"""Fields of a schedule for which a rule states what is allowed."""
-
 FLUSHES: Mapping[str, str] = {"float16": "flushes.float16"}
 """Feature of devices whose cores take subnormal operands of a type for 0, where scaled weights have some."""
-
-SERVES: Mapping[str, frozenset[str]] = {
-    "gemv": frozenset({"experts", "token_group"}),
-    "digits": frozenset(),
-    "mma": frozenset({"experts", "token_group"}),
-    "wgmma": frozenset({"experts", "token_group"}),
-    "mfma": frozenset({"token_group"}),
-    "dot": frozenset({"token_group"}),
-    "cpu": frozenset(),
-}
-"""What each pipeline can of `Gemm.extras`."""
-
-
-def serves(gemm: Gemm, pipeline: str) -> bool:
-    """Whether a pipeline can do all that the problem asks."""
-    return SERVES[pipeline].issuperset(gemm.extras)
 
 
 @dataclass(frozen=True)
@@ -599,6 +496,12 @@ def _mma_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 
 def _wave_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if (
+        schedule.pipeline == "mfma"
+        and schedule.warp_rows > 16
+        and (schedule.tile_n > 64 or schedule.tile_m > 32)
+    ):
+        yield "narrow blocks are for few tokens: use tile_n=64 and at most 32 tokens with warp_rows=32"
     if not divisions(schedule):
         yield (
             f"{schedule.warps} waves, {schedule.split_k} slices of K, do not divide a tile of"

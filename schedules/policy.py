@@ -23,19 +23,17 @@ from schedules.estimate import Estimator
 from schedules.hint import Hint, device_hint
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.legal import (
-    RULES,
     SLICED,
     SWIZZLE_ROW,
-    Rule,
     block_rows,
     is_legal,
     k_blocks,
     k_slices,
     operand_bytes,
     placement_for,
-    serves,
     stage_bytes,
 )
+from schedules.rules import RULES, Rule, serves
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.segments import cover, octave_weights, segments, token_grid
 from schedules.tuning import TuningDatabase
@@ -190,22 +188,36 @@ def tilings(
     gemm, device
         The problem and where it runs.
     pipeline
-        A key of `schedules.legal.RULES`.
+        A key of `schedules.rules.RULES`.
     m
         Rows of A: tiles of M beyond the next size up only add padding.
     full
         Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    useful = _useful_m(RULES[pipeline], m)
-    for schedule in _shallow(replace(gemm, n=1), device, pipeline):
+    column = replace(gemm, n=1)  # what is legal does not depend on N
+    tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
+    useful = _useful_m(RULES[pipeline].tile_m, m)
+    if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
+        useful = _useful_m(tuple(sorted({tile.tile_m for tile in tiles})), m)
+    for schedule in tiles:
         if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             yield from (deep for deep in depths if is_legal(gemm, device, deep))
         elif pipeline != "wgmma" or (_finds_idle(gemm, device, schedule, m) and not is_tight(gemm, schedule)):
-            yield from _depths(gemm, device, schedule)
+            if schedule not in deeper:
+                deeper[schedule] = tuple(_depths(column, device, schedule))
+            yield from deeper[schedule]
+
+
+@lru_cache(maxsize=256)
+def _known_depths(
+    gemm: Gemm, device: TileDevice, pipeline: str
+) -> dict[GpuSchedule, tuple[GpuSchedule, ...]]:
+    """Return what `_depths` gave so far, for `tilings` at every M."""
+    return {}
 
 
 AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
@@ -255,10 +267,10 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
-def _useful_m(rule: Rule, m: int) -> tuple[int, ...]:
+def _useful_m(tiles: tuple[int, ...], m: int) -> tuple[int, ...]:
     """Return the smallest token tile that holds ``m`` and the next smaller one."""
-    limit = next((tile for tile in rule.tile_m if tile >= m), rule.tile_m[-1])
-    return tuple(tile for tile in rule.tile_m if tile <= limit)[-2:]
+    limit = next((tile for tile in tiles if tile >= m), tiles[-1])
+    return tuple(tile for tile in tiles if tile <= limit)[-2:]
 
 
 def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:

@@ -56,7 +56,8 @@ class GpuSchedule(Schedule):
     placement
         Where scales apply: on the decoded ``"operand"`` or on the ``"accumulator"``.
     warp_rows
-        Weight rows of a ``gemv`` or ``digits`` warp: 16, or 32 or 64 that share the fragments of A.
+        Weight rows of a ``gemv``, ``digits`` or ``dot`` warp: 16, or 32 or 64 that share the fragments of A.
+        With 32, an ``mfma`` block has so many for each wave of a slice of K, in place of ``tile_n``.
     cluster
         Blocks of a cluster: along N, that load each tile of A once between them (TMA multicast, ``wgmma``),
         or that split K (``gemv``).

@@ -8,8 +8,9 @@ from itertools import islice, zip_longest
 from random import Random
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import RULES, SLICED, is_legal
+from schedules.legal import SLICED, is_legal
 from schedules.policy import AXES, GPU_BUCKETS, Candidate, rank
+from schedules.rules import RULES
 from schedules.schedule import GpuSchedule, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError

@@ -31,11 +31,15 @@ MOST_REGISTERS = 252
 """Registers of a lane up to which no kernel was seen to spill, by estimate; two waves then share a SIMD."""
 
 
+def narrow(schedule: GpuSchedule) -> bool:
+    """Whether a block has as many rows as the waves of a slice of K take, whatever its ``tile_n``."""
+    return schedule.pipeline == "dot" or schedule.warp_rows >= STEP_ROWS
+
+
 def tile_rows(schedule: GpuSchedule) -> int:
-    """Return the weight rows of a block: ``tile_n``; of ``"dot"``, those of a slice of K's waves."""
-    if schedule.pipeline == "dot":
-        return schedule.warp_rows * (schedule.warps // schedule.split_k)
-    return schedule.tile_n
+    """Return the weight rows of a block."""
+    waves = schedule.warps // schedule.split_k
+    return schedule.warp_rows * waves if narrow(schedule) else schedule.tile_n
 
 
 def step_tokens(schedule: GpuSchedule) -> int:
@@ -112,6 +116,16 @@ def parts(schedule: GpuSchedule) -> int:
 def stage_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the bytes of LDS of a stage of x, ``tile_k`` for each slice; weights go to registers."""
     return schedule.tile_m * schedule.tile_k * schedule.split_k * lane_of(gemm.activation) // 8
+
+
+def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether operands are raw numbers, of which gain and offset are left to the sums.
+
+    That takes sums of x, for which matrix cores have time where tokens are few. It spares bfloat16 its
+    way through float32; float16 would gain little, by subnormal operands.
+    """
+    few = schedule.pipeline == "mfma" and schedule.split_k > 1 and schedule.placement == "accumulator"
+    return few and gemm.activation == "bfloat16" and gemm.zero == "none"
 
 
 def sum_pitch(schedule: GpuSchedule) -> int:

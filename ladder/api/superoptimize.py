@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from tile_types.errors import DeviceError, LadderError, ScheduleError, Verificat
 if TYPE_CHECKING:
     import torch
 
+    from ladder.lower.blocks.candidates import Grid
     from targets import TileDevice
 
 Progress = Callable[[str, float | None], None]
@@ -35,6 +36,12 @@ STRUCTURES = 4
 
 TRIALS = 16
 """Kernels that are built and timed."""
+
+TILINGS = 12
+"""Choices of tiles, best first with a few schedules, of which all schedules are considered."""
+
+SPARE = 4
+"""Candidates per kernel that is built: some cannot be emitted after all."""
 
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""
@@ -193,7 +200,7 @@ def superoptimize(
         why = "in the time given" if not report.complete else f"of up to {limits.operators} operators"
         raise ScheduleError(f"no block graph {why} equals {program.name}; allow more operators or seconds")
     candidates = candidates_of(report, device, trials)
-    built = _built(candidates, device, step)
+    built = _built(candidates, device, trials, step)
     if device.name != here:
         order = tuple(trial for trial, _ in built)
         return Superoptimized(program, report, order, _elsewhere(device.name))
@@ -236,29 +243,36 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
     ScheduleError
         If there is none, with a reason.
     """
-    found: list[Trial] = []
+    from ladder.lower.blocks.candidates import ALL, FEW
+
+    tiled: list[tuple[float, int, Found, Graph]] = []
     reason = "no tiles divide its sizes"
     for graph in report.found[:STRUCTURES]:
         for factors in tilings(graph.structure.mapping, report.program, (1, *TILES)):
             try:
-                found += _lowerings(graph, instantiate(graph.structure, report.program, factors), device)
+                kernels = instantiate(graph.structure, report.program, factors)
+                best = min((t.predicted for t in _lowerings(graph, kernels, device, FEW)), default=math.inf)
+                tiled.append((best, len(tiled), graph, kernels))
             except LadderError as error:
                 reason = str(error)
+    found: list[Trial] = []
+    for _, _, graph, kernels in sorted(tiled, key=lambda entry: entry[:2])[:TILINGS]:
+        found += _lowerings(graph, kernels, device, ALL)
     if not found:
         raise ScheduleError(
             f"no verified graph of {report.program.name} can be lowered to {device.name}: {reason}"
         )
-    return sorted(found, key=lambda trial: trial.predicted)[:count]
+    return sorted(found, key=lambda trial: trial.predicted)[: SPARE * count]
 
 
-def _lowerings(found: Found, graph: Graph, device: TileDevice) -> list[Trial]:
-    """Return the best schedules of a graph of one block graph."""
+def _lowerings(found: Found, graph: Graph, device: TileDevice, grid: Grid) -> list[Trial]:
+    """Return the best schedules of a kernel graph."""
     from ladder.lower.blocks.candidates import ranked
 
     per_block = []
     for node in graph.nodes:
         if node.body is not None:
-            per_block.append(ranked(node.body, device)[:PER_GRAPH])
+            per_block.append(ranked(node.body, device, grid)[:PER_GRAPH])
     trials = []
     for estimates in itertools.product(*per_block):
         plans = tuple(estimate.schedule for estimate in estimates)
@@ -267,21 +281,23 @@ def _lowerings(found: Found, graph: Graph, device: TileDevice) -> list[Trial]:
 
 
 def _built(
-    candidates: Sequence[Trial], device: TileDevice, step: Progress | None
+    candidates: Sequence[Trial], device: TileDevice, count: int, step: Progress | None
 ) -> list[tuple[Trial, Fused]]:
-    """Build candidates side by side; those that cannot be emitted after all are left out."""
+    """Build the first ``count`` candidates; those that cannot be emitted after all are passed over."""
     from ladder.runtime.build import find_or_build
 
     built: list[tuple[Trial, Fused]] = []
     reason = ""
-    for number, trial in enumerate(candidates):
+    for trial in candidates:
+        if len(built) == count:
+            break
         try:
             kernels = find_or_build(trial.lowering.jobs(device))
             built.append((trial, Fused(trial.lowering, device, kernels)))
         except ScheduleError as error:
             reason = str(error)
         if step is not None:
-            step(f"built {number + 1} of {len(candidates)} kernels", (number + 1) / len(candidates))
+            step(f"built {len(built)} of {count} kernels", len(built) / count)
     if not built:
         raise ScheduleError(f"no candidate can be lowered to {device.name}: {reason}")
     return built
@@ -340,6 +356,3 @@ def _elsewhere(device: str) -> Callable[..., Any]:
         raise DeviceError(f"these kernels were built for {device}, which is not here; superoptimize there")
 
     return run
-
-
-__all__ = ["Mapping", "Superoptimized", "Trial", "superoptimize"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.ir.build import GraphBuilder
+from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.graph import Graph
 from ladder.superopt.generator import Program
 from tile_types.errors import ConversionError, ShapeError
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
 Sizes = Mapping[str, int]
-Attributes = Callable[[Sizes], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,63 @@ class Dimensions:
 
 
 @dataclass(frozen=True)
+class OverSize:
+    """The number 1 / size of a dimension: while tracing its number, in a program its name."""
+
+    dimension: int | str
+
+
+@dataclass(frozen=True)
 class Step:
-    """One operator: a row of the operator table, operands, attributes by the sizes of dimensions."""
+    """One operator: a row of the operator table, operands, attributes; an attribute may be `OverSize`."""
 
     operator: str
     operands: tuple[int, ...]
-    attributes: Attributes
+    attributes: tuple[tuple[str, Any], ...]
+
+    def completed(self, sizes: Sizes) -> dict[str, Any]:
+        """Return the attributes as numbers."""
+        return {
+            name: 1.0 / sizes[str(value.dimension)] if isinstance(value, OverSize) else value
+            for name, value in self.attributes
+        }
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A program as steps: what `Program.define` is; it can go to other processes.
+
+    Parameters
+    ----------
+    name, dtype
+        Of the program and of its inputs.
+    shapes
+        Dimensions of each input, by name or 1.
+    steps
+        In order.
+    output
+        Number of the result.
+    """
+
+    name: str
+    dtype: str
+    shapes: tuple[tuple[str | int, ...], ...]
+    steps: tuple[Step, ...]
+    output: int
+
+    def __call__(self, extents: Mapping[str, Any], sizes: Sizes) -> Graph:
+        """Return the graph with these extents; constants follow the sizes."""
+        g = GraphBuilder(self.name)
+        values = [
+            g.input(f"X{i}", self.dtype, [extents[x] if isinstance(x, str) else x for x in shape])
+            for i, shape in enumerate(self.shapes)
+        ]
+        for step in self.steps:
+            attributes = step.completed(sizes)
+            if step.operator == "constant":
+                attributes["type"] = self.dtype
+            values.append(g.add(step.operator, *(values[i] for i in step.operands), **attributes))
+        return prune(g.finish(values[self.output]))
 
 
 class Tracer:
@@ -107,17 +157,14 @@ class Tracer:
     def add(
         self, operator: str, operands: Sequence[Traced], axes: Sequence[int], **attributes: Any
     ) -> Traced:
-        """Add a step; an attribute may be a function of the sizes."""
+        """Add a step."""
         for operand in operands:
             if operand.transposed:
                 raise ConversionError(
                     f"{operator} takes a transposed tensor; only matmul's second operand may be"
                 )
-
-        def complete(sizes: Sizes) -> dict[str, Any]:
-            return {n: value(sizes) if callable(value) else value for n, value in attributes.items()}
-
-        self.steps.append(Step(operator, tuple(operand.number for operand in operands), complete))
+        numbers = tuple(operand.number for operand in operands)
+        self.steps.append(Step(operator, numbers, tuple(attributes.items())))
         return Traced(len(self.inputs) + len(self.steps) - 1, tuple(axes))
 
     def constant(self, value: Any) -> Traced:
@@ -152,38 +199,21 @@ class Tracer:
         root = self.dimensions.root(dimension)
         return f"D{root}" if root else 1
 
-    def sized(self, dimension: int, function: Callable[[int], float]) -> Callable[[Sizes], float]:
-        """Return a number that depends on a dimension's size."""
-        name = str(self.name(dimension))
-        return lambda sizes: function(sizes[name])
-
     def program(self, name: str, result: Traced, dtype: str) -> Program:
         """Return the program."""
         shapes = [tuple(self.name(axis) for axis in x.axes) for x in self.inputs]
         used = [name for shape in shapes for name in shape if isinstance(name, str)]
         sizes = {name: self.dimensions.sizes[int(name[1:])] for name in dict.fromkeys(used)}
-        steps, output = tuple(self.steps), result.number
+        steps = tuple(
+            replace(step, attributes=tuple((n, self._named(value)) for n, value in step.attributes))
+            for step in self.steps
+        )
+        definition = Definition(name, dtype, tuple(shapes), steps, result.number)
+        return Program(name, definition, sizes)
 
-        def define(extents: Mapping[str, Any], own: Sizes) -> Graph:
-            g = GraphBuilder(name)
-            values = [
-                g.input(f"X{i}", dtype, [extents[x] if isinstance(x, str) else x for x in shape])
-                for i, shape in enumerate(shapes)
-            ]
-            for step in steps:
-                attributes = step.attributes(own)
-                if step.operator == "constant":
-                    attributes["type"] = dtype
-                values.append(g.add(step.operator, *(values[i] for i in step.operands), **attributes))
-            return _needed(g.finish(values[output]))
-
-        return Program(name, define, sizes)
-
-
-def _needed(graph: Graph) -> Graph:
-    from ladder.ir.build import prune
-
-    return prune(graph)
+    def _named(self, value: Any) -> Any:
+        """Return an attribute with its dimension's name: all that must agree are joined by now."""
+        return OverSize(self.name(int(value.dimension))) if isinstance(value, OverSize) else value
 
 
 # ---- torch's operators -----------------------------------------------------------------------------------
@@ -251,11 +281,12 @@ def _reduction(operator: str) -> Callable[..., Traced]:
 def _mean(t: Tracer, x: Traced, dim: Any, keepdim: bool = False) -> Traced:
     axis = _axis(x, dim, keepdim, "mean")
     total = _reduction("reduce_sum")(t, x, dim, keepdim)
-    return t.elementwise("mul", total, t.constant(t.sized(x.axes[axis], lambda size: 1.0 / size)))
+    return t.elementwise("mul", total, t.constant(OverSize(x.axes[axis])))
 
 
 def _softmax(t: Tracer, x: Traced, dim: int, **rest: Any) -> Traced:
-    exponential = t.elementwise("exp", x)
+    most = _reduction("reduce_max")(t, x, dim, True)
+    exponential = t.elementwise("exp", t.elementwise("sub", x, most))
     return t.elementwise("div", exponential, _reduction("reduce_sum")(t, exponential, dim, True))
 
 
@@ -386,6 +417,3 @@ def _step(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Tr
         raise ConversionError(
             f"{name}: torch's {target} is not taken with {node.args} {node.kwargs}"
         ) from error
-
-
-__all__ = ["Dimensions", "Traced", "Tracer", "program_of"]

@@ -226,6 +226,9 @@ def superopt(
     checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
     show: Annotated[Path | None, typer.Option(help="Write an HTML page with drawings to this file.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the proofs. [fresh entropy]")] = None,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
+    ] = False,
     ablation: Annotated[
         bool, typer.Option("--ablation", help="Count states with and without pruning.")
     ] = False,
@@ -248,7 +251,7 @@ def superopt(
         report = command.run_superopt(
             program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
             weight=weight, group=group_size, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed,
-            step=step,
+            reuse=reuse, step=step,
         )  # fmt: skip
     if show is not None:
         from ladder.superopt.show import page

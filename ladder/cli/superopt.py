@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder.cli.console import Step
-from ladder.superopt.generator import Limits, Program, Report, get_program, search
+from ladder.installation import cache_root
+from ladder.superopt.generator import Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
 from ladder.superopt.generator.program import TYPE
 from tile_types.errors import ParseError
@@ -23,19 +24,23 @@ ABLATION_COLUMNS = (
     "seconds unpruned",
     "factor",
 )
-NO_KERNELS = "graphs are ranked by bytes loaded: their kernels are not generated yet"
+NO_KERNELS = "graphs are ranked by bytes loaded; ladder.superoptimize builds and times their kernels"
 
 
 def run_superopt(
     name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
-    group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None, step: Step,
+    group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None, reuse: bool, step: Step,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
     program = with_weight(program.resized(**parse_sizes(sizes)), weight, group)
     count = operators or program.operators + len(program.packed)
     limits = Limits(count, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
-    return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
+
+    def searched() -> Report:
+        return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
+
+    return Database(cache_root()).recall(program, limits, searched) if reuse else searched()
 
 
 def with_weight(program: Program, weight: str, group: int) -> Program:

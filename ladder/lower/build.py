@@ -13,7 +13,7 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.turn import tvm_turn
-from schedules.legal import serves
+from schedules.rules import serves
 from schedules.schedule import Plan, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name

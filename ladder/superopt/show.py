@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Axis, Graph, Node
-from ladder.superopt.generator.search import Found, Report
+from ladder.superopt.generator.report import Found, Report
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 150, 38, 24, 34, 16
 COLOURS = {

@@ -66,6 +66,7 @@ LARGE = [
     ("gfx90a", Gemm(8192, 8192, "int4", "float16", group_size=128), 8192),
     ("gfx942", Gemm(8192, 8192, "int4", "float16", group_size=128), 16),
     ("gfx942", Gemm(8192, 8192, "int4", "float16", group_size=128), 1),
+    ("gfx942", Gemm(8192, 8192, "int4", "bfloat16", group_size=128), 1),
 ]
 
 

@@ -74,25 +74,31 @@ def run_kernels(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[li
 
 
 def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
-    """Simulate a kernel whose last input is a quantized weight; as `run`."""
+    """Simulate a kernel some of whose inputs are quantized weights; as `run`."""
     import torch
 
+    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "simulated")
+    generator = torch.Generator().manual_seed(0)
+    arrays, meant = [], []
+    for node in case.graph.inputs:
+        values = torch.randn(node.tile.known_shape, generator=generator) * 0.2
+        given, exact = _packed(node.tile, values) if node.tile.ttype.is_block else ([values.half()],) * 2
+        arrays += [array.contiguous().view(-1).numpy() for array in given]
+        meant.append(exact[0].double().numpy())
+    arrays = [array.view(np.uint32) if array.dtype == np.int32 else array for array in arrays]
+    return _simulated(case, function, arrays, meant, options)
+
+
+def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
+    """Return the packed arrays of a quantized weight, and what it stands for as ``[K, N]``."""
     from ladder.lower.blocks.analysis import gemm_of
     from ladder.runtime.packed import pack
     from tile_types import quantize
 
-    device = get_device("cuda/sm_90a")
-    function = emit(case.block, device, schedule, "simulated")
-    first, weight = case.graph.inputs
-    generator = torch.Generator().manual_seed(0)
-    x = (torch.randn(first.tile.known_shape, generator=generator) * 0.5).half().numpy()
-    ttype = weight.tile.ttype
-    values = torch.randn(weight.tile.known_shape, generator=generator) * 0.05
+    ttype = tile.ttype
     stored = quantize(values, ttype.element_type.name, group_size=ttype.shape[-1], scale_type="float16")
-    packed = pack(gemm_of(ttype, weight.tile.known_shape, "float16"), device, stored).tensors
-    arrays = [array.contiguous().view(-1).numpy() for array in packed]
-    arrays[0] = arrays[0].view(np.uint32)
-    return _simulated(case, function, [x, *arrays], [x, stored.dequantize().double().numpy().T], options)
+    packed = pack(gemm_of(ttype, tile.known_shape, "float16"), get_device("cuda/sm_90a"), stored)
+    return list(packed.tensors), [stored.dequantize().t()]
 
 
 def _simulated(case: Case, function: Any, arrays: Any, meant: Any, options: Any) -> Any:

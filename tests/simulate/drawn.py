@@ -1,7 +1,7 @@
 """Problems and schedules drawn at random from all that is legal: small, with remainders in every dimension.
 
 Each draw is the one of several that has most of what no draw before it had (`Drawn.features`), so that few
-draws reach every extent that `schedules.legal.RULES` allows, every type and every kind of zero point.
+draws reach every extent that `schedules.rules.RULES` allows, every type and every kind of zero point.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from schedules.legal import AXES, RULES, block_rows, is_legal, placement_for
+from schedules.legal import block_rows, is_legal, placement_for
+from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule
 from targets import TileDevice, get_device
 from tile_types import list_types

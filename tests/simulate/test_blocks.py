@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import block_graphs as graphs
 import pytest
 from block_graphs import Case, run
@@ -148,6 +150,19 @@ def test_quantized_weights(weight: str, group: int, schedule: BlockSchedule) -> 
     result, error = graphs.run_quantized(case, schedule)
     assert not result.findings, result.report()
     assert error <= BOUND["float16"]
+
+
+def test_several_quantized_weights() -> None:
+    weight = group_scaled("int4", 128).name
+    schedule = BlockSchedule(2, 1, 2, copies="tensor", release="never")
+    for case in (
+        graphs.gated_mlp(3, 512, 64, 64, 128, weight),
+        graphs.lora(3, 512, 64, 16, 64, 128, weight),
+    ):
+        plan = replace(schedule, copies="lanes") if len(case.graph.inputs) == 4 else schedule
+        result, error = graphs.run_quantized(case, plan)
+        assert not result.findings, result.report()
+        assert error <= BOUND["float16"]
 
 
 REFUSED = {

@@ -1,6 +1,6 @@
 """Kernels of schedules drawn from all that is legal: nothing to find, and right, on NVIDIA and AMD.
 
-The choice covers what `schedules.legal.RULES` allows (`drawn.draw`), so that an extent that no kernel of
+The choice covers what `schedules.rules.RULES` allows (`drawn.draw`), so that an extent that no kernel of
 record has is simulated nevertheless.
 """
 
@@ -11,7 +11,7 @@ from drawn import Drawn, draw, pipelines_of
 from problems import bound_of, run
 
 from ladder.simulate.machine import ORDERS
-from schedules.legal import AXES, RULES
+from schedules.rules import AXES, RULES
 from targets import get_device
 
 COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12, "rocm/gfx950": 8}
@@ -19,6 +19,9 @@ COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a":
 
 RARE = frozenset({("gemv", "warps"), ("digits", "warps"), ("digits", "split_k"), ("gemv", "split_k")})
 """Axes with more values than the draws of a normal run."""
+
+RELU_SLACK = 1.5
+"""Tokens whose sums are all negative lose their norm, not the error of the others."""
 
 LARGE = frozenset({("wgmma", "tile_m", 256)})
 """Extents that only fit few types."""
@@ -28,7 +31,8 @@ def check(drawn: Drawn, order: str) -> None:
     """Simulate a draw in an order of warps: no findings, and the error that rounding explains."""
     result, error = run(drawn.function(), drawn.gemm, drawn.m, drawn.target, order=order)
     assert not result.findings, (drawn.name, result.report())
-    assert error <= bound_of(drawn.gemm), (drawn.name, error)
+    bound = bound_of(drawn.gemm) * (RELU_SLACK if drawn.gemm.epilogue else 1)
+    assert error <= bound, (drawn.name, error)
 
 
 @pytest.mark.parametrize("target", COUNTS)

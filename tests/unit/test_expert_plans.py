@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from schedules.legal import is_legal, serves
+from schedules.legal import is_legal
 from schedules.policy import make_plan
+from schedules.rules import serves
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types.errors import ShapeError

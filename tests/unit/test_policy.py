@@ -241,3 +241,20 @@ def test_every_cpu_has_a_plan(device: str, activation: str) -> None:
 def test_cpu_table_names_real_cores() -> None:
     known = {core.name for device in list_devices() if device.vendor == "cpu" for core in device.cores}
     assert {row.schedule.core for row in TABLE} <= known
+
+
+@pytest.mark.parametrize("m", [129, 4096])
+@pytest.mark.parametrize(
+    ("target", "weight", "activation", "group"),
+    [
+        ("rocm/gfx90a", "fp4_e2m1", "float16", 32),
+        ("rocm/gfx942", "fp4_e2m1", "fp8_e5m2", 16),
+        ("rocm/gfx942", "fp6_e2m3", "fp8_e4m3", 32),
+    ],
+)
+def test_many_tokens_find_a_schedule_where_registers_hold_no_large_tile(
+    target: str, weight: str, activation: str, group: int, m: int
+) -> None:
+    gemm = Gemm(4096, 4096, weight, activation, output="float16", group_size=group)
+    schedule = rank(gemm, get_device(target), m)[0].schedule
+    assert schedule.tile_m < 128

@@ -150,6 +150,12 @@ def test_gqa_is_flash_decoding(reports):
     assert found is not reports["gqa"].found[0] or found.structure.mapping.split == "S"
 
 
+def test_pages_draw_both_block_graphs(reports):
+    text = page(reports["gqa"], limit=1)
+    for part in ("gqa_block", "gqa_combine", "grid Hg=2, Sg=", "kind=rescale", "states explored"):
+        assert part in text
+
+
 def test_attention_without_its_maximum_overflows(reports):
     """The same steps without the running maximum: equal, and rejected by the floating-point test."""
     found = reports["gqa"].found[0]
@@ -380,6 +386,32 @@ def test_kernels_before_the_block():
     assert then[0].operator == "concat_matmul"
     assert [node.operator for node in split[0].graph.nodes if node.operator != "input"][-1] == "block"
     assert report.found[0].structure.prefix.steps == ()  # a launch costs more than it saves here
+
+
+def grouped(n, sizes) -> Graph:
+    """X · W of int4 codes and a scale per group of I rows: axes of W and X by group."""
+    g = GraphBuilder("grouped")
+    x = g.input("X", "float16", (n["G"], n["B"], n["I"]))
+    codes, scale = (
+        g.input("C", "int4", (n["G"], n["I"], n["N"])),
+        g.input("S", "float16", (n["G"], 1, n["N"])),
+    )
+    decoded = g.add("mul", g.add("convert", codes, type="float16"), scale)
+    return g.finish(g.add("reduce_sum", g.add("matmul", x, decoded), axis=0))
+
+
+def test_scales_move_across_the_product():
+    """Codes are multiplied as they are, and a group's sum scaled: less work, and exact products."""
+    program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})
+    report = search(program, replace(ONE, operators=4, split=False), seed=1)
+    assert report.complete
+    found = [f for f in report.found if [s.operator for s in f.structure.steps[:2]] == ["matmul", "mul"]]
+    assert any(f.structure.mapping.loop == "G" for f in found)
+    assert any(s.operator == "mul" for f in report.found for s in f.structure.steps[:1])  # the plain way, too
+    body = block_of(found[0].plain)
+    (product,) = (node for node in body.nodes if node.operator == "matmul")
+    assert path(body, product.inputs[1]) == ["load", "input"]  # but for the conversion of int4
+    assert body.producer(body.producer(product.inputs[1]).inputs[0]).tile.ttype.name == "int4"
 
 
 def test_tampered_structures_are_rejected(reports):

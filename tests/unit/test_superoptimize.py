@@ -143,7 +143,7 @@ def test_schedules_of_a_gpu_are_legal_and_ranked() -> None:
 
 def test_superoptimize(cache: None) -> None:
     inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
-    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=1), trials=3, seed=0)
+    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=2), trials=3, seed=0)
     exact = gated(*(x.double() for x in inputs))
     assert (found(*inputs).double() - exact).norm() <= 1e-3 * exact.norm()
     assert found.certificate.equal

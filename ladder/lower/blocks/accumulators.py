@@ -71,8 +71,6 @@ class Accumulator(Value):
         self.source, self.kind = operands[0], kind
         self.maximum = operands[1].name if len(operands) == 2 else None
         self.start, self.join = KINDS[kind]
-        if kind == "last" and kernel.geo.merges:
-            raise ScheduleError(f"%{node.name} keeps the last step, which one group must take: share no loop")
         self.columns = kernel.column_fragments(self.shape[1])
         self.is_row = self.shape[1] == 1
 
@@ -372,6 +370,3 @@ def _greatest(values: list[Expr]) -> Expr:
     for value in values[1:]:
         total = T.max(total, value)
     return total
-
-
-__all__ = ["Accumulator", "Merger", "Rescaler", "RunningMaximum"]

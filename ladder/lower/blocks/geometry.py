@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import AFTER, BEFORE, HALVES, LOOP, STAGES, BlockProgram, gemm_of
+from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
@@ -58,9 +58,15 @@ class Geometry:
         plan, steps = self.schedule, self.program.steps
         require(self.looped or plan.sharers == 1, "a block graph without a loop has no steps to share")
         require(
+            self.looped or plan.column_warps == 1,
+            "columns are split of what a loop accumulates; there is none",
+        )
+        require(
             not self.direct or plan.sharers * plan.column_warps == 1,
             "a block graph without matrix products is not shared by groups",
         )
+        if self.looped and not self.direct:
+            self._check_accumulators()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -85,6 +91,23 @@ class Geometry:
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
         )
+
+    def _check_accumulators(self) -> None:
+        """Check that what the loop accumulates can be shared as the schedule says."""
+        split = self.schedule.column_warps > 1
+        for node in self.program.accumulators:
+            kind = node_attributes(node)["kind"]
+            require(
+                kind != "last" or not self.merges, f"%{node.name} keeps the last step: groups share no loop"
+            )
+            wide = self.program.shape(node.name)[1] > 1
+            source = self.program.block.producer(node.inputs[0])
+            alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
+            in_place = alone and kind == "sum"
+            require(
+                not (split and wide) or in_place,
+                f"%{node.name} is taken within the loop as a whole; use column_warps=1",
+            )
 
     @property
     def looped(self) -> bool:
@@ -334,11 +357,3 @@ class Geometry:
         """Shared memory of a block."""
         ends = [self.offsets[name] + region.size for name, region in self.regions.items()]
         return max(ends, default=CHUNK_BYTES) + 8 * self.barriers
-
-    def splits(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the axes that grid and loop dimensions split of a load or store."""
-        attributes = node_attributes(node)
-        return tuple(attributes["grid"]), tuple(attributes.get("loop", ()))
-
-
-__all__ = ["AFTER", "BEFORE", "LOOP", "Geometry", "require"]

@@ -20,8 +20,8 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
-from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler, RunningMaximum
-from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of, known
+from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler
+from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
@@ -577,5 +577,3 @@ _MAKERS: dict[str, Callable[..., v.Value]] = {
     "reduce_sum": _reduce, "reduce_max": _reduce, "accumulate": _accumulate,
 }  # fmt: skip
 """Operator -> what makes its value; element-wise rows of the operator table need none."""
-
-__all__ = ["BlockKernel", "RunningMaximum", "emit", "known"]

@@ -292,6 +292,3 @@ class PackedTile(Value):
 
 def _word(value: Expr) -> Expr:
     return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
-
-
-__all__ = ["PackedCopy", "PackedLayout", "PackedTile"]

@@ -292,8 +292,9 @@ class GroupRegisters:
 
     def shift(self, left: Leftover, granule: int, row_slot: int) -> Expr:
         """Return ``(offset - zero) / gain`` of an accumulator's row, float32."""
-        gain = left.gains[row_slot]
-        value: Expr = T.float32(left.offsets[row_slot] / gain)
+        half = self.step.lanes.half(row_slot)
+        gain = left.gains[half]
+        value: Expr = T.float32(left.offsets[half] / gain)
         if left.zero == "none":
             return value
         for part in range(self.parts):
@@ -439,7 +440,12 @@ class Accumulators:
     def add_tokens(self, token_block: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
         if self.token_sums is not None:
-            ones = [None if x is None else T.uint32(ONES[self.weight]) for x in a]
+            # Where sums of row g serve all, those of row g+8 (odd registers) are spared.
+            spared = self.step.lanes.sum_source(self.width - 1) == 0
+            ones = [
+                None if x is None or (spared and register % 2) else T.uint32(ONES[self.weight])
+                for register, x in enumerate(a)
+            ]
             emit_step(self.step, self.weight, self.token_sums, token_block * self.width, ones, operands)
 
     def flush(self, token_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
@@ -463,7 +469,8 @@ class Accumulators:
         if self.known_sums is not None:
             pair = [b.bind(self._as_float(value)) for value in self.known_sums(token_block)]
             return [pair[i % 2] for i in range(self.width)]
-        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in range(self.width)]
+        sources = [self.step.lanes.sum_source(i) for i in range(self.width)]
+        return [self._as_float(self.token_sums[token_block * self.width + i]) for i in sources]
 
     def _flush_one(
         self, at: int, tokens_at: int, granule: int, registers: GroupRegisters, sums: list[Expr]
@@ -492,7 +499,7 @@ class Accumulators:
         if self.dtype == "int32":
             return T.Cast("int32", self.partial[at])
         value = self._as_float(self.partial[at]) if self.total is None else self.total[at]
-        gain = self.left.gains[self.step.lanes.row_slot(index) % 2]
+        gain = self.left.gains[self.step.lanes.half(self.step.lanes.row_slot(index))]
         return value if gain == 1.0 else value * T.float32(gain)
 
     def join_lanes(self) -> None:

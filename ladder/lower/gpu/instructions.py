@@ -65,9 +65,17 @@ class LaneMap:
         """Return which of the lane's distinct rows accumulator ``index`` belongs to."""
         return index // 2
 
+    def half(self, slot: int) -> int:
+        """Return whether a lane's ``slot``-th distinct row is decoded as a row g (0) or g+8 (1)."""
+        return slot % 2
+
     def slot_row(self, lane: Index, slot: int) -> Index:
         """Return the row of 0..15 of a lane's ``slot``-th distinct row."""
         return lane // 4 + 8 * slot
+
+    def sum_source(self, index: int) -> int:
+        """Return an accumulator that has the same token as ``index``, if W is all ones."""
+        return index
 
     def token(self, lane: Index, index: int) -> Index:
         """Return the token of 0..7 of accumulator ``index``."""

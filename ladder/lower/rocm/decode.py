@@ -72,15 +72,15 @@ class WaveDecoder(Decoder):
         return bool(np.any((values == 0) & np.signbit(values)))
 
 
-def wave_decoder(gemm: Gemm, device: TileDevice) -> WaveDecoder:
-    """Return the decoder of a problem: registers hold values less their zero points.
+def wave_decoder(gemm: Gemm, device: TileDevice, *, raw: bool = False) -> WaveDecoder:
+    """Return the decoder of a problem: registers hold values less their zero points, or ``raw`` numbers.
 
     Raises
     ------
     ConversionError, VerificationError
         As `ladder.lower.gpu.decode.make_decoder` does.
     """
-    plain = make_decoder(gemm, device)
+    plain = make_decoder(gemm, device, "accumulator" if raw else "operand")
     parts = {field.name: getattr(plain, field.name) for field in fields(plain)}
     parts["choice"] = best_recipe(plain.conversion)
     return WaveDecoder(**parts, fnuz=reads_fnuz(device, gemm.activation))

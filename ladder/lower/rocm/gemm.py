@@ -24,7 +24,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
-from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
+from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.rocm import dialect as d
@@ -35,7 +35,7 @@ from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
 from ladder.lower.rocm.steps import dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
-from schedules.waves import STEP_ROWS, WAVE
+from schedules.waves import STEP_ROWS, WAVE, leaves_offsets
 from targets import TileDevice
 
 Expr = Any
@@ -85,7 +85,8 @@ class Kernel:
         self.step = STEPS_OF[schedule.pipeline](device, gemm.activation)
         self.groups = Groups(gemm, schedule.placement)
         self.geo = Geometry(self.groups, self.step, device, schedule)
-        self.decoder = wave_decoder(gemm, device)
+        self.raw = leaves_offsets(gemm, schedule)
+        self.decoder = wave_decoder(gemm, device, raw=self.raw)
         self.args = declare_arguments(gemm)
 
     def emit(self) -> None:
@@ -160,7 +161,7 @@ class Kernel:
             self.decoder.operand,
             geo.row_blocks,
             geo.token_blocks,
-            left_by_fnuz(self.device, self.gemm.activation),
+            left_by(self.decoder, self.gemm) if self.raw else left_by_fnuz(self.device, self.gemm.activation),
         )
         self.fetched = b.local(geo.pieces * CHUNK_WORDS, "uint32")
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))

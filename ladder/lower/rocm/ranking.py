@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.lower.gpu.decode import NEEDS, Proven, proven_recipes, table_bytes
+from ladder.lower.gpu.decode import LARGEST_GAIN, NEEDS, Proven, proven_recipes, table_bytes
 from ladder.lower.gpu.machine import REFERENCE_COST, Machine, Word
 from ladder.lower.gpu.proof import NumpyMachine, Words, lanes, prove
 from ladder.lower.gpu.recipes import Conversion, Recipe
@@ -149,6 +149,7 @@ def best_recipe(conversion: Conversion) -> Proven:
         as_wave
         for proven in proven_recipes(conversion)
         if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
+        if max(map(abs, proven.meaning.gains)) <= LARGEST_GAIN
         for as_wave in _proven_here(proven, conversion)
     ]
     if not choices:

@@ -34,6 +34,12 @@ class WaveMap(LaneMap):
     def row_slot(self, index: int) -> int:
         return index
 
+    def half(self, slot: int) -> int:
+        return slot // 4
+
+    def sum_source(self, index: int) -> int:
+        return 0
+
     def slot_row(self, lane: Index, slot: int) -> Index:
         return lane // 32 * 16 + lane // 16 % 2 * 4 + slot % 4 + slot // 4 * 8
 
@@ -43,6 +49,9 @@ class WaveMap(LaneMap):
 
 class DotMap(WaveMap):
     """Who holds what where lanes multiply for themselves: rows g and g+8 of a token, a part of K."""
+
+    def half(self, slot: int) -> int:
+        return slot
 
     def slot_row(self, lane: Index, slot: int) -> Index:
         return self.operand(lane)[0] + 8 * slot

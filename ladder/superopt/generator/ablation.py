@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ladder.superopt.generator.program import Program
-from ladder.superopt.generator.search import Limits, Progress, search
+from ladder.superopt.generator.report import Limits
+from ladder.superopt.generator.search import Progress, search
 
 FACTOR = 20
 """The search without pruning is stopped when it has visited more than this many times the states."""

@@ -161,6 +161,15 @@ def without_maxima(graph: Graph) -> Graph:
     return prune(Graph(graph.name, graph.level, tuple(nodes), outputs))
 
 
+def _is_codes(graph: Graph, node: Node) -> bool:
+    """Whether an input is only converted to the result's type."""
+    result = graph.tile(graph.outputs[0]).ttype
+    users = [user for user in graph.nodes if node.name in user.inputs]
+    return node.tile.ttype != result and all(
+        user.operator == "convert" and user.tile.ttype == result for user in users
+    )
+
+
 def require_searchable(graph: Graph) -> None:
     """Check that the search can express a program at all.
 
@@ -173,11 +182,13 @@ def require_searchable(graph: Graph) -> None:
         raise ScheduleError(
             f"the search takes programs of one result, {graph.name!r} has {len(graph.outputs)}"
         )
-    types = {tile.ttype for tile in (*(node.tile for node in graph.inputs), graph.tile(graph.outputs[0]))}
-    if len(types) > 1 or any(ttype.is_block for ttype in types):
+    plain = [node for node in graph.inputs if not _is_codes(graph, node)]
+    types = {tile.ttype for tile in (*(node.tile for node in plain), graph.tile(graph.outputs[0]))}
+    if len(types) > 1 or any(node.tile.ttype.is_block for node in graph.inputs):
         names = ", ".join(sorted(ttype.name for ttype in types))
         raise ScheduleError(
-            f"the search takes inputs and result of one element type, {graph.name!r} has {names}"
+            f"the search takes result and inputs of one element type, but for codes that are only converted"
+            f" to it; {graph.name!r} has {names}"
         )
     for node in graph.nodes:
         if node.operator not in NAMED and _numbers(graph, node):

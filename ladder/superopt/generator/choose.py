@@ -95,7 +95,7 @@ def _product(extents: Sequence[Extent], numbers: _Numbered) -> int:
 
 
 def _bytes(tiles: Sequence[Tile], numbers: _Numbered) -> int:
-    return sum(-int(-_product(tile.shape, numbers) * tile.ttype.bits_per_element // 8) for tile in tiles)
+    return sum(math.ceil(_product(tile.shape, numbers) * tile.ttype.bits_per_element / 8) for tile in tiles)
 
 
 def _loaded(body: Graph, numbers: _Numbered) -> int:

@@ -69,9 +69,8 @@ class _Builder:
 
     def __init__(self, structure: Structure, program: Program, packed: bool) -> None:
         self.structure, self.program, self.mapping = structure, program, structure.mapping
-        self.ttype = program.symbolic.inputs[0].tile.ttype.name
+        self.ttype = program.symbolic.tile(program.symbolic.outputs[0]).ttype.name
         self.types: Numbers[str, str] = program.packed if packed else {}
-        self.result = program.symbolic.tile(program.symbolic.outputs[0]).ttype.name
         self.output = axes_of(program)[1]
         self.stages = structure.stages()
         self.own = len(structure.prefix.operands)
@@ -142,7 +141,7 @@ class _Builder:
         if last in emitter.shifts:
             raise ScheduleError("the result is relative to a maximum")
         return b.add(
-            "store", emitter.cast(emitter.values[last], self.result),
+            "store", emitter.cast(emitter.values[last], self.ttype),
             grid=tuple(self.output.index(axis.name[:-1]) for axis in b.grid),
             shape=tuple(self.mapping.full(dimension) for dimension in self.output),
         )  # fmt: skip

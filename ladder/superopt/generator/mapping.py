@@ -40,18 +40,18 @@ def mappings(
 ) -> Iterator[Mapping]:
     """Yield every mapping: grid dimensions split axes of the output, the loop an axis that it lacks.
 
-    All but the last two axes of the output are batch dimensions: the grid always splits them into single
-    indices. One more grid dimension may split a long axis that the output lacks, in all operands
-    that have it. Dimensions that one tile holds are not split.
+    All but the last two axes of the output, unless of one element, are batch dimensions: the grid always
+    splits them into single indices. One more grid dimension may split a long axis that the output lacks,
+    in all operands that have it. Dimensions that one tile holds are not split.
 
     An axis of an operand that another dimension could split is split or replicated, if the program sums over
     the dimension; otherwise no sum could make the axis the result's. Every grid and loop dimension splits
     some operand.
     """
     named = sorted({name for axes in inputs for name in axes} - {UNIT_AXIS})
-    batch = tuple(output[:-2])
+    batch = tuple(name for name in output[:-2] if name != UNIT_AXIS)
     inner = [name for name in named if name not in output and sizes[name] > choices.least]
-    wide = [name for name in output if name not in batch and sizes[name] > choices.least]
+    wide = [name for name in output if name not in (UNIT_AXIS, *batch) and sizes[name] > choices.least]
     shared = [name for name in inner if choices.split and sizes[name] >= LEAST_SPLIT]
     for split in (None, *shared):
         most = choices.grid - len(batch) - (split is not None)

@@ -8,11 +8,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ladder.ir.graph import Graph
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
 from ladder.superopt.generator.choose import choose_factors
@@ -24,21 +22,21 @@ from ladder.superopt.generator.instantiate import (
     small_program,
     symbolic_program,
 )
-from ladder.superopt.generator.mapping import Choices, mappings
+from ladder.superopt.generator.mapping import mappings
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.reach import FAR
-from ladder.superopt.generator.space import COMBINING, LEAST_TILE, Partial, Space, Value, replayed, targets_of
-from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Step, Structure
+from ladder.superopt.generator.report import Counts, Found, Limits, Report, least_tile
+from ladder.superopt.generator.space import COMBINING, Partial, Space, Value, replayed, targets_of
+from ladder.superopt.generator.stored import identity, structure_of
+from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
-    Certificate,
     Stability,
     agree_at_once,
     check_stability,
     verify_for_all_extents,
 )
-from targets import get_device
-from tile_types.errors import DeviceError, ScheduleError, ShapeError, VerificationError
+from tile_types.errors import ScheduleError, ShapeError, VerificationError
 
 CHECK_EVERY = 256
 """States between looks at the clock."""
@@ -50,173 +48,6 @@ UNLIMITED = 1 << 62
 
 SMALL = 2
 """Extent of every factor in the test of each candidate."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How far to search.
-
-    Parameters
-    ----------
-    operators
-        Operators of a block graph, loads and stores not counted.
-    kernels
-        Kernels: the block graph, and operators before it.
-    grid
-        Grid dimensions, at most 3.
-    split
-        Whether blocks may share a reduction, for a second block graph to combine.
-    proofs
-        Most graphs that are proved, cheapest first.
-    seconds
-        Time budget; what was found until then is reported, as incomplete.
-    states
-        Budget of states, over all parts in order (one process then), or None.
-    workers
-        Processes.
-    pruning
-        False keeps every prefix (ablation).
-    capacity
-        Bytes of shared memory of a block.
-    units
-        Multiprocessors.
-    """
-
-    operators: int = 8
-    kernels: int = 1
-    grid: int = 3
-    split: bool = True
-    proofs: int = 16
-    seconds: float | None = None
-    states: int | None = None
-    workers: int = 2
-    pruning: bool = True
-    capacity: int = 227 * 1024
-    units: int = 132
-
-    def on(self, device: str) -> Limits:
-        """Return the limits with a device's shared memory and multiprocessors.
-
-        Raises
-        ------
-        UnknownNameError
-            If there is no such device.
-        DeviceError
-            If it has no shared memory.
-        """
-        found = get_device(device)
-        if not found.shared_per_block:
-            raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
-        return replace(self, capacity=found.shared_per_block, units=found.units)
-
-    def choices(self, program: Program) -> Choices:
-        """Return what limits the mappings of a program."""
-        return Choices(self.grid, least_tile(program), self.split, reduced(program))
-
-
-def reduced(program: Program) -> frozenset[str]:
-    """Return the dimensions that a program sums over."""
-    graph = program.symbolic
-    first = {node.inputs[0]: node for node in graph.nodes if node.operator in ("matmul", "reduce_sum")}
-    axes = {value: dict(node.attributes).get("axis", -1) for value, node in first.items()}
-    return frozenset(str(graph.tile(value).shape[axis]) for value, axis in axes.items())  # type: ignore[index]
-
-
-def least_tile(program: Program) -> int:
-    """Return the smallest extent of a split dimension in a tile."""
-    return LEAST_TILE if program.multiplies else 1
-
-
-@dataclass
-class Counts:
-    """What a search has seen.
-
-    Parameters
-    ----------
-    states
-        Prefixes visited.
-    pruned
-        Steps dropped because their value can occur in no equal program, or no steps lead from it to a result.
-    candidates
-        Complete graphs.
-    verified, rejected
-        Candidates by the equivalence test.
-    reasons
-        Why, for the rejected.
-    """
-
-    states: int = 0
-    pruned: int = 0
-    candidates: int = 0
-    verified: int = 0
-    rejected: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-
-    def reject(self, reason: str) -> None:
-        """Count a candidate that passed the quick test as rejected after all."""
-        self.verified -= 1
-        self.rejected += 1
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
-
-    def add(self, other: Counts) -> None:
-        """Add another's."""
-        for name in ("states", "pruned", "candidates", "verified", "rejected"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for reason, count in other.reasons.items():
-            self.reasons[reason] = self.reasons.get(reason, 0) + count
-
-
-@dataclass(frozen=True)
-class Found:
-    """A verified graph.
-
-    Parameters
-    ----------
-    structure
-        Mapping and steps.
-    plain, graph
-        At the program's sizes, before and after fusion of element-wise operators into thread graphs.
-    certificate, extents
-        Of equality of ``graph`` at all extents, proved by a test at these.
-    stability
-        Of floating-point behaviour.
-    cost
-        Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
-    """
-
-    structure: Structure
-    plain: Graph
-    graph: Graph
-    certificate: Certificate
-    extents: dict[str, int]
-    stability: Stability
-    cost: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """Result of `search`.
-
-    Parameters
-    ----------
-    found
-        Verified and stable graphs, cheapest first.
-    unstable
-        Verified graphs that failed the floating-point test.
-    complete
-        Whether the whole space was searched within the budget.
-    dearer
-        Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
-    """
-
-    program: Program
-    limits: Limits
-    found: tuple[Found, ...]
-    unstable: tuple[Found, ...]
-    counts: Counts
-    seconds: float
-    complete: bool
-    dearer: int = 0
 
 
 Progress = Callable[[str, float | None], None]
@@ -477,7 +308,7 @@ def has_maxima(program: Program) -> bool:
 def _cheapest(
     structures: list[Structure], program: Program, limits: Limits, counts: Counts
 ) -> tuple[list[Structure], int]:
-    """Return the structures that are to be proved, cheapest first, and how many others there are."""
+    """Return the structures that are to be proved, and how many others there are."""
     costs: list[tuple[float, int]] = []
     for number, structure in enumerate(structures):
         try:
@@ -485,9 +316,20 @@ def _cheapest(
             costs.append((cost, number))
         except ShapeError as error:
             counts.reject(str(error))
-    kept = [structures[number] for _, number in sorted(costs)[: limits.proofs]]
+    kept = [structures[number] for number in _one_of_each(sorted(costs), structures)[: limits.proofs]]
     counts.verified -= len(costs) - len(kept)
     return kept, len(costs) - len(kept)
+
+
+def _one_of_each(costs: Sequence[tuple[float, int]], structures: Sequence[Structure]) -> list[int]:
+    """Return the numbers of structures: the cheapest of each mapping first, then the second ..."""
+    before: dict[Mapping, int] = {}
+    order: list[tuple[int, float, int]] = []
+    for cost, number in costs:
+        rank = before.setdefault(structures[number].mapping, 0)
+        before[structures[number].mapping] += 1
+        order.append((rank, cost, number))
+    return [number for _, _, number in sorted(order)]
 
 
 def _finished(
@@ -539,12 +381,6 @@ def _stability(structure: Structure, program: Program) -> Stability:
     return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
 
 
-def _identity(program: Program, limits: Limits) -> dict[str, Any]:
-    kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
-    sizes, packed = dict(program.sizes), dict(program.packed)
-    return {"program": program.name, "sizes": sizes, "packed": packed, "limits": kept}
-
-
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:
     if path is None:
         return
@@ -554,7 +390,7 @@ def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done:
         if outcome.complete
     }
     temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps({**_identity(program, limits), "done": finished}), encoding="utf-8")
+    temporary.write_text(json.dumps({**identity(program, limits), "done": finished}), encoding="utf-8")
     temporary.replace(path)
 
 
@@ -566,30 +402,12 @@ def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dic
         stored = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return {}
-    identity = json.loads(json.dumps(_identity(program, limits)))
-    if {name: stored.get(name) for name in identity} != identity:
+    wanted = json.loads(json.dumps(identity(program, limits)))
+    if {name: stored.get(name) for name in wanted} != wanted:
         return {}
     return {
         int(number): Outcome(
-            Counts(**entry["counts"]), [_structure(value) for value in entry["structures"]], True
+            Counts(**entry["counts"]), [structure_of(value) for value in entry["structures"]], True
         )
         for number, entry in stored["done"].items()
     }
-
-
-def _structure(value: dict[str, Any]) -> Structure:
-    prefix = value["prefix"]
-    return Structure(
-        Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
-        Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
-        _steps(value["steps"]),
-        value["shifted"],
-    )
-
-
-def _steps(values: list[dict[str, Any]]) -> tuple[Step, ...]:
-    return tuple(Step(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value

@@ -136,7 +136,8 @@ def _certificate(first: Graph, second: Graph, seed: int, delta: float, **options
 def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
     """Return whether two programs agree at one random point: what nearly no unequal pair does.
 
-    Roots are unknown functions here, so that programs that are equal only by properties of roots do not.
+    Roots are unknown functions here, so that programs that are equal only by properties of roots do not,
+    nor do those that are undefined wherever they are tried.
 
     Raises
     ------
@@ -144,7 +145,7 @@ def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
         If a program is outside LAX.
     """
     roots = _has(("root",), first, second)
-    return _Test(first, second, seed, unknown_roots=roots).agrees_at_once() is not False
+    return _Test(first, second, seed, unknown_roots=roots).agrees_at_once() is True
 
 
 def _has(classes: Sequence[str], *graphs: Graph) -> bool:

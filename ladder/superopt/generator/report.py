@@ -1,0 +1,181 @@
+"""What a search is told and what it reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ladder.ir.graph import Graph
+from ladder.superopt.generator.mapping import Choices
+from ladder.superopt.generator.program import Program
+from ladder.superopt.generator.space import LEAST_TILE
+from ladder.superopt.generator.structure import Structure
+from ladder.superopt.verifier import Certificate, Stability
+from targets import get_device
+from tile_types.errors import DeviceError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far to search.
+
+    Parameters
+    ----------
+    operators
+        Operators of a block graph, loads and stores not counted.
+    kernels
+        Kernels: the block graph, and operators before it.
+    grid
+        Grid dimensions, at most 3.
+    split
+        Whether blocks may share a reduction, for a second block graph to combine.
+    proofs
+        Most graphs that are proved: the cheapest of each mapping, then the second ...
+    seconds
+        Time budget; what was found until then is reported, as incomplete.
+    states
+        Budget of states, over all parts in order (one process then), or None.
+    workers
+        Processes.
+    pruning
+        False keeps every prefix (ablation).
+    capacity
+        Bytes of shared memory of a block.
+    units
+        Multiprocessors.
+    """
+
+    operators: int = 8
+    kernels: int = 1
+    grid: int = 3
+    split: bool = True
+    proofs: int = 16
+    seconds: float | None = None
+    states: int | None = None
+    workers: int = 2
+    pruning: bool = True
+    capacity: int = 227 * 1024
+    units: int = 132
+
+    def on(self, device: str) -> Limits:
+        """Return the limits with a device's shared memory and multiprocessors.
+
+        Raises
+        ------
+        UnknownNameError
+            If there is no such device.
+        DeviceError
+            If it has no shared memory.
+        """
+        found = get_device(device)
+        if not found.shared_per_block:
+            raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
+        return replace(self, capacity=found.shared_per_block, units=found.units)
+
+    def choices(self, program: Program) -> Choices:
+        """Return what limits the mappings of a program."""
+        return Choices(self.grid, least_tile(program), self.split, reduced(program))
+
+
+def reduced(program: Program) -> frozenset[str]:
+    """Return the dimensions that a program sums over."""
+    graph = program.symbolic
+    first = {node.inputs[0]: node for node in graph.nodes if node.operator in ("matmul", "reduce_sum")}
+    axes = {value: dict(node.attributes).get("axis", -1) for value, node in first.items()}
+    return frozenset(str(graph.tile(value).shape[axis]) for value, axis in axes.items())  # type: ignore[index]
+
+
+def least_tile(program: Program) -> int:
+    """Return the smallest extent of a split dimension in a tile."""
+    return LEAST_TILE if program.multiplies else 1
+
+
+@dataclass
+class Counts:
+    """What a search has seen.
+
+    Parameters
+    ----------
+    states
+        Prefixes visited.
+    pruned
+        Steps dropped because their value can occur in no equal program, or no steps lead from it to a result.
+    candidates
+        Complete graphs.
+    verified, rejected
+        Candidates by the equivalence test.
+    reasons
+        Why, for the rejected.
+    """
+
+    states: int = 0
+    pruned: int = 0
+    candidates: int = 0
+    verified: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str) -> None:
+        """Count a candidate that passed the quick test as rejected after all."""
+        self.verified -= 1
+        self.rejected += 1
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Add another's."""
+        for name in ("states", "pruned", "candidates", "verified", "rejected"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, count in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verified graph.
+
+    Parameters
+    ----------
+    structure
+        Mapping and steps.
+    plain, graph
+        At the program's sizes, before and after fusion of element-wise operators into thread graphs.
+    certificate, extents
+        Of equality of ``graph`` at all extents, proved by a test at these.
+    stability
+        Of floating-point behaviour.
+    cost
+        Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
+    """
+
+    structure: Structure
+    plain: Graph
+    graph: Graph
+    certificate: Certificate
+    extents: dict[str, int]
+    stability: Stability
+    cost: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `search`.
+
+    Parameters
+    ----------
+    found
+        Verified and stable graphs, cheapest first.
+    unstable
+        Verified graphs that failed the floating-point test.
+    complete
+        Whether the whole space was searched within the budget.
+    dearer
+        Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
+    """
+
+    program: Program
+    limits: Limits
+    found: tuple[Found, ...]
+    unstable: tuple[Found, ...]
+    counts: Counts
+    seconds: float
+    complete: bool
+    dearer: int = 0

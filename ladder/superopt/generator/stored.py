@@ -1,0 +1,148 @@
+"""What searches found, as JSON: checkpoints, and a database that several processes may share.
+
+An entry is keyed by everything that decides it: the program with its shapes and types, the limits (of a
+device), and the sources of the search and of what proves its results. It is written to a file of its own
+beside and renamed, so readers see a whole entry or none; one that cannot be read is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ladder.ir
+import ladder.superopt
+from ladder.superopt.generator.choose import choose_factors
+from ladder.superopt.generator.instantiate import instantiate
+from ladder.superopt.generator.program import Program
+from ladder.superopt.generator.report import Counts, Found, Limits, Report
+from ladder.superopt.generator.structure import Mapping, Prefix, Step, Structure
+from ladder.superopt.generator.threads import fuse_threads
+from ladder.superopt.verifier import Bound, Certificate, Stability
+from tile_types.errors import LadderError
+
+FOLDER = "superopt"
+
+
+def structure_of(value: dict[str, Any]) -> Structure:
+    """Return a structure that was written by `dataclasses.asdict` and JSON."""
+    prefix = value["prefix"]
+    return Structure(
+        Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
+        Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
+        _steps(value["steps"]),
+        value["shifted"],
+    )
+
+
+def _steps(values: list[dict[str, Any]]) -> tuple[Step, ...]:
+    return tuple(Step(**{name: _tuple(entry) for name, entry in value.items()}) for value in values)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def identity(program: Program, limits: Limits) -> dict[str, Any]:
+    """Return what decides the result of a search, as JSON values."""
+    kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
+    return {
+        "program": program.name, "graph": str(program.graph()), "packed": dict(program.packed),
+        "limits": kept,
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Return a digest of the code that searches and proves."""
+    digest = hashlib.sha256()
+    for package in (ladder.ir, ladder.superopt):
+        for root in package.__path__:
+            for path in sorted(Path(root).rglob("*.py")):
+                digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Database:
+    """Reports of complete searches.
+
+    Parameters
+    ----------
+    root
+        A folder, such as that of the kernel cache; it need not exist.
+    """
+
+    root: Path
+
+    def path(self, program: Program, limits: Limits) -> Path:
+        """Return the file of an entry."""
+        facts = json.dumps({**identity(program, limits), "sources": _sources()}, sort_keys=True)
+        return self.root / FOLDER / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+
+    def find(self, program: Program, limits: Limits) -> Report | None:
+        """Return the report of the same search, or None."""
+        try:
+            stored = json.loads(self.path(program, limits).read_text(encoding="utf-8"))
+            return _report(stored, program, limits)
+        except (OSError, ValueError, KeyError, TypeError, LadderError):
+            return None
+
+    def add(self, report: Report) -> None:
+        """Keep a report, unless its search ran out of time."""
+        if not report.complete:
+            return
+        path = self.path(report.program, report.limits)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+        temporary.write_text(json.dumps(_as_json(report)), encoding="utf-8")
+        temporary.replace(path)
+
+    def recall(self, program: Program, limits: Limits, search: Callable[[], Report]) -> Report:
+        """Return the report of the same search, or do it and keep its report."""
+        report = self.find(program, limits)
+        if report is None:
+            report = search()
+            self.add(report)
+        return report
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "counts": asdict(report.counts), "seconds": report.seconds, "dearer": report.dearer,
+        "found": [_found_as_json(found) for found in report.found],
+        "unstable": [_found_as_json(found) for found in report.unstable],
+    }  # fmt: skip
+
+
+def _found_as_json(found: Found) -> dict[str, Any]:
+    return {
+        "structure": asdict(found.structure), "certificate": asdict(found.certificate),
+        "extents": found.extents, "stability": asdict(found.stability),
+    }  # fmt: skip
+
+
+def _report(stored: dict[str, Any], program: Program, limits: Limits) -> Report:
+    found, unstable = (
+        tuple(_found(value, program, limits) for value in stored[name]) for name in ("found", "unstable")
+    )
+    counts = Counts(**stored["counts"])
+    return Report(program, limits, found, unstable, counts, stored["seconds"], True, stored["dearer"])
+
+
+def _found(value: dict[str, Any], program: Program, limits: Limits) -> Found:
+    structure = structure_of(value["structure"])
+    factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
+    plain = instantiate(structure, program, factors, packed=True)
+    proof = {**value["certificate"], "bound": Bound(**value["certificate"]["bound"])}
+    stability = Stability(**value["stability"])
+    return Found(
+        structure, plain, fuse_threads(plain), Certificate(**proof), value["extents"], stability, cost
+    )

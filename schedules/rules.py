@@ -1,0 +1,115 @@
+"""What each pipeline supports: extents of a schedule, the device feature it needs, extras of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from ladder.ir.gemm import Gemm
+from schedules.schedule import GpuSchedule
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Extents that a pipeline's skeleton supports, and the device feature it needs."""
+
+    feature: str
+    tile_m: tuple[int, ...]
+    tile_n: tuple[int, ...]
+    tile_k: tuple[int, ...]
+    stages: tuple[int, ...]
+    warps: tuple[int, ...]
+    split_k: tuple[int, ...]
+    persistent: tuple[bool, ...]
+    cluster: tuple[int, ...] = (1,)
+    stream_k: tuple[bool, ...] = (False,)
+    warp_rows: tuple[int, ...] = (16,)
+    placement: tuple[str, ...] = ()
+    """Placements to choose from; none: the one of `placement_for`."""
+
+
+RULES: Mapping[str, Rule] = {
+    "gemv": Rule(
+        "ldmatrix",
+        (8, 16),
+        (64,),
+        (64,),
+        (2, 3, 4, 6, 8),
+        tuple(range(1, 33)),
+        (1, 2, 3, 4, 6, 8, 16),
+        (False,),
+        cluster=(1, 2),  # of four, too few fit at once: a second wave (measured on an H200)
+        warp_rows=(16, 32),  # of 64, too few registers or warps are left (measured on an H200)
+        placement=("operand", "accumulator"),
+    ),
+    "digits": Rule(
+        "cp.async",
+        (1, 2, 4, 8),
+        (64,),
+        (64,),
+        (2, 4, 8, 16),
+        tuple(range(1, 33)),
+        (1, 2, 3, 4, 6, 8, 16),
+        (False,),
+        cluster=(1, 2),  # of four, too few fit at once (measured on an H200)
+        warp_rows=(16, 32, 64),
+        placement=("accumulator",),
+    ),
+    "mma": Rule("mma", (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8), (1,), (False,)),
+    "wgmma": Rule(
+        "wgmma",
+        (8, 16, 32, 64, 128, 256),
+        (64, 128, 192, 256),
+        (64, 128, 256),
+        (2, 3, 4, 5, 6, 7, 8),
+        (4, 8, 12, 16),
+        (1, 2, 4, 8),
+        (False, True),
+        (1, 2, 4),
+        (False, True),
+    ),
+    "mfma": Rule(
+        "mfma",
+        (16, 32, 64, 128, 256),
+        (64, 128, 256),
+        (64, 128),
+        (2,),
+        (4,),  # TVM marks AMD kernels as having at most 256 threads
+        (1, 2, 4),
+        (False,),
+        warp_rows=(16, 32),
+        placement=("operand", "accumulator"),
+    ),
+    "dot": Rule(
+        "dot",
+        (1, 2, 4),
+        (64,),
+        (64, 128, 256, 512),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        warp_rows=(32, 64),
+        placement=("operand", "accumulator"),
+    ),
+}
+
+
+AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_fields__)
+"""Fields of a schedule for which a rule states what is allowed."""
+
+SERVES: Mapping[str, frozenset[str]] = {
+    "gemv": frozenset({"experts", "token_group"}),
+    "digits": frozenset(),
+    "mma": frozenset({"experts", "token_group"}),
+    "wgmma": frozenset({"experts", "token_group"}),
+    "mfma": frozenset({"token_group"}),
+    "dot": frozenset({"token_group"}),
+    "cpu": frozenset(),
+}
+"""What each pipeline can of `Gemm.extras`."""
+
+
+def serves(gemm: Gemm, pipeline: str) -> bool:
+    """Whether a pipeline can do all that the problem asks."""
+    return SERVES[pipeline].issuperset(gemm.extras)

@@ -1,0 +1,72 @@
+"""Larger programs as LAX parts: what is cut, and that the parts make up the program."""
+
+from __future__ import annotations
+
+import numpy as np
+from superopt_programs import program
+
+from ladder.ir import Graph, evaluate, verify
+from ladder.superopt.partition import partition
+from ladder.superopt.verifier import verify_equal
+
+
+def run(parts, graph: Graph, inputs):
+    """Evaluate part after part."""
+    values = dict(zip((node.name for node in graph.inputs), inputs, strict=True))
+    for part in parts:
+        results = evaluate(part.graph, [values[node.name] for node in part.graph.inputs])
+        results = results if isinstance(results, tuple) else (results,)
+        values.update(zip(part.graph.outputs, results, strict=True))
+    return tuple(values[output] for output in graph.outputs)
+
+
+def layer(x, wq, wk, wv, up, down):
+    """Attention with a norm, a residual, and an MLP with gelu."""
+
+    def norm(y):
+        return y / (y.square().sum(1) * 0.25).sqrt()
+
+    scores = norm(x) @ wq @ (norm(x) @ wk).T
+    weights = (scores - scores.op("reduce_max", axis=1)).exp()
+    x = x + (weights / weights.sum(1)) @ (norm(x) @ wv)
+    return x + (norm(x) @ up).op("gelu") @ down
+
+
+SHAPES = {"x": (3, 4), "wq": (4, 2), "wk": (4, 2), "wv": (4, 4), "up": (4, 6), "down": (6, 4)}
+
+
+def test_a_layer_is_cut_at_gelu_and_at_roots_of_exponentials():
+    graph = program(layer, SHAPES)
+    parts = partition(graph)
+    assert [part.lax for part in parts] == [True, True, False, True]
+    assert parts[2].reason == "gelu is outside LAX"
+    generator = np.random.default_rng(0)
+    inputs = [generator.standard_normal(node.tile.known_shape) for node in graph.inputs]
+    assert np.allclose(run(parts, graph, inputs)[0], evaluate(graph, inputs), rtol=1e-12)
+    for part in parts:
+        verify(part.graph)
+        whole = [node.name for node in part.graph.nodes if node.operator not in ("input", "constant")]
+        assert len(set(whole)) == len(whole)
+    computed = [n.name for p in parts for n in p.graph.nodes if n.operator not in ("input", "constant")]
+    assert sorted(computed) == sorted(n.name for n in graph.nodes if n.operator not in ("input", "constant"))
+
+
+def test_parts_can_be_decided_where_the_program_cannot():
+    graph = program(lambda x, w: ((x @ w).silu() * 2.0).silu().op("relu") + x @ w, {"x": (2, 2), "w": (2, 2)})
+    assert verify_equal(graph, graph).verdict == "refused"
+    parts = partition(graph)
+    assert [part.lax for part in parts] == [True, True, True, False, True]  # the second x · w stands alone
+    for part in parts:
+        assert verify_equal(part.graph, part.graph).equal == part.lax
+
+
+def test_lax_programs_are_one_part():
+    graph = program(lambda x: x.exp() / x.exp().sum(1), {"x": (2, 3)})
+    (part,) = partition(graph)
+    assert part.lax
+    assert [n.name for n in part.graph.nodes] == [n.name for n in graph.nodes]
+
+
+def test_parts_that_nothing_connects_are_apart():
+    graph = program(lambda x, y: (x.exp(), y.square()), {"x": (2, 2), "y": (2, 2)})
+    assert len(partition(graph)) == 2
