@@ -49,7 +49,7 @@ def _group(quantized: Any, columns: int) -> int:
 def _grouped(values: torch.Tensor, group: int) -> torch.Tensor:
     """Return ``[N, groups, group]``, padded with zeros."""
     padded = torch.nn.functional.pad(values, (0, -values.shape[1] % group))
-    return padded.unflatten(1, (-1, group))
+    return padded.view(len(values), -1, group)
 
 
 def _spread(values: torch.Tensor, group: int, columns: int) -> torch.Tensor:
