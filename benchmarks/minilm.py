@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 import ladder
-from benchmarks.harness import environment
+from benchmarks.harness import command
 from ladder.api.model import Compiled
 
 BARS = {"int8": 0.999, "int4 g32": 0.98, "nf4 g32": 0.98}
@@ -37,9 +38,9 @@ CASES: Mapping[str, Mapping[str, Any] | None] = {
     "float32": {},
     "int8": {"weight": "int8"},
     "int8 x int8": {"weight": "int8", "activation": "int8"},
-    "int4 g32": {"weight": "int4", "group_size": 32},
-    "uint4 g32 zero": {"weight": "uint4", "group_size": 32, "zero": "float"},
-    "nf4 g32": {"weight": "nf4", "group_size": 32},
+    "int4 g32": {"weight": "int4", "group_size": 32, "clip": True},
+    "uint4 g32 zero": {"weight": "uint4", "group_size": 32, "zero": "float", "clip": True},
+    "nf4 g32": {"weight": "nf4", "group_size": 32, "clip": True},
     "mxfp4": {"weight": "mxfp4"},
     "int3 g32": {"weight": "int3", "group_size": 32},
 }
@@ -265,6 +266,19 @@ def measure(name: str, options: Mapping[str, Any] | None, model: MiniLM, tokens:
     return row
 
 
+def machine() -> dict[str, Any]:
+    """Return where and how this was measured."""
+    from ladder.installation import ladder_version, tvm_version
+    from targets import host_cpu
+
+    load = os.getloadavg()[0]
+    versions = {"ladder": ladder_version(), "tvm": tvm_version(), "torch": torch.__version__}
+    threads = torch.get_num_threads()
+    when = time.strftime("%Y-%m-%d", time.gmtime())
+    facts = {"device": host_cpu().name, "threads": threads, "load": load, "date": when, "command": command()}
+    return {**facts, **versions}
+
+
 def main() -> int:
     """Measure every case; exit code 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,7 +299,7 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    report = {"environment": environment(), "sentences": len(SENTENCES), "cases": results}
+    report = {"environment": machine(), "sentences": len(SENTENCES), "cases": results}
     if given.output:
         given.output.write_text(json.dumps(report, indent=1) + "\n")
     return int(any(not row.get("met", True) for row in results.values()))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ladder.api.clipping import clipped
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import quantize
@@ -105,6 +106,7 @@ class Linear(torch.nn.Module):
         zero: str | None = None,
         activation: str | None = None,
         keep_canonical: bool = True,
+        clip: bool = False,
         **options: Any,
     ) -> Linear:
         """Quantize a linear layer; it is left as it is.
@@ -115,6 +117,8 @@ class Linear(torch.nn.Module):
             The layer: float16, bfloat16 or float32, on any device.
         weight, group_size, zero, activation, keep_canonical
             See the class.
+        clip
+            Whether to clip each group of weights first where its quantization errs least (`clipped`).
         **options
             More for `ladder.quantize`: ``scaling``, ``scale_type``, ``block``.
 
@@ -125,7 +129,8 @@ class Linear(torch.nn.Module):
         """
         given = {"group_size": group_size, "zero": zero}
         options |= {name: value for name, value in given.items() if value is not None}
-        quantized = quantize(linear.weight, weight, **options)
+        matrix = clipped(linear.weight, weight, **options) if clip else linear.weight
+        quantized = quantize(matrix, weight, **options)
         return cls.from_quantized(
             quantized,
             linear.bias,

@@ -33,10 +33,15 @@ class Importer:
 
     def is_constant(self, value: str) -> bool:
         """Tell whether a value depends on no input."""
-        node = self.g.node(value)
-        if node.operator in ("input", "call"):
-            return False
-        return all(self.is_constant(operand) for operand in node.inputs)
+        todo = [value]
+        seen: set[str] = set()
+        while todo:
+            node = self.g.node(todo.pop())
+            if node.operator in ("input", "call"):
+                return False
+            todo += [operand for operand in node.inputs if operand not in seen]
+            seen |= set(node.inputs)
+        return True
 
     def tile(self, value: str) -> Tile:
         """Return the tile of a value."""

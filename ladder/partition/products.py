@@ -45,15 +45,23 @@ class Products:
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
-        return node.operator == "matmul" and bool(self.behind(node.inputs[1], set()) & self.weights)
+        if node.operator != "matmul":
+            return False
+        read = self.behind(node.inputs[1], set())
+        return bool(read) and read <= self.weights
 
     def behind(self, value: str, members: set[str]) -> set[str]:
-        """Collect the nodes that compute a value from inputs alone; returns those inputs."""
-        node = self.graph.producer(value)
-        if node.operator == "input":
-            return {node.name}
-        members.add(node.name)
-        return {name for operand in node.inputs for name in self.behind(operand, members)}
+        """Collect the nodes that compute a value; returns the inputs that they read."""
+        found: set[str] = set()
+        todo = [value]
+        while todo:
+            node = self.graph.producer(todo.pop())
+            if node.operator == "input":
+                found.add(node.name)
+            elif node.name not in members:
+                members.add(node.name)
+                todo += node.inputs
+        return found
 
     def quantized(self, node: Node) -> Part:
         """Grow the region along single readers; keep the largest that is a GEMM.

@@ -230,3 +230,18 @@ def test_keys_and_values_in_small_types(ttype: str, bound: float) -> None:
     assert ttype == "float16" or cache.nbytes < 0.7 * full
     with pytest.raises(ladder.ShapeError, match="holds 8 tokens"):
         cache.append(keys[:, :, :1], values[:, :, :1])
+
+
+@pytest.mark.parametrize("options", [{"group_size": 32}, {"group_size": 48}, {}])
+def test_clipping_never_errs_more(options: dict[str, int]) -> None:
+    from ladder.api.clipping import clipped
+
+    torch.manual_seed(0)
+    weight = torch.randn(16, 100) ** 3
+
+    def quantized(matrix: Tensor) -> Tensor:
+        return torch.as_tensor(ladder.quantize(matrix, "int4", **options).dequantize("float32"))
+
+    before = (quantized(weight) - weight).square().sum()
+    after = (quantized(clipped(weight, "int4", **options)) - weight).square().sum()
+    assert after < before
