@@ -10,7 +10,9 @@ from ladder.ir.ops import OPERATORS
 tvm = pytest.importorskip("tvm")
 
 ELEMENTWISE = [name for name, row in OPERATORS.items() if row.elementwise]
-POSITIVE = ("sqrt", "rsqrt", "div")
+POSITIVE = ("sqrt", "rsqrt", "div", "log", "pow")
+TRUTHS = {"both": (0, 1), "either": (0, 1), "negation": (0,), "select": (0,)}
+"""Operator -> operands that are truth values; here, whether a number is positive."""
 POINTS = np.concatenate([np.linspace(-12, 12, 4001), [-100.0, 100.0, -1e-6, 1e-6, 0.0, -0.04999, 0.05001]])
 SIZE = len(POINTS)
 
@@ -20,13 +22,17 @@ def compiled():
     """Compile one function per operator into one library."""
     from ladder.lower import builder as b
 
+    def result(name, values):
+        values = [x > 0 if at in TRUTHS.get(name, ()) else x for at, x in enumerate(values)]
+        return tvm.tirx.Cast("float32", OPERATORS[name].lower(*values))
+
     functions = {}
     for name in ELEMENTWISE:
         with b.function(name) as emitted:
             inputs = [b.tensor(f"x{i}", (SIZE,), "float32") for i in range(OPERATORS[name].arity[0])]
             out = b.tensor("out", (SIZE,), "float32")
             with b.loop(SIZE) as i:
-                b.store(out, OPERATORS[name].lower(*(x[i] for x in inputs)), i)
+                b.store(out, result(name, [x[i] for x in inputs]), i)
         functions[name] = emitted.func
     return tvm.compile(tvm.IRModule(functions), target="llvm")
 
@@ -37,16 +43,18 @@ def test_lowering(compiled, name):
     first = POINTS.astype(np.float32)
     if name in POSITIVE:
         first = np.abs(first) + np.float32(0.1)
-    inputs = [first, np.roll(first, 77)][: row.arity[0]]
+    inputs = [first, np.roll(first, 77), np.roll(first, 300)][: row.arity[0]]
     out = tvm.runtime.empty((SIZE,), "float32")
     compiled[name](*(tvm.runtime.tensor(x) for x in inputs), out)
-    expected = row.reference([x.astype(np.float64) for x in inputs], {})
+    exact = [x > 0 if at in TRUTHS.get(name, ()) else x.astype(np.float64) for at, x in enumerate(inputs)]
+    expected = row.reference(exact, {}).astype(np.float64)
     with np.errstate(over="ignore"):
         limited = expected.astype(np.float32)
     finite = np.isfinite(limited)
-    # An argument rounded to float32 shifts an exponential by |x| in relative terms; gelu's
-    # polynomial is good to 1.5e-7 of |x|.
+    # An argument rounded to float32 shifts an exponential by |x| in relative terms; erf's
+    # polynomial is good to 1.5e-7, gelu's to 1.5e-7 of |x|.
     size = np.abs(inputs[0][finite])
-    scale = size + 1e-3 if name == "gelu" else np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30
+    scales = {"gelu": size + 1e-3, "erf": 1.0}
+    scale = scales.get(name, np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30)
     error = np.abs(out.numpy()[finite] - expected[finite]) / scale
     assert error.max() < 2e-6, f"x = {inputs[0][finite][error.argmax()]}"

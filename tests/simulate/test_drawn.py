@@ -23,6 +23,9 @@ RARE = frozenset({("gemv", "warps"), ("digits", "warps"), ("digits", "split_k"),
 RELU_SLACK = 1.5
 """Tokens whose sums are all negative lose their norm, not the error of the others."""
 
+ZEROS_SLACK = 1.2
+"""Real zero points by bfloat16: code and zero times scale both round (3.4e-3 were measured on an H200)."""
+
 LARGE = frozenset({("wgmma", "tile_m", 256)})
 """Extents that only fit few types."""
 
@@ -32,6 +35,7 @@ def check(drawn: Drawn, order: str) -> None:
     result, error = run(drawn.function(), drawn.gemm, drawn.m, drawn.target, order=order)
     assert not result.findings, (drawn.name, result.report())
     bound = bound_of(drawn.gemm) * (RELU_SLACK if drawn.gemm.epilogue else 1)
+    bound *= ZEROS_SLACK if (drawn.gemm.zero, drawn.gemm.activation) == ("float", "bfloat16") else 1
     assert error <= bound, (drawn.name, error)
 
 

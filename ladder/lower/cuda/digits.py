@@ -194,6 +194,10 @@ class Digits:
         bits, fragments = self.groups.bits, shape.row_blocks * shape.token_blocks * 4
         self.x_words, self.x_next = (b.local(self.splitter.words, "uint32") for _ in range(2))
         self.ring = [[b.local(bits, "uint32") for _ in range(shape.row_blocks)] for _ in range(plan.stages)]
+        # Warps without work multiply what they never loaded: nobody reads the sums, but they are defined.
+        for words in (words for stage in self.ring for words in stage):
+            for i in range(bits):
+                b.store(words, T.uint32(0), i)
         scales = array_dtype(self.args.scales)
         rings = range(plan.stages // shape.period)
         # A lane has the scale of one row of 32, and hands it out when the period ends.
