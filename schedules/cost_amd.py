@@ -105,9 +105,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
         Blocks that fit on a compute unit at once.
     """
     stage = stage_clocks(gemm, device, schedule)
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
-    blocks = along_m * along_n
-    rounds = -(-blocks // device.units)
+    along_m, along_n, rounds = _grid(gemm, device, schedule, m)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
@@ -129,6 +127,12 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 
+def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tuple[int, int, int]:
+    """Return the blocks along M and N, and the rounds in which the compute units take them."""
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    return along_m, along_n, -(-along_m * along_n // device.units)
+
+
 def _clock(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, busy: float) -> float:
     """Return the clock while matrix cores are busy for a share of the time."""
     core = device.core_for(gemm.activation, schedule.pipeline)
@@ -141,8 +145,7 @@ def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     The rest: other units, latency, barriers, starts of blocks, tiles beyond N and M, the last round.
     """
     stage = stage_clocks(gemm, device, schedule)
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
-    rounds = -(-along_m * along_n // device.units)
+    _, _, rounds = _grid(gemm, device, schedule, m)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     core = device.core_for(gemm.activation, schedule.pipeline)
     return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
