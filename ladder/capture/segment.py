@@ -22,6 +22,9 @@ from ladder.capture.kinds import by_identity, by_value, descriptor_of, is_consta
 from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
 
+MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
+"""Immutable containers, and what makes one of the tuple of its parts."""
+
 
 class CaptureError(Exception):
     """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
@@ -422,8 +425,7 @@ class Segment:
         kind = type(value)
         if kind is types.FunctionType and value.__module__.startswith("ladder.capture."):
             return self.node(value)
-        makers: dict[Any, str] = {tuple: "", frozenset: "frozenset", DynamicSize: self.constant(torch.Size)}
-        maker = makers.get(kind)
+        maker = self.constant(torch.Size) if kind is DynamicSize else MAKERS.get(kind)
         if maker is not None:
             parts = "".join(f"{self.reference(item, uses)}, " for item in value)
             return self.fresh(value, f"{maker}(({parts}))", uses)
