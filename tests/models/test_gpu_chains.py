@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ladder.ir import Graph, GraphBuilder, evaluate
-from ladder.lower.chain.gpu import emit_chain
+from ladder.lower.chain import emit_chain
 from ladder.simulate import simulate_launch
 from targets import get_device
 

@@ -8,27 +8,35 @@ in order; symbolic sizes come first, as integers.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
+    from ladder.ir.graph import Graph
     from targets import TileDevice
 
-EMITTERS = {"llvm": "ladder.lower.chain.cpu", "cuda": "ladder.lower.chain.gpu"}
-"""Target kind -> module whose ``emit_chain(graph, device, name)`` emits a chain."""
+NESTS = {"llvm": "ladder.lower.chain.cpu:CpuNest", "cuda": "ladder.lower.chain.gpu:GpuNest"}
+"""Target kind -> ``module:class`` of the loop nest."""
 
 
-def emitter(device: TileDevice) -> Callable[..., Any]:
-    """Return what emits chains for a device.
+def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
+    """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; GPU arguments begin at 16 bytes.
 
     Raises
     ------
     DeviceError
-        If nothing does.
+        If nothing emits chains for the device.
+    ScheduleError
+        If the chain is no loop over rows.
+    DTypeError
+        If a type has no TIR form.
     """
-    if device.kind not in EMITTERS:
+    from ladder.lower import builder as b
+
+    if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
-    emit: Callable[..., Any] = importlib.import_module(EMITTERS[device.kind]).emit_chain
-    return emit
+    module, nest = NESTS[device.kind].split(":")
+    with b.function(name) as result:
+        getattr(importlib.import_module(module), nest)(graph).emit()
+    return result.func

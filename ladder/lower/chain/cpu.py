@@ -8,13 +8,12 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
-from targets import TileDevice
 
 Expr = Any
 
@@ -23,23 +22,9 @@ SERIAL = 1 << 14
 """Elements below which one thread does all: starting threads costs more."""
 
 
-def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
-    """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain.
+class CpuNest(Nest):
+    """Rows over threads, columns in vectors; one kernel being emitted."""
 
-    Raises
-    ------
-    ScheduleError
-        If the chain is no loop over rows.
-    DTypeError
-        If a type has no TIR form.
-    """
-    del device
-    with b.function(name) as result:
-        _CpuNest(graph).emit()
-    return result.func
-
-
-class _CpuNest(Nest):
     def load(self, name: str, index: Index) -> Expr:
         kind = self.graph.tile(name).ttype.name
         value, wanted = self.buffers[name][index or (0,)], computed_type(kind)

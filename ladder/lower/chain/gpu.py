@@ -23,7 +23,6 @@ from ladder.lower.chain.nest import BYTES, Nest, Reduction, is_zero
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
-from targets import TileDevice
 
 Expr = Any
 
@@ -46,23 +45,7 @@ SLOTS = 32
 LOAD, STORE = "ld.global.v4.u32", "st.global.v4.u32"
 
 
-def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
-    """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; arguments begin at 16 bytes.
-
-    Raises
-    ------
-    ScheduleError
-        If the chain is no loop over rows.
-    DTypeError
-        If a type has no TIR form.
-    """
-    del device
-    with b.function(name) as result:
-        _GpuNest(graph).emit()
-    return result.func
-
-
-class _GpuNest(Nest):
+class GpuNest(Nest):
     """One kernel being emitted."""
 
     def __init__(self, graph: Graph) -> None:

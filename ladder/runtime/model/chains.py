@@ -46,8 +46,8 @@ def _job(graph: Graph, device: TileDevice, identity: Identity) -> Job:
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
-        from ladder.lower.chain import emitter
+        from ladder.lower.chain import emit_chain
 
-        return build_function(lambda name: emitter(device)(graph, device, name), name, device, folder)
+        return build_function(lambda name: emit_chain(graph, device, name), name, device, folder)
 
     return Job({"chain": text}, identity, device, make)
