@@ -7,21 +7,23 @@ in order; symbolic sizes come first, as integers.
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
+    from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
-NESTS = {"llvm": "ladder.lower.chain.cpu:CpuNest", "cuda": "ladder.lower.chain.gpu:GpuNest"}
-"""Target kind -> ``module:class`` of the loop nest."""
-
-
-def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
+def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None = None) -> Any:
     """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; GPU arguments begin at 16 bytes.
+
+    Parameters
+    ----------
+    mapping
+        How it lies over a GPU; by default the best of `ladder.movement.mapping.mappings`.
 
     Raises
     ------
@@ -36,7 +38,25 @@ def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
 
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
-    module, nest = NESTS[device.kind].split(":")
     with b.function(name) as result:
-        getattr(importlib.import_module(module), nest)(graph).emit()
+        NESTS[device.kind](graph, device, mapping).emit()
     return result.func
+
+
+def _cpu(graph: Graph, device: TileDevice, mapping: Mapping | None) -> Any:
+    from ladder.lower.chain.cpu import CpuNest
+
+    return CpuNest(graph)
+
+
+def _cuda(graph: Graph, device: TileDevice, mapping: Mapping | None) -> Any:
+    from ladder.lower.chain.gpu import GpuNest
+    from ladder.movement.decompose import decompose
+    from ladder.movement.mapping import mappings
+
+    graph = decompose(graph)
+    return GpuNest(graph, device, mapping or mappings(graph)[0])
+
+
+NESTS: dict[str, Callable[..., Any]] = {"llvm": _cpu, "cuda": _cuda}
+"""Target kind -> makes the loop nest."""

@@ -79,6 +79,8 @@ class Values:
     analyzer: Any = field(default_factory=Analyzer)
     cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
     breaks: dict[Any, set[int]] = field(default_factory=dict)
+    lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
+    """Operators that are computed otherwise than the operator table says."""
 
     def __post_init__(self) -> None:
         self.memory: dict[tuple[str, Any], Expr] = {}
@@ -89,6 +91,8 @@ class Values:
         """Comparisons that a branch around has decided."""
         self.guards = 0
         """How many of them the value being made depends on: it may be that it must not be read."""
+        self.looking = False
+        """Whether only the loads count: reductions need no cells then."""
 
     def extent(self, extent: Extent) -> Expr:
         """Return an extent as an expression."""
@@ -126,8 +130,11 @@ class Values:
             return self.load(node.name, index)
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
-            assert row.lower is not None  # that is what element-wise means
-            return row.lower(*operands)
+            lower = self.lowerings.get(node.operator, row.lower)
+            assert lower is not None  # that is what element-wise means
+            return lower(*operands)
+        if self.looking and node.operator in REDUCTIONS:
+            return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
 
     def operands(self, node: Node, index: Index) -> list[Index]:
@@ -180,6 +187,16 @@ class Values:
         if self.analyzer.can_prove(position < boundary):
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
+
+    @contextmanager
+    def only_loads(self) -> Iterator[None]:
+        """Make values for what they load, and forget them."""
+        kept, self.memory, before = self.memory, {}, self.open
+        self.looking, self.open = True, []
+        try:
+            yield
+        finally:
+            self.memory, self.looking, self.open = kept, False, before
 
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
