@@ -69,12 +69,12 @@ def mappings(graph: Graph) -> list[Mapping]:
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
     if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
-        return [Mapping(), Mapping(threads=128), Mapping(threads=512)]
+        return [Mapping(), Mapping(threads=128), Mapping(tile=(64,64))]
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     columns = held_columns(graph, rows)
     if columns is None:
         return [Mapping(_streaming_lanes(graph, rows, extents))]
-    return _held(columns, count, _width(graph, rows))
+    return _held(columns, count, _width(graph, rows)) + [Mapping(32, -(-columns // (32*_width(graph,rows))), 8, (32, columns))]
 
 
 def held_columns(graph: Graph, rows: int) -> int | None:

@@ -58,7 +58,8 @@ class GpuNest(Nest):
         self.alone = False
         self.slot = 0
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
-        self.held: list[Any] = []
+        self.before_row: Callable[[Index], None] = lambda index: None
+        """Called with each row's index once it is known."""
 
     def load(self, name: str, index: Index) -> Expr:
         return self.vectors.load(name, index)
@@ -271,6 +272,7 @@ class GpuNest(Nest):
         """Emit every result of a row."""
         self.within(row, self.count)
         index = self.bound_index(row, self.row_extents())
+        self.before_row(index)
         layouts = {value: self.row_layout(value) for value in self.graph.outputs}
         for value, (width, cuts) in layouts.items():
             self.row_result(value, index, width, cuts)

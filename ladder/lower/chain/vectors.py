@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -58,6 +59,34 @@ APPROXIMATE: Mapping[str, Callable[..., Expr]] = {"exp": _exponential, "div": _q
 """What operators become where every result is rounded to 16 bits: their errors vanish in that."""
 
 
+@dataclass
+class Shared:
+    """A vector in shared memory.
+
+    Parameters
+    ----------
+    buffer
+        Words of shared memory.
+    words
+        How many it has.
+    places
+        First word of each access.
+    """
+
+    buffer: Any
+    words: int
+    places: tuple[Expr, ...]
+    registers: Any = None
+
+    def load(self) -> Any:
+        """Return its words in registers, read at the first use."""
+        if self.registers is None:
+            self.registers = b.local(self.words, "uint32")
+            places = {first: place for (first, _), place in zip(_accesses(self.words), self.places, strict=True)}
+            _access("ld.shared", self.words, self.registers, lambda at: self.buffer.ptr_to([places[at]]))
+        return self.registers
+
+
 class Vectors:
     """Loads and stores of one kernel.
 
@@ -78,8 +107,8 @@ class Vectors:
         self.lane = 0
         """Which of them."""
         self.words: dict[Any, Any] = {}
-        self.exchanged: dict[Any, tuple[Any, Expr]] = {}
-        """Vectors that lie in shared memory: (input, address) -> (words, first of them)."""
+        self.exchanged: dict[Any, Shared] = {}
+        """Vectors that lie in shared memory, by input, width and address less lane."""
         self.recorder: list[tuple[str, Index]] | None = None
         """Notes what would be loaded, instead of loading."""
 
@@ -108,10 +137,13 @@ class Vectors:
             return None
         base = self.values.simplified(self.address(name, index) - self.lane)
         key = (name, self.width, base if isinstance(base, int) else tvm_ffi.structural_hash(base))
+        if key in self.exchanged:
+            return element(self.exchanged[key].load(), self.lane, dtype)
         if key not in self.words:
             if self.lane or not self.is_aligned(name, base, self.width):
                 return None
-            self.words[key] = self._load_words(name, index, dtype, key)
+            self.words[key] = b.local(self.width * BYTES[dtype] // 4, "uint32")
+            self.fetch(name, index, self.words[key], self.width)
         return element(self.words[key], self.lane, dtype)
 
     def is_aligned(self, name: str, base: Expr, width: int) -> bool:
@@ -125,22 +157,16 @@ class Vectors:
             total = total * self.values.extent(extent)
         return all(is_zero(self.values.simplified(tirx.floormod(e, width))) for e in (base, total))
 
-    def _load_words(self, name: str, index: Index, dtype: str, key: Any) -> Any:
-        count = self.width * BYTES[dtype] // 4
-        registers = b.local(count, "uint32")
-        if key in self.exchanged:
-            words, first = self.exchanged[key]
-            _access("ld.shared", count, registers, lambda at: words.ptr_to([first + at]))
-            return registers
-        per_word = 4 // BYTES[dtype]
+    def fetch(self, name: str, index: Index, registers: Any, width: int) -> None:
+        """Load neighbouring elements from an index on."""
+        size = BYTES[stored_type(self.graph.tile(name).ttype.name)]
         buffer = self.buffers[name]
         _access(
             "ld.global",
-            count,
+            width * size // 4,
             registers,
-            lambda at: buffer.ptr_to([*index[:-1], index[-1] + at * per_word]),
+            lambda at: buffer.ptr_to([*index[:-1], index[-1] + at * 4 // size]),
         )
-        return registers
 
     def store(
         self, buffer: Any, dtype: str, places: Sequence[Index], found: Sequence[Expr]
