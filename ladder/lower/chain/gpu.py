@@ -249,7 +249,8 @@ class GpuNest(Nest):
         for lane, place in enumerate(places):
             self.vectors.lane = lane
             self.prepare(value, place, ())
-            found.append(self.values.at(value, place))
+            with self.keeping():
+                found.append(self.values.at(value, place))
         self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
         self.vectors.store(self.results[value], dtype, places, found)
@@ -349,9 +350,17 @@ class GpuNest(Nest):
         found = []
         for lane, place in enumerate(places):
             self.vectors.lane = lane
-            found.append(self.values.at(value, place))
+            with self.keeping():
+                found.append(self.values.at(value, place))
         self.vectors.lane, self.vectors.width = 0, 1
         return found
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Let what several nodes read be computed once, where it is made."""
+        before, self.values.keep = self.values.keep, _kept
+        yield
+        self.values.keep = before
 
     def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
         """Emit ``body(item, valid)`` for every item, lane by lane in turns.
@@ -426,7 +435,9 @@ class GpuNest(Nest):
             self.vectors.lane = lane
             place = it.at(position + lane)
             self.prepare(it.operand, place, ())
-            total.set(it.combine(total.value, self.values.at(it.operand, place)))
+            with self.keeping():
+                value = self.values.at(it.operand, place)
+            total.set(it.combine(total.value, value))
         self.vectors.lane, self.vectors.width = 0, 1
         self.alone = not together
 
@@ -456,6 +467,11 @@ class GpuNest(Nest):
         b.block_sync()
         read = b.bind(T.reinterpret(it.dtype, self.shared[place + tirx.floormod(self.lane, warps)]))
         return _shuffled(it, read, warps)
+
+
+def _kept(value: Expr) -> Expr:
+    """Return a value in a register of its own."""
+    return b.Variable(str(value.ty.dtype), value).value
 
 
 def _shuffled(it: Reduction, value: Expr, lanes: int) -> Expr:

@@ -93,6 +93,10 @@ class Values:
         """How many of them the value being made depends on: it may be that it must not be read."""
         self.looking = False
         """Whether only the loads count: reductions need no cells then."""
+        self.keep: Callable[[Expr], Expr] | None = None
+        """Puts what several nodes read into a register; None where nothing may be emitted."""
+        readers = [value for node in self.graph.nodes for value in node.inputs]
+        self.shared = {value for value in readers if readers.count(value) > 1}
 
     def extent(self, extent: Extent) -> Expr:
         """Return an extent as an expression."""
@@ -132,7 +136,8 @@ class Values:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
             lower = self.lowerings.get(node.operator, row.lower)
             assert lower is not None  # that is what element-wise means
-            return lower(*operands)
+            kept = self.keep is not None and not self.guards and node.name in self.shared
+            return self.keep(lower(*operands)) if kept else lower(*operands)  # type: ignore[misc]
         if self.looking and node.operator in REDUCTIONS:
             return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
@@ -191,12 +196,13 @@ class Values:
     @contextmanager
     def only_loads(self) -> Iterator[None]:
         """Make values for what they load, and forget them."""
-        kept, self.memory, before = self.memory, {}, self.open
-        self.looking, self.open = True, []
+        before = self.memory, self.open, self.keep
+        self.memory, self.open, self.keep, self.looking = {}, [], None, True
         try:
             yield
         finally:
-            self.memory, self.looking, self.open = kept, False, before
+            self.memory, self.open, self.keep = before
+            self.looking = False
 
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
