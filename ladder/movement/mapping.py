@@ -50,6 +50,9 @@ class Mapping:
 HELD = 32
 """Elements of a row that a lane holds at most: more spill, or leave too few warps."""
 
+TILE_BYTES = 100 << 10
+"""Shared memory of a tile at most: two blocks then fit into a multiprocessor."""
+
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
@@ -69,12 +72,28 @@ def mappings(graph: Graph) -> list[Mapping]:
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
     if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
-        return [Mapping(), Mapping(threads=128), Mapping(tile=(64,64))]
+        return [Mapping(), Mapping(threads=128), Mapping(threads=512), Mapping(tile=(64, 64)), Mapping(tile=(32, 64))]
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     columns = held_columns(graph, rows)
     if columns is None:
         return [Mapping(_streaming_lanes(graph, rows, extents))]
-    return _held(columns, count, _width(graph, rows)) + [Mapping(32, -(-columns // (32*_width(graph,rows))), 8, (32, columns))]
+    width = _width(graph, rows)
+    return _held(columns, count, width) + _row_tiles(columns, count, width)
+
+
+def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
+    """Return tiles of whole rows that fit into shared memory, each row taken by one warp or a part of it."""
+    vectors = -(-columns // width)
+    found = []
+    for rows in (64, 32, 16):
+        if not isinstance(count, int) or count % rows or rows * columns * 2 > TILE_BYTES:
+            continue
+        for lanes in (4, 8, 16, 32):
+            num = -(-vectors // lanes)
+            teams = min(rows, 256 // lanes)
+            if num * width <= HELD and num * lanes < 2 * vectors:
+                found.append(Mapping(lanes, num, teams, (rows, columns)))
+    return found
 
 
 def held_columns(graph: Graph, rows: int) -> int | None:

@@ -145,7 +145,10 @@ class Exchange:
         loaded = []
         for first in range(0, items, threads):
             item = b.bind(first + thread)
+            self.nest.within(item, -(-items // threads) * threads)
             group, word = b.bind(tirx.floormod(item, groups)), b.bind(tirx.floordiv(item, groups))
+            self.nest.within(group, groups)
+            self.nest.within(word, -(-items // threads) * threads // groups if items % threads else items // groups)
             inside = self.inside(row + group * self.span, column + word * per_word, item, items)
             registers = [b.local(self.span * BYTES[staged.dtype] // 4, "uint32") for _ in range(per_word)]
             with nullcontext() if inside is None else b.when(inside):
@@ -273,8 +276,11 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
     nest.alone = True
     for first in range(0, rows * columns // width, threads):
         item = b.bind(first + thread)
+        nest.within(item, first + threads)
         row = b.bind(tirx.floordiv(item, columns // width))
         column = b.bind(tirx.floormod(item, columns // width))
+        nest.within(row, rows if rows * columns // width % threads == 0 else first + threads)
+        nest.within(column, columns // width)
         inside = exchange.inside(first_row + row, first_column + column * width, item, rows * columns // width)
         with nullcontext() if inside is None else b.when(inside):
             at = first_column + column * width

@@ -29,6 +29,8 @@ from schedules.schedule import check
 from targets import TileDevice
 
 Expr = Any
+Piece = tuple[str, int, int, Expr, Expr]
+"""(result, trailing axes that count as one, width, start, stop)."""
 
 WARP = 32
 SLOTS = 32
@@ -66,7 +68,7 @@ class GpuNest(Nest):
 
     def emit(self) -> None:
         """Emit the whole kernel."""
-        self.count = self.extent(product(self.graph.tile(self.graph.outputs[0]).shape[: self.rows]))
+        self.count = known(self.extent(product(self.graph.tile(self.graph.outputs[0]).shape[: self.rows])))
         if self.mapping.tile[0]:
             from ladder.lower.chain.exchange import emit_tiles
 
@@ -159,22 +161,32 @@ class GpuNest(Nest):
         """Emit one vector per thread, for every result and every piece of its columns."""
         self.alone = True
         plans = [plan for value in self.graph.outputs for plan in self.pieces(value)]
-        counts = [self.items(*plan) for plan in plans]
+        counts = [known(self.items(*plan)) for plan in plans]
         most: Expr = counts[0]
         for count in counts[1:]:
-            known = isinstance(most, int) and isinstance(count, int)
-            most = max(most, count) if known else tirx.max(most, count)
+            both = isinstance(most, int) and isinstance(count, int)
+            most = max(most, count) if both else tirx.max(most, count)
         threads = self.mapping.threads
         block, thread = self.start(tirx.floordiv(most + threads - 1, threads), threads)
         item = b.bind(block * threads + thread)
-        for plan, count in zip(plans, counts, strict=True):
-            whole = isinstance(count, int) and isinstance(most, int) and count == most and most % threads == 0
+        groups = [(count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts]
+        for at, (count, together) in enumerate(groups):
+            if any(same(count, other) for other, _ in groups[:at]):
+                continue
+            whole = isinstance(count, int) and same(count, most) and count % threads == 0
             with nullcontext() if whole else b.when(item < count):
-                self.flat_item(item, *plan)
+                self.flat_items(item, together)
             self.values.forget()
             self.values.cells.clear()
 
-    def pieces(self, value: str) -> list[tuple[str, int, int, Expr, Expr]]:
+    def flat_items(self, item: Expr, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once."""
+        self.places: dict[Any, tuple[Expr, Index]] = {}
+        for plan in plans:
+            self.flat_item(item, *plan)
+        self.vectors.words.clear()
+
+    def pieces(self, value: str) -> list[Piece]:
         """Return (result, merged axes, width, start, stop) of the pieces of its last axis; a number has one."""
         shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
         if not shape or (self.reductions() and len(shape) == self.rows):
@@ -207,17 +219,20 @@ class GpuNest(Nest):
         if not self.has_columns(value):
             self.store_vector(value, [self.unravelled(item, shape)])
             return
-        chunks = self.values.simplified(tirx.floordiv(stop - start, width))
-        chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
-        with self.within(chunk, chunks):
-            outer = self.bound_index(b.bind(self.values.simplified(tirx.floordiv(item, chunks))), shape[:-merged])
-            self.vector(value, outer, start + chunk * width, width, merged)
+        chunks = known(self.values.simplified(tirx.floordiv(stop - start, width)))
+        key = (str(chunks), *map(str, shape[:-merged]))
+        if key not in self.places:
+            chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
+            self.within(chunk, chunks)
+            row = b.bind(self.values.simplified(tirx.floordiv(item, chunks)))
+            self.places[key] = chunk, self.bound_index(row, shape[:-merged])
+        chunk, outer = self.places[key]
+        self.vector(value, outer, start + chunk * width, width)
 
-    def within(self, variable: Expr, extent: Expr) -> Any:
+    def within(self, variable: Expr, extent: Expr) -> None:
         """Tell the analyzer the range of a variable, if it is one."""
         if not isinstance(variable, int | tirx.IntImm):
             self.values.analyzer.bind(variable, ir.Range(0, extent), True)
-        return nullcontext()
 
     def bound_index(self, flat: Expr, extents: Sequence[Expr]) -> Index:
         """Return the position along each axis in registers, with their ranges known."""
@@ -226,17 +241,17 @@ class GpuNest(Nest):
             self.within(part, extent)
         return index
 
-    def vector(self, value: str, outer: Index, column: Expr, width: int, merged: int = 1) -> None:
+    def vector(self, value: str, outer: Index, column: Expr, width: int) -> None:
         """Emit ``width`` neighbouring elements of a result."""
         trailing = [self.extent(extent) for extent in self.graph.tile(value).shape[len(outer) :]]
         places = [(*outer, *self.unravelled(column + lane, trailing)) for lane in range(width)]
 
         def body() -> None:
             self.vectors.width = width
-            self.vectors.words.clear()
+            words = self.vectors.words
+            self.vectors.words = dict(words) if self.values.assumed else words
             self.store_vector(value, places)
-            self.vectors.words.clear()
-            self.vectors.width = 1
+            self.vectors.width, self.vectors.words = 1, words
 
         if width == 1:
             body()
@@ -340,6 +355,7 @@ class GpuNest(Nest):
                     self.vectors.store(self.results[value], dtype, places, found)
             else:
                 self.vector(value, (*row, *outer), column, width)
+                self.vectors.words.clear()
             self.alone = False
 
         self.round_lanes(items, item)
@@ -467,6 +483,16 @@ class GpuNest(Nest):
         b.block_sync()
         read = b.bind(T.reinterpret(it.dtype, self.shared[place + tirx.floormod(self.lane, warps)]))
         return _shuffled(it, read, warps)
+
+
+def known(expression: Expr) -> Expr:
+    """Return a constant as a Python number."""
+    return int(expression) if isinstance(expression, tirx.IntImm) else expression
+
+
+def same(a: Expr, b: Expr) -> bool:
+    """Tell whether two extents are the same."""
+    return bool(a == b) if isinstance(a, int) and isinstance(b, int) else a is b
 
 
 def _kept(value: Expr) -> Expr:
