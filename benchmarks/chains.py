@@ -40,8 +40,10 @@ Point = tuple[str, str]
 
 
 def points(wanted: Sequence[str] = ()) -> list[Point]:
-    """Return (program, size) of all chains, or of those whose names contain one of the words."""
-    found = [(name, size) for name, program in PROGRAMS.items() for size in program.shapes if size != "small"]
+    """Return (program, size) of all chains, largest first, or of those whose names contain a word."""
+    sizes = {name: [size for size in program.shapes if size != "small"] for name, program in PROGRAMS.items()}
+    most = max(map(len, sizes.values()))
+    found = [(name, of[-at]) for at in range(1, most + 1) for name, of in sizes.items() if at <= len(of)]
     return [point for point in found if not wanted or any(word in " ".join(point) for word in wanted)]
 
 

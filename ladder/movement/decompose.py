@@ -7,12 +7,14 @@ broadcasts and moves; all of a chain then meets the same rules, and shares what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ladder.ir.build import GraphBuilder
+from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.common import merge_equal
+from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 from ladder.ir.scalars import ERF_COEFFICIENTS
 
 
@@ -92,6 +94,47 @@ FORMULAS: Mapping[str, Callable[[Formula, str], str]] = {
 """Operator of one value -> what it is made of."""
 
 
+def canonical(graph: Graph) -> Graph:
+    """Return the graph of element-wise operators, reductions and views of one operand.
+
+    Joins become choices between padded operands, operands are broadcast to their result's shape.
+    """
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    source = decompose(graph)
+    for node in source.nodes:
+        inputs = tuple(names[value] for value in node.inputs)
+        if node.operator == "concat":
+            names[node.name] = _joined(builder, node, inputs)
+            continue
+        if get_operator(node.operator).elementwise:
+            inputs = tuple(_stretched(builder, value, node.tile.shape) for value in inputs)
+        names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+    return merge_equal(builder.finish(*(names[value] for value in source.outputs)))
+
+
+def _stretched(builder: GraphBuilder, value: str, shape: Shape) -> str:
+    return value if builder.tile(value).shape == shape else builder.add("broadcast", value, shape=shape)
+
+
+def _joined(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> str:
+    """Choose between operands by the position along the axis."""
+    shape, axis = node.tile.shape, node_attributes(node)["axis"] % len(node.tile.shape)
+    position = builder.add("iota", extent=shape[axis], axis=axis, rank=len(shape), type="int32")
+    position = _stretched(builder, position, shape)
+    begin, result = 0, ""
+    for value in inputs:
+        length = int(builder.tile(value).shape[axis])
+        low = tuple(begin if at == axis else 0 for at in range(len(shape)))
+        high = tuple(int(shape[axis]) - begin - length if at == axis else 0 for at in range(len(shape)))
+        padded = builder.add("pad", value, low=low, high=high, value=0.0)
+        if result:
+            number = _stretched(builder, builder.add("constant", value=float(begin), type="int32"), shape)
+            padded = builder.add("select", builder.add("less", position, number), result, padded)
+        result, begin = padded, begin + length
+    return result
+
+
 def decompose(graph: Graph) -> Graph:
     """Return the graph with composite operators split, equal nodes merged."""
     builder = GraphBuilder(graph.name, graph.level)
@@ -104,8 +147,6 @@ def decompose(graph: Graph) -> Graph:
 
 def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
     """Add a node, or what it is made of, and return its value."""
-    from dataclasses import replace
-
     if node.operator in FORMULAS:
         return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
     return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))

@@ -123,6 +123,12 @@ def _reduced(graph: Graph, node: Node) -> Extent:
     return shape[node_attributes(node)["axis"] % len(shape)]
 
 
+def held_width(graph: Graph) -> int:
+    """Return the neighbouring columns that a lane takes at once."""
+    rows = row_axes(graph, graph.outputs)
+    return _width(graph, 0 if rows is None else rows)
+
+
 def _width(graph: Graph, rows: int) -> int:
     tiles = [graph.tile(value) for value in graph.outputs if len(graph.tile(value).shape) > rows]
     width = min(8, max((16 // SIZES.get(tile.ttype.name, 16) for tile in tiles), default=1))
