@@ -91,9 +91,8 @@ def split_heads(x: Any, bias: Any) -> Any:
 
 def rotary(q: Any, cos: Any, sin: Any) -> Any:
     """Return rotated queries, heads first (Llama)."""
-    b, s, heads, width = q.shape
     x = q.transpose(1, 2)
-    half = width // 2
+    half = q.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], -1)
     return x * cos + turned * sin
 

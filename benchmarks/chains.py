@@ -66,10 +66,9 @@ def chain(point: Point) -> Graph:
 # ---- building --------------------------------------------------------------------------------------------
 def candidates(point: Point, everything: bool) -> list[Placement | None]:
     """Return the mappings to build: None for the model's choice, else all."""
-    from ladder.movement.decompose import decompose
-    from ladder.movement.mapping import mappings
+    from ladder.movement.choose import ranked
 
-    return [None, *(mappings(decompose(chain(point))) if everything else [])]
+    return [None, *(moves.mapping for moves in ranked(chain(point)) if everything)]
 
 
 def build(point: Point, mapping: Placement | None) -> str:
@@ -84,7 +83,9 @@ def build(point: Point, mapping: Placement | None) -> str:
     return ""
 
 
-def build_all(jobs: Sequence[tuple[Point, Placement | None]], workers: int) -> set[tuple[Point, Placement | None]]:
+def build_all(
+    jobs: Sequence[tuple[Point, Placement | None]], workers: int
+) -> set[tuple[Point, Placement | None]]:
     """Build side by side; returns what was built."""
     with ProcessPoolExecutor(workers) as pool:
         outcomes = list(pool.map(build, *zip(*jobs, strict=True)))
@@ -118,7 +119,9 @@ class Measured:
         import torch
 
         shapes = self.program.shapes[self.point[1]]
-        return [torch.randn(shape, device="cuda", dtype=torch.float16) * self.program.scale for shape in shapes]
+        return [
+            torch.randn(shape, device="cuda", dtype=torch.float16) * self.program.scale for shape in shapes
+        ]
 
     def error(self, results: Sequence[Any]) -> float:
         """Return the largest relative Frobenius error of the results."""

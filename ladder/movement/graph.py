@@ -165,7 +165,9 @@ class MovementGraph:
         """Kernels: a sync of the device ends one."""
         return 1 + self.syncs("device")
 
-    def with_steps(self, steps: tuple[Step, ...], tensors: Mapping[str, Tensor] | None = None) -> MovementGraph:
+    def with_steps(
+        self, steps: tuple[Step, ...], tensors: Mapping[str, Tensor] | None = None
+    ) -> MovementGraph:
         """Return the graph with other steps; tensors that no step names are dropped."""
         known = {**self.tensors, **(tensors or {})}
         named = {s.result for s in steps if not isinstance(s, Sync)} | {n for s in steps for n in s.inputs}

@@ -66,7 +66,9 @@ class _Templates:
             self.steps.append(Move(f"{node.name}.r", node.inputs[0], (node,)))
             self.finish(node)
         else:
-            raise LadderError(f"{node.operator} has no template of moves; split it in ladder.movement.decompose")
+            raise LadderError(
+                f"{node.operator} has no template of moves; split it in ladder.movement.decompose"
+            )
 
     def reduction(self, node: Node) -> None:
         """Emit a reduction: what each lane has, then over lanes."""

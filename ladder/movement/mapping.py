@@ -47,6 +47,10 @@ class Mapping:
         return f"rows of {self.lanes} lanes x {self.num or 'all'}, {self.teams} per block"
 
 
+VECTORS = (Mapping(), Mapping(threads=128), Mapping(threads=512))
+TILES = (Mapping(tile=(64, 64)), Mapping(tile=(32, 64)))
+"""Mappings of chains without reductions."""
+
 HELD = 32
 """Elements of a row that a lane holds at most: more spill, or leave too few warps."""
 
@@ -62,8 +66,19 @@ LONGEST = 1024
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
-def mappings(graph: Graph) -> list[Mapping]:
-    """Return the mappings that a chain can have, best guess first."""
+def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
+    """Return the mappings that a chain can have, best guess first.
+
+    Parameters
+    ----------
+    tiles
+        Those that pass tiles through shared memory instead.
+
+    Raises
+    ------
+    ScheduleError
+        If the chain is no loop over rows.
+    """
     rows = row_axes(graph, graph.outputs)
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
@@ -72,13 +87,13 @@ def mappings(graph: Graph) -> list[Mapping]:
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
     if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
-        return [Mapping(), Mapping(threads=128), Mapping(threads=512), Mapping(tile=(64, 64)), Mapping(tile=(32, 64))]
+        return list(TILES if tiles else VECTORS)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     columns = held_columns(graph, rows)
     if columns is None:
-        return [Mapping(_streaming_lanes(graph, rows, extents))]
+        return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents))]
     width = _width(graph, rows)
-    return _held(columns, count, width) + _row_tiles(columns, count, width)
+    return (_row_tiles if tiles else _held)(columns, count, width)
 
 
 def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
@@ -120,7 +135,7 @@ def held_columns(graph: Graph, rows: int) -> int | None:
 
 def _reduced(graph: Graph, node: Node) -> Extent:
     shape = graph.tile(node.inputs[0]).shape
-    return shape[node_attributes(node)["axis"] % len(shape)]
+    return shape[int(node_attributes(node)["axis"]) % len(shape)]
 
 
 def held_width(graph: Graph) -> int:

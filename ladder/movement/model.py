@@ -60,7 +60,7 @@ def traffic(graph: MovementGraph) -> Traffic:
     return Traffic(found, syncs, graph.launches)
 
 
-# ---- how a warp reads ----------------------------------------------------------------------------------
+# ---- how a warp reads --------------------------------------------------------------------------------
 def warp_addresses(graph: MovementGraph, move: Move) -> np.ndarray:
     """Return the elements that the lanes of some warps read at once, ``[warps, 32, width]``; -1 for none."""
     source, result = graph.tensors[move.source], graph.tensors[move.result]
@@ -84,6 +84,23 @@ def sectors_per_warp(graph: MovementGraph, move: Move) -> float:
     return touched / wanted if wanted else 1.0
 
 
+def runs_along_rows(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether neighbours along an axis before the last are neighbours in the source."""
+    source, result = graph.tensors[move.source], graph.tensors[move.result]
+    if len(result.shape) < 2:
+        return False
+    step = 1
+    for extent in reversed(result.shape[1:]):
+        step *= extent
+        last = result.elements - step
+        flat = np.unique(np.linspace(0, max(0, last - 1), 64).astype(np.int64))
+        near, inside = addresses(move.pattern, source.shape, unravel(flat, result.shape))
+        far, beyond = addresses(move.pattern, source.shape, unravel(flat + step, result.shape))
+        if last > 0 and inside.all() and beyond.all() and (far - near == 1).mean() > 0.75:
+            return True
+    return False
+
+
 def source_slice(graph: MovementGraph, move: Move) -> Slice:
     """Return what one lane touches of a move's source."""
     result = graph.tensors[move.result].slice
@@ -97,7 +114,7 @@ def source_slice(graph: MovementGraph, move: Move) -> Slice:
     return Slice(level, result.num * result.width, 1, step)
 
 
-# ---- time ------------------------------------------------------------------------------------------------
+# ---- time --------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Machine:
     """What moves cost.
@@ -123,11 +140,15 @@ class Machine:
     lanes: int = 132 * 1024
 
 
+HOPPER = Machine()
+"""An H200."""
+
+
 def predicted(graph: MovementGraph, machine: Machine) -> float:
     """Return the seconds that a graph takes."""
     found = traffic(graph)
     inflated = sum(
-        moved(graph, step)[1] * max(1.0, sectors_per_warp(graph, step))
+        moved(graph, step)[1] * (max(1.0, sectors_per_warp(graph, step)) if _by_lanes(graph, step) else 1.0)
         for step in graph.steps
         if isinstance(step, Move) and moved(graph, step)[0] == "device"
     )
@@ -138,6 +159,11 @@ def predicted(graph: MovementGraph, machine: Machine) -> float:
     waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 3
     memory = max(found.bytes["device"] / machine.device, inflated / machine.cache) / max(busy, 0.05)
     return found.launches * (machine.launch + machine.latency) + memory + waits * waves
+
+
+def _by_lanes(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether lanes read a move's source in the order of the result: tiles follow the source."""
+    return graph.level(move.result) == "lane"
 
 
 def _elements(graph: MovementGraph) -> int:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Step, Sync, Tensor
-from ladder.movement.model import moved, sectors_per_warp, traffic
+from ladder.movement.model import moved, runs_along_rows, sectors_per_warp, traffic
 from ladder.movement.pattern import Pattern, addresses, unravel
 from tile_types.errors import VerificationError
 
@@ -83,7 +83,7 @@ def _visible(graph: MovementGraph, name: str, written: int, read: int) -> bool:
     return any(isinstance(step, Sync) and LEVELS.index(step.scope) >= level for step in between)
 
 
-# ---- finding and replacing ---------------------------------------------------------------------------------
+# ---- finding and replacing ---------------------------------------------------------------------------
 def _reads_back(graph: MovementGraph) -> Iterable[tuple[int, Move, str]]:
     """Yield (step, move, lane tensor) for reads of device tensors that lanes of this graph wrote."""
     for at, step in enumerate(graph.steps):
@@ -124,7 +124,7 @@ def _fresh(graph: MovementGraph, wish: str, taken: dict[str, Tensor]) -> str:
     return name
 
 
-# ---- rules ---------------------------------------------------------------------------------------------------
+# ---- rules -------------------------------------------------------------------------------------------
 def keep_in_lane(graph: MovementGraph) -> MovementGraph | None:
     """Merge write-then-read: the same lane, the same pattern."""
     for at, move, lane in _reads_back(graph):
@@ -224,7 +224,9 @@ class _Pull:
         assert isinstance(step, Compute)  # a sync writes nothing
         if step.kind == "elementwise":
             return self.computed(lane, step, pattern, shape)
-        (operand, whole) = (step.inputs[0], step.pattern + pattern) if step.kind == "broadcast" else (lane, pattern)
+        (operand, whole) = (
+            (step.inputs[0], step.pattern + pattern) if step.kind == "broadcast" else (lane, pattern)
+        )
         if step.kind in ("broadcast", "reduce") and _one_per_row(graph, operand, whole, shape):
             name = self.declare(lane, shape)
             self.steps.append(Compute(name, "broadcast", "broadcast", (operand,), (), whole))
@@ -252,7 +254,8 @@ class _Pull:
         """Choose between a value and the border's by where the pattern reads something."""
         kind, inner = self.graph.tensors[lane].ttype, self.graph.tensors[lane].shape
         holes = tuple(
-            replace(n, attributes=tuple((k, 0.0 if k == "value" else v) for k, v in n.attributes)) for n in pattern
+            replace(n, attributes=tuple((k, 0.0 if k == "value" else v) for k, v in n.attributes))
+            for n in pattern
         )
         one = self.constant(lane, 1.0, inner, "bool")
         outside = self.constant(lane, border, shape, kind)
@@ -268,9 +271,7 @@ class _Pull:
         self.steps.append(Compute(name, "source", "constant", (), attributes))  # type: ignore[arg-type]
         return name
 
-    def declare(
-        self, lane: str, shape: tuple[int, ...], kind: str = "", level: str = "lane"
-    ) -> str:
+    def declare(self, lane: str, shape: tuple[int, ...], kind: str = "", level: str = "lane") -> str:
         name = _fresh(self.graph, lane, self.tensors)
         like = self.graph.tensors.get(lane)
         width = like.slice.width if like is not None and shape and shape[-1] % like.slice.width == 0 else 1
@@ -332,13 +333,20 @@ def stage_tiles(graph: MovementGraph) -> MovementGraph | None:
     for at, step in enumerate(graph.steps):
         if not isinstance(step, Move) or moved(graph, step)[0] != "device" or step.source not in graph.inputs:
             continue
-        if graph.level(step.result) == "lane" and sectors_per_warp(graph, step) > SCATTERED:
+        if is_scattered(graph, step):
             result = graph.tensors[step.result]
             name = _fresh(graph, f"{step.source}_tile", {})
             tile = replace(result, slice=replace(result.slice, level="block"))
             steps = (Move(name, step.source, step.pattern), Sync("block"), Move(step.result, name))
             return graph.with_steps((*graph.steps[:at], *steps, *graph.steps[at + 1 :]), {name: tile})
     return None
+
+
+def is_scattered(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether lanes read sectors for little of them, while the source lies along the result's rows."""
+    if graph.level(move.source) != "device" or graph.level(move.result) != "lane":
+        return False
+    return sectors_per_warp(graph, move) > SCATTERED and runs_along_rows(graph, move)
 
 
 def relax_syncs(graph: MovementGraph) -> MovementGraph | None:

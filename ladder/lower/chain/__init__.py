@@ -8,14 +8,16 @@ in order; symbolic sizes come first, as integers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tile_types.errors import DeviceError
+from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.movement.mapping import Mapping
     from targets import TileDevice
+
 
 def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None = None) -> Any:
     """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; GPU arguments begin at 16 bytes.
@@ -34,29 +36,41 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     DTypeError
         If a type has no TIR form.
     """
-    from ladder.lower import builder as b
-
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
+    return NESTS[device.kind](graph, device, name, mapping)
+
+
+def _cpu(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+    from ladder.lower.chain.cpu import CpuNest
+
+    return _emitted(name, lambda: CpuNest(graph))
+
+
+def _cuda(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+    """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
+    from ladder.lower.chain.gpu import GpuNest
+    from ladder.movement.choose import ranked
+    from ladder.movement.decompose import decompose
+
+    plain = decompose(graph)
+    wanted = [mapping] if mapping is not None else [moves.mapping for moves in ranked(graph)]
+    for number, candidate in enumerate(wanted):
+        try:
+            return _emitted(name, partial(GpuNest, plain, device, candidate))
+        except ScheduleError:
+            if number == len(wanted) - 1:
+                raise
+    raise ScheduleError(f"chain {graph.name!r} has no mapping")
+
+
+def _emitted(name: str, nest: Callable[[], Any]) -> Any:
+    from ladder.lower import builder as b
+
     with b.function(name) as result:
-        NESTS[device.kind](graph, device, mapping).emit()
+        nest().emit()
     return result.func
 
 
-def _cpu(graph: Graph, device: TileDevice, mapping: Mapping | None) -> Any:
-    from ladder.lower.chain.cpu import CpuNest
-
-    return CpuNest(graph)
-
-
-def _cuda(graph: Graph, device: TileDevice, mapping: Mapping | None) -> Any:
-    from ladder.lower.chain.gpu import GpuNest
-    from ladder.movement.decompose import decompose
-    from ladder.movement.mapping import mappings
-
-    graph = decompose(graph)
-    return GpuNest(graph, device, mapping or mappings(graph)[0])
-
-
 NESTS: dict[str, Callable[..., Any]] = {"llvm": _cpu, "cuda": _cuda}
-"""Target kind -> makes the loop nest."""
+"""Target kind -> emits the PrimFunc."""

@@ -130,7 +130,9 @@ class Exchange:
         return found
 
     # into shared memory ------------------------------------------------------------------------------
-    def fill(self, outer: Sequence[Expr], first_row: Expr, first_column: Expr, thread: Expr, threads: int) -> None:
+    def fill(
+        self, outer: Sequence[Expr], first_row: Expr, first_column: Expr, thread: Expr, threads: int
+    ) -> None:
         """Emit the reads of a tile along its rows, and its transposition; a barrier follows."""
         for staged in self.staged:
             self.fill_one(staged, outer, first_row, first_column, thread, threads)
@@ -148,12 +150,16 @@ class Exchange:
             self.nest.within(item, -(-items // threads) * threads)
             group, word = b.bind(tirx.floormod(item, groups)), b.bind(tirx.floordiv(item, groups))
             self.nest.within(group, groups)
-            self.nest.within(word, -(-items // threads) * threads // groups if items % threads else items // groups)
+            self.nest.within(
+                word, -(-items // threads) * threads // groups if items % threads else items // groups
+            )
             inside = self.inside(row + group * self.span, column + word * per_word, item, items)
             registers = [b.local(self.span * BYTES[staged.dtype] // 4, "uint32") for _ in range(per_word)]
             with nullcontext() if inside is None else b.when(inside):
                 for at in range(per_word):
-                    self.load(staged, outer, row + group * self.span, column + word * per_word + at, registers[at])
+                    self.load(
+                        staged, outer, row + group * self.span, column + word * per_word + at, registers[at]
+                    )
             loaded.append((group, word, inside, registers))
         for group, word, inside, registers in loaded:
             with nullcontext() if inside is None else b.when(inside):
@@ -193,7 +199,7 @@ class Exchange:
         swizzled = tirx.bitwise_xor(chunk, tirx.floormod(group, 8))
         return staged.first + row * self.pitch(staged.dtype) + swizzled * CHUNK
 
-    # out of it -----------------------------------------------------------------------------------------
+    # out of it ---------------------------------------------------------------------------------------
     def offer(self, places: Sequence[Index], row: Expr, column: Expr) -> None:
         """Let vectors at ``places``, which lie at a row and column of the tile, come from shared memory.
 
@@ -281,7 +287,9 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
         column = b.bind(tirx.floormod(item, columns // width))
         nest.within(row, rows if rows * columns // width % threads == 0 else first + threads)
         nest.within(column, columns // width)
-        inside = exchange.inside(first_row + row, first_column + column * width, item, rows * columns // width)
+        inside = exchange.inside(
+            first_row + row, first_column + column * width, item, rows * columns // width
+        )
         with nullcontext() if inside is None else b.when(inside):
             at = first_column + column * width
             places = [exchange.place(outer, first_row + row, at + lane) for lane in range(width)]

@@ -15,7 +15,6 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.script import tirx as T
 
-from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.lower import builder as b
@@ -98,7 +97,7 @@ class GpuNest(Nest):
         self.overlap.release()
         return block, thread
 
-    # what lies in vectors --------------------------------------------------------------------------
+    # what lies in vectors ----------------------------------------------------------------------------
     def layout(self, value: str) -> tuple[int, int]:
         """Return (trailing axes that count as one, width) with the fewest memory instructions per element."""
         shape = self.graph.tile(value).shape
@@ -125,7 +124,9 @@ class GpuNest(Nest):
         with self.values.only_loads():
             for lane in range(width):
                 index = (*outer, *self.unravelled(chunk * width + lane, extents[-merged:]))
-                reads.append([(name, self.vectors.address(name, at)) for name, at in self.reads(value, index)])
+                reads.append(
+                    [(name, self.vectors.address(name, at)) for name, at in self.reads(value, index)]
+                )
                 self.values.forget()
             crossed = merged > 1 and any(uses(part, (chunk,)) for c in self.values.open for part in c)
         if crossed or len({len(row) for row in reads}) > 1:
@@ -134,9 +135,8 @@ class GpuNest(Nest):
         for column in zip(*reads, strict=True):
             name, base = column[0]
             steps = [self.values.simplified(at - base) for _, at in column]
-            if all(step == 0 for step in steps):
-                total += 1
-            elif all(step == k for k, step in enumerate(steps)) and self.vectors.is_aligned(name, base, width):
+            along = all(step == lane for lane, step in enumerate(steps))
+            if all(step == 0 for step in steps) or (along and self.vectors.is_aligned(name, base, width)):
                 total += 1
             else:
                 total += width
@@ -144,7 +144,8 @@ class GpuNest(Nest):
 
     def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
         """Return what an element is loaded from, in order."""
-        self.vectors.recorder = found = []
+        found: list[tuple[str, Index]] = []
+        self.vectors.recorder = found
         self.values.at(value, index)
         self.vectors.recorder = None
         return found
@@ -156,7 +157,7 @@ class GpuNest(Nest):
         yield
         self.vectors.width = width
 
-    # threads alone ---------------------------------------------------------------------------------
+    # threads alone -----------------------------------------------------------------------------------
     def emit_vectors(self) -> None:
         """Emit one vector per thread, for every result and every piece of its columns."""
         self.alone = True
@@ -169,7 +170,9 @@ class GpuNest(Nest):
         threads = self.mapping.threads
         block, thread = self.start(tirx.floordiv(most + threads - 1, threads), threads)
         item = b.bind(block * threads + thread)
-        groups = [(count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts]
+        groups = [
+            (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
+        ]
         for at, (count, together) in enumerate(groups):
             if any(same(count, other) for other, _ in groups[:at]):
                 continue
@@ -187,7 +190,7 @@ class GpuNest(Nest):
         self.vectors.words.clear()
 
     def pieces(self, value: str) -> list[Piece]:
-        """Return (result, merged axes, width, start, stop) of the pieces of its last axis; a number has one."""
+        """Return the pieces of a result's last axis; a number has one."""
         shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
         if not shape or (self.reductions() and len(shape) == self.rows):
             return [(value, 1, 1, 0, 1)]
@@ -270,7 +273,7 @@ class GpuNest(Nest):
         dtype = stored_type(self.graph.tile(value).ttype.name)
         self.vectors.store(self.results[value], dtype, places, found)
 
-    # rows ------------------------------------------------------------------------------------------
+    # rows --------------------------------------------------------------------------------------------
     def emit_rows(self) -> None:
         """Emit a row per team of lanes."""
         teams = self.mapping.teams
@@ -410,7 +413,7 @@ class GpuNest(Nest):
         self.within(number, items)
         return number, None if whole else first + self.lane < items
 
-    # reductions ------------------------------------------------------------------------------------
+    # reductions --------------------------------------------------------------------------------------
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction: by the row's lanes together, or within one thread's work by it alone."""
         it = Reduction(self, node, index)

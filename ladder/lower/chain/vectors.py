@@ -82,7 +82,9 @@ class Shared:
         """Return its words in registers, read at the first use."""
         if self.registers is None:
             self.registers = b.local(self.words, "uint32")
-            places = {first: place for (first, _), place in zip(_accesses(self.words), self.places, strict=True)}
+            places = {
+                first: place for (first, _), place in zip(_accesses(self.words), self.places, strict=True)
+            }
             _access("ld.shared", self.words, self.registers, lambda at: self.buffer.ptr_to([places[at]]))
         return self.registers
 
@@ -168,9 +170,7 @@ class Vectors:
             lambda at: buffer.ptr_to([*index[:-1], index[-1] + at * 4 // size]),
         )
 
-    def store(
-        self, buffer: Any, dtype: str, places: Sequence[Index], found: Sequence[Expr]
-    ) -> None:
+    def store(self, buffer: Any, dtype: str, places: Sequence[Index], found: Sequence[Expr]) -> None:
         """Store neighbouring elements, already of their stored type but for halves, in wide accesses."""
         size = BYTES.get(dtype, 1)
         if len(places) * size % 4 or dtype not in ("float32", "float16", "bfloat16", "int32"):
@@ -223,7 +223,9 @@ def _pair(low: Expr, high: Expr, dtype: str) -> Expr:
         first, second = (T.Cast("uint32", T.reinterpret("uint16", value)) for value in plain)
         return first | (second << T.uint32(16))
     source = PACK.format(name=dtype, ptx=PACKED[dtype])
-    floats = [value if str(value.ty.dtype) == "float32" else T.Cast("float32", value) for value in (low, high)]
+    floats = [
+        value if str(value.ty.dtype) == "float32" else T.Cast("float32", value) for value in (low, high)
+    ]
     return b.call_inline(f"ladder_pack_{dtype}", source, "uint32", *floats)
 
 
