@@ -35,12 +35,17 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
         If it is no loop over rows.
     """
     plain = decompose(graph)
-    known = bind(plain, dict.fromkeys(symbols(plain), PROBE))
+    known = bound(plain)
     found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain)]
     scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))
     if any(scattered):
         found += [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, tiles=True)]
     return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))
+
+
+def bound(graph: Graph) -> Graph:
+    """Return the graph with a number for every symbolic extent."""
+    return bind(graph, dict.fromkeys(symbols(graph), PROBE))
 
 
 def symbols(graph: Graph) -> set[str]:

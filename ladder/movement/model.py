@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ladder.movement.graph import LEVELS, Move, MovementGraph, Slice, Sync, Tensor
+from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Sync, Tensor
 from ladder.movement.pattern import addresses, unravel
 from tile_types.library import get_type
 
@@ -58,6 +58,24 @@ def traffic(graph: MovementGraph) -> Traffic:
                 found[level] += count
     syncs = {scope: graph.syncs(scope) for scope in LEVELS[2:]}
     return Traffic(found, syncs, graph.launches)
+
+
+def held(graph: MovementGraph) -> frozenset[str]:
+    """Return the values of the chain that lanes keep across a sync: computed before, read again after it.
+
+    Numbers and what was only loaded are not among them: reading those again costs nothing.
+    """
+    found = set()
+    for name, written in graph.writers.items():
+        step = graph.steps[written]
+        if graph.level(name) != "lane" or not isinstance(step, Compute) or step.kind != "elementwise":
+            continue
+        reads = graph.readers[name]
+        if step.operator != "convert" and any(
+            isinstance(graph.steps[at], Sync) and reads[0] < at < reads[-1] for at in range(written, reads[-1])
+        ):
+            found.add(name.removesuffix(".r"))
+    return frozenset(found)
 
 
 # ---- how a warp reads --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
-from ladder.partition.chains import Chains
+from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.views import inlined_chain, is_free, view_chain
@@ -47,7 +47,7 @@ def partition(graph: Graph, weights: Collection[str] = ()) -> list[Part]:
     chains = Chains(graph, users, taken)
     parts += chains.parts()
     parts += [_library(graph, node) for node in graph.nodes if engine(node) == "library"]
-    return ordered(graph, parts + _views(graph, parts))
+    return ordered(graph, absorb_copies(graph, parts + _views(graph, parts)))
 
 
 def readers(graph: Graph) -> dict[str, list[Node | None]]:

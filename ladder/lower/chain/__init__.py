@@ -43,8 +43,9 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
 
 def _cpu(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     from ladder.lower.chain.cpu import CpuNest
+    from ladder.movement.decompose import decompose
 
-    return _emitted(name, lambda: CpuNest(graph))
+    return _emitted(name, partial(CpuNest, decompose(graph)))
 
 
 def _cuda(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:

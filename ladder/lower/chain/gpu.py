@@ -267,7 +267,7 @@ class GpuNest(Nest):
         for lane, place in enumerate(places):
             self.vectors.lane = lane
             self.prepare(value, place, ())
-            with self.keeping():
+            with self.values.keeping(_kept):
                 found.append(self.values.at(value, place))
         self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
@@ -369,17 +369,10 @@ class GpuNest(Nest):
         found = []
         for lane, place in enumerate(places):
             self.vectors.lane = lane
-            with self.keeping():
+            with self.values.keeping(_kept):
                 found.append(self.values.at(value, place))
         self.vectors.lane, self.vectors.width = 0, 1
         return found
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Let what several nodes read be computed once, where it is made."""
-        before, self.values.keep = self.values.keep, _kept
-        yield
-        self.values.keep = before
 
     def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
         """Emit ``body(item, valid)`` for every item, lane by lane in turns.
@@ -454,7 +447,7 @@ class GpuNest(Nest):
             self.vectors.lane = lane
             place = it.at(position + lane)
             self.prepare(it.operand, place, ())
-            with self.keeping():
+            with self.values.keeping(_kept):
                 value = self.values.at(it.operand, place)
             total.set(it.combine(total.value, value))
         self.vectors.lane, self.vectors.width = 0, 1

@@ -79,6 +79,8 @@ class Values:
     analyzer: Any = field(default_factory=Analyzer)
     cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
     breaks: dict[Any, set[int]] = field(default_factory=dict)
+    rows: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Values whose row lies in memory: value -> (key of the row's index, its columns)."""
     lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
     """Operators that are computed otherwise than the operator table says."""
 
@@ -120,6 +122,9 @@ class Values:
         found = self.cells.get(key)
         if found is None:
             found = self.memory.get(key)
+        if found is None and value in self.rows:
+            row, columns = self.rows[value]
+            found = columns[index[-1]] if self.key(value, index[:-1]) == row else None
         if found is None:
             found = self.memory[key] = self._made(self.graph.producer(value), index)
         return found
@@ -162,6 +167,8 @@ class Values:
             if key in seen or key in self.cells:
                 return
             seen.add(key)
+            if value in self.rows and self.key(value, index[:-1]) == self.rows[value][0]:
+                return
             node = self.graph.producer(value)
             if node.operator in REDUCTIONS:
                 found[key] = (node, index)
@@ -203,6 +210,15 @@ class Values:
         finally:
             self.memory, self.open, self.keep = before
             self.looking = False
+
+    @contextmanager
+    def keeping(self, keep: Callable[[Expr], Expr]) -> Iterator[None]:
+        """Let what several nodes read be computed once, where it is made."""
+        before, self.keep = self.keep, keep
+        try:
+            yield
+        finally:
+            self.keep = before
 
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
