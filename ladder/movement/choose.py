@@ -14,7 +14,7 @@ from ladder.movement.mapping import mappings
 from ladder.movement.model import HOPPER, Machine, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
 
-PROBE = 64
+PROBE = 256
 """What symbolic extents are taken for."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")

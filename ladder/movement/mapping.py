@@ -24,6 +24,7 @@ class Mapping:
         Threads that share a row; 1: every thread takes vectors of any row.
     num
         Vectors of a row that each lane holds in registers; 0: as many as come by, read again for each use.
+        Of lanes alone: vectors that each reads before it stores one.
     teams
         Rows that a block takes side by side.
     tile
@@ -43,11 +44,11 @@ class Mapping:
             shape = f"tile {self.tile[0]}x{self.tile[1]}"
             return f"{shape}, {self.lanes} lanes" if self.lanes > 1 else f"{shape}, {self.threads} threads"
         if self.lanes == 1:
-            return f"vectors, {self.threads} threads"
+            return f"{max(1, self.num)} vectors each, {self.threads} threads"
         return f"rows of {self.lanes} lanes x {self.num or 'all'}, {self.teams} per block"
 
 
-VECTORS = (Mapping(), Mapping(threads=128), Mapping(threads=512))
+VECTORS = (Mapping(), Mapping(num=2), Mapping(num=4, threads=128), Mapping(threads=128), Mapping(threads=512))
 TILES = (Mapping(tile=(64, 64)), Mapping(tile=(32, 64)))
 """Mappings of chains without reductions."""
 

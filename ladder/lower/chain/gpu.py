@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from tvm import ir, tirx
@@ -58,6 +59,10 @@ class GpuNest(Nest):
             self.values.lowerings = APPROXIMATE
         self.alone = False
         self.slot = 0
+        self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
+        """Stores that wait until a thread has read all of its vectors."""
+        self.valid: Expr | None = None
+        """Whether the vector that is made now is to be stored; None: it is."""
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
         self.before_row: Callable[[Index], None] = lambda index: None
         """Called with each row's index once it is known."""
@@ -167,27 +172,47 @@ class GpuNest(Nest):
         for count in counts[1:]:
             both = isinstance(most, int) and isinstance(count, int)
             most = max(most, count) if both else tirx.max(most, count)
-        threads = self.mapping.threads
-        block, thread = self.start(tirx.floordiv(most + threads - 1, threads), threads)
-        item = b.bind(block * threads + thread)
+        threads, turns = self.mapping.threads, max(1, self.mapping.num)
+        share = threads * turns
+        block, thread = self.start(tirx.floordiv(most + share - 1, share), threads)
+        first = b.bind(block * share + thread)
         groups = [
             (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
         ]
         for at, (count, together) in enumerate(groups):
             if any(same(count, other) for other, _ in groups[:at]):
                 continue
-            whole = isinstance(count, int) and same(count, most) and count % threads == 0
-            with nullcontext() if whole else b.when(item < count):
-                self.flat_items(item, together)
+            whole = isinstance(count, int) and same(count, most) and count % share == 0
+            with nullcontext() if whole or turns > 1 else b.when(first < count):
+                self.flat_items(first, turns, None if whole or turns == 1 else count, together)
             self.values.forget()
             self.values.cells.clear()
 
-    def flat_items(self, item: Expr, plans: Sequence[Piece]) -> None:
-        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once."""
-        self.places: dict[Any, tuple[Expr, Index]] = {}
-        for plan in plans:
-            self.flat_item(item, *plan)
-        self.vectors.words.clear()
+    def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
+
+        Parameters
+        ----------
+        first
+            Its first vector.
+        turns
+            How many it has; they are stored after all are read.
+        count
+            How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        """
+        self.later = [] if turns > 1 else None
+        for turn in range(turns):
+            item = b.bind(first + turn * self.mapping.threads) if turns > 1 else first
+            self.valid = None if count is None else item < count
+            item = item if count is None else b.bind(tirx.min(item, count - 1))
+            self.places: dict[Any, tuple[Expr, Index]] = {}
+            for plan in plans:
+                self.flat_item(item, *plan)
+            self.vectors.words.clear()
+        for valid, store in self.later or ():
+            with nullcontext() if valid is None else b.when(valid):
+                store()
+        self.later = None
 
     def pieces(self, value: str) -> list[Piece]:
         """Return the pieces of a result's last axis; a number has one."""
@@ -271,7 +296,12 @@ class GpuNest(Nest):
                 found.append(self.values.at(value, place))
         self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
-        self.vectors.store(self.results[value], dtype, places, found)
+        store = partial(self.vectors.store, self.results[value], dtype, places, found)
+        if self.later is not None and not self.values.assumed:
+            self.later.append((self.valid, store))
+            return
+        with nullcontext() if self.valid is None else b.when(self.valid):
+            store()
 
     # rows --------------------------------------------------------------------------------------------
     def emit_rows(self) -> None:
