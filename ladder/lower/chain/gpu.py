@@ -200,7 +200,7 @@ class GpuNest(Nest):
         count
             How many there are, if some of a thread's may lie beyond: it reads the last one then.
         """
-        self.later = [] if turns > 1 else None
+        self.later = []
         for turn in range(turns):
             item = b.bind(first + turn * self.mapping.threads) if turns > 1 else first
             self.valid = None if count is None else item < count
@@ -281,10 +281,24 @@ class GpuNest(Nest):
             self.store_vector(value, places)
             self.vectors.width, self.vectors.words = 1, words
 
-        if width == 1:
+        if width == 1 or self.decided_alike(value, places):
             body()
             return
         self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
+
+    def decided_alike(self, value: str, places: Sequence[Index]) -> bool:
+        """Tell whether joins and borders depend on nothing in which a vector's elements differ.
+
+        Its loads then have conditions of their own; else there is a branch around the whole.
+        """
+        if any(node.operator in REDUCTIONS for node in self.graph.nodes):
+            return False
+        found = []
+        for place in (places[0], places[-1]):
+            with self.values.only_loads():
+                self.reads(value, place)
+                found.append([self.values.key("below", comparison) for comparison in self.values.open])
+        return found[0] == found[1]
 
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""

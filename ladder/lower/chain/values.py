@@ -91,8 +91,8 @@ class Values:
         """Comparisons that the values made so far leave to run time."""
         self.assumed: dict[Any, bool] = {}
         """Comparisons that a branch around has decided."""
-        self.guards = 0
-        """How many of them the value being made depends on: it may be that it must not be read."""
+        self.guards: list[Expr] = []
+        """Those on which it depends whether the value being made may be read."""
         self.looking = False
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
@@ -232,13 +232,13 @@ class Values:
             del self.assumed[key]
             self.forget()
 
-    def under(self, make: Callable[[], Expr]) -> Expr:
-        """Return a value that is read only where a condition holds."""
-        self.guards += 1
+    def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:
+        """Return a value that is read only where conditions hold."""
+        before, self.guards = self.guards, [*self.guards, *conditions]
         try:
             return make()
         finally:
-            self.guards -= 1
+            self.guards = before
 
     def note_break(self, position: Expr, boundary: Expr) -> None:
         """Remember where a loop is cut so that a join or border is decided on both sides."""
@@ -352,9 +352,11 @@ def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, A
     if len(kept) == 1:
         return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
     result: Expr = None
-    for operand, place, (_, end) in reversed(kept):
-        value = values.under(partial(values.at, operand, place))  # type: ignore[arg-type]
-        if result is not None:
+    for number, (operand, place, (begin, end)) in reversed(list(enumerate(kept))):
+        first, last = number == 0, number == len(kept) - 1
+        outside = ([] if first else [index[axis] >= begin]) + ([] if last else [index[axis] < end])
+        value = values.under(outside, partial(values.at, operand, place))  # type: ignore[arg-type]
+        if not last:
             values.note_break(index[axis], end)
             values.open.append((values.simplified(index[axis]), values.simplified(end)))
             value = T.if_then_else(index[axis] < end, value, result)
@@ -387,7 +389,7 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     whole = conditions[0]
     for condition in conditions[1:]:
         whole = tirx.And(whole, condition)
-    return T.if_then_else(whole, values.under(partial(values.at, node.inputs[0], place)), border)
+    return T.if_then_else(whole, values.under(conditions, partial(values.at, node.inputs[0], place)), border)
 
 
 def _pad_places(
