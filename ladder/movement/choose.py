@@ -10,8 +10,8 @@ from ladder.ir.graph import Graph
 from ladder.movement.decompose import decompose
 from ladder.movement.graph import Move, MovementGraph
 from ladder.movement.instantiate import instantiate
-from ladder.movement.mapping import mappings
-from ladder.movement.model import HOPPER, Machine, predicted
+from ladder.movement.mapping import mappings, spreads
+from ladder.movement.model import HOPPER, Machine, alternates, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
 
 PROBE = 256
@@ -40,6 +40,8 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
     scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))
     if any(scattered):
         found += [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, tiles=True)]
+    elif any(isinstance(step, Move) and alternates(found[0], step) for step in found[0].steps):
+        found += [rewrite(instantiate(known, mapping)) for mapping in spreads(plain)]
     return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))
 
 

@@ -96,9 +96,7 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
-def check(
-    graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a"
-) -> None:
+def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a") -> None:
     """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
     inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
@@ -123,7 +121,7 @@ def test_measured_programs(name: str) -> None:
         check(graph, np.float16, moves.mapping)
 
 
-@pytest.mark.parametrize("case", (softmax, residual_norm, rotary))
+@pytest.mark.parametrize("case", [softmax, residual_norm, rotary])
 def test_ampere(case: Callable[[int, str], Graph]) -> None:
     check(case(64, "float16"), np.float16, device="cuda/sm_80")
 

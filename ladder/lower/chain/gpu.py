@@ -253,9 +253,19 @@ class GpuNest(Nest):
             chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
             self.within(chunk, chunks)
             row = b.bind(self.values.simplified(tirx.floordiv(item, chunks)))
-            self.places[key] = chunk, self.bound_index(row, shape[:-merged])
+            self.places[key] = chunk, self.outer_index(row, shape[:-merged])
         chunk, outer = self.places[key]
         self.vector(value, outer, start + chunk * width, width)
+
+    def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
+        """Return a row's position along each axis, as the mapping orders rows."""
+        spread = self.mapping.spread
+        if spread == 1:
+            return self.bound_index(row, extents)
+        check(len(extents) > 1 and int(extents[-2]) % spread == 0, "rows alternate over no axis")
+        whole = tirx.floordiv(extents[-2], spread)
+        *front, high, last, low = self.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
+        return (*front, self.values.simplified(high * spread + low), last)
 
     def within(self, variable: Expr, extent: Expr) -> None:
         """Tell the analyzer the range of a variable, if it is one."""
