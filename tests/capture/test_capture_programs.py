@@ -10,7 +10,18 @@ from overhead import stack
 from ladder.capture import capture
 
 FIRST = ("containers", "objects", "outside", "dynamic")
-HOMES = (*FIRST, "errors", "state", "tensors", "language", "iterators", "models")
+LATER = ("errors", "state", "tensors", "language", "iterators", "models")
+STRESS = (
+    "exceptions",
+    "protocols",
+    "lifetimes",
+    "aliases",
+    "torch_state",
+    "module_state",
+    "scalars",
+    "idioms",
+)
+HOMES = (*FIRST, *LATER, *STRESS, "surroundings")
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)
