@@ -82,6 +82,20 @@ class Attributes(Symbolic):
         return getattr(value, name)
 
     def _object_attr(self, value: Any, kind: type, name: str) -> Any:
+        fallback = self.segment.class_attribute(kind, "__getattr__")
+        if fallback is NULL:
+            return self._attribute(value, kind, name)
+        if not is_a(fallback, types.FunctionType):
+            raise CaptureError("a native __getattr__")
+        try:
+            with self.barrier():
+                return self._attribute(value, kind, name)
+        except AttributeError:
+            pass
+        return self.call_function(fallback, (value, name), {})
+
+    def _attribute(self, value: Any, kind: type, name: str) -> Any:
+        """Return what ``__getattribute__`` gives."""
         getter = self.segment.class_attribute(kind, "__getattribute__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
@@ -96,12 +110,7 @@ class Attributes(Symbolic):
             return inside
         if found is not NULL:
             return self.bind(found, value, kind) if hasattr(described, "__get__") else found
-        fallback = self.segment.class_attribute(kind, "__getattr__")
-        if is_a(fallback, types.FunctionType):
-            return self.call_function(fallback, (value, name), {})
-        if fallback is not NULL:
-            raise CaptureError("a native __getattr__")
-        return getattr(value, name)  # raises the AttributeError of this type
+        return _OBJECT_GET(value, name)  # raises the AttributeError of this type
 
     def instance_item(self, value: Any, name: str) -> Any:
         """Return the entry `name` of the instance dictionary, or `NULL`."""

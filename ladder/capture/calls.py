@@ -16,6 +16,7 @@ from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes, instance_dict
 from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
+from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
 
@@ -198,7 +199,7 @@ class Calls(Attributes):
         code = function.__code__
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
             raise CaptureError(f"{function.__qualname__} is not interpreted")
-        if natives.FRAME_NAMES.intersection(code.co_names):
+        if frame_names(code):
             raise CaptureError(f"{function.__qualname__} looks at frames")
         frame = self._frame(function, args, kwargs)
         if code.co_flags & inspect.CO_GENERATOR:

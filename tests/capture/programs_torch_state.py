@@ -11,6 +11,67 @@ from capture_world import World, calls, normal, program
 from torch import nn
 
 
+def awkward(log):
+    class P:
+        @property
+        def v(s):
+            return s.t.sum().item()
+
+        def __init__(s, t):
+            s.t = t
+            s.n = float(t[0])
+
+        def __len__(s):
+            return int(abs(s.t[0])) + 1
+
+        def __getitem__(s, i):
+            return s.t[i].item()
+
+        def __iter__(s):
+            for v in s.t:
+                yield v.item()
+
+        def __contains__(s, o):
+            return bool((s.t == o).any())
+
+        def __add__(s, o):
+            return P(s.t + o.t.sum().item())
+
+        def __eq__(s, o):
+            return bool((s.t == o.t).all())
+
+        def __hash__(s):
+            return 1
+
+        def __bool__(s):
+            return bool(s.t[0] > 0)
+
+        def __format__(s, f):
+            return f"{s.t[0].item():.2f}"
+
+        def __call__(s, x):
+            return x * s.t[1].item()
+
+        def __enter__(s):
+            return s.t[0].item()
+
+        def __exit__(s, *a):
+            log.append(s.t.sum().item())
+
+        def __getattr__(s, n):
+            if n.startswith("__"):
+                raise AttributeError(n)
+            return n + str(s.t[2].item())
+
+        def __setitem__(s, i, v):
+            s.t[i] = v + s.t[0].item()
+
+        def __lt__(s, o):
+            return s.n < o.n
+
+    return P
+
+
 @program
 def saved_tensor_hooks():
     log = []
@@ -302,63 +363,7 @@ def item_branches_nested():
 @program
 def split_within_everything():
     log = []
-
-    class P:
-        @property
-        def v(s):
-            return s.t.sum().item()
-
-        def __init__(s, t):
-            s.t = t
-            s.n = float(t[0])
-
-        def __len__(s):
-            return int(abs(s.t[0])) + 1
-
-        def __getitem__(s, i):
-            return s.t[i].item()
-
-        def __iter__(s):
-            for v in s.t:
-                yield v.item()
-
-        def __contains__(s, o):
-            return bool((s.t == o).any())
-
-        def __add__(s, o):
-            return P(s.t + o.t.sum().item())
-
-        def __eq__(s, o):
-            return bool((s.t == o.t).all())
-
-        def __hash__(s):
-            return 1
-
-        def __bool__(s):
-            return bool(s.t[0] > 0)
-
-        def __format__(s, f):
-            return f"{s.t[0].item():.2f}"
-
-        def __call__(s, x):
-            return x * s.t[1].item()
-
-        def __enter__(s):
-            return s.t[0].item()
-
-        def __exit__(s, *a):
-            log.append(s.t.sum().item())
-
-        def __getattr__(s, n):
-            if n.startswith("__"):
-                raise AttributeError(n)
-            return n + str(s.t[2].item())
-
-        def __setitem__(s, i, v):
-            s.t[i] = v + s.t[0].item()
-
-        def __lt__(s, o):
-            return s.n < o.n
+    P = awkward(log)
 
     def fn(x):
         p = P(x.clone())

@@ -29,8 +29,10 @@ for home in HOMES:
     NAMES[home] = [name for name in PROGRAMS if name not in before]
 
 
-@pytest.mark.parametrize("repeat", [1, 3])
-@pytest.mark.parametrize("name", PROGRAMS)
+ONCE = [(name, 1) for home in (*FIRST, *LATER) for name in NAMES[home]]
+
+
+@pytest.mark.parametrize(("name", "repeat"), [*ONCE, *((name, 3) for name in PROGRAMS)])
 def test_same_as_without_capture(name, repeat):
     expected, found, _ = captured_run(PROGRAMS[name], repeat)
     assert compare(expected, found) == ""
