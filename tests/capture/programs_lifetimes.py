@@ -12,17 +12,16 @@ import torch
 from capture_world import World, calls, normal, program
 
 
-@program
-def operator_protocol():
+def everything():
     class V:
         def __init__(s, t):
             s.t = t
 
         def __add__(s, o):
-            return V(s.t + (o.t if isinstance(o, V) else o))
+            return type(s)(s.t + (o.t if hasattr(o, "t") else o))
 
         def __radd__(s, o):
-            return V(o + s.t * 10)
+            return type(s)(o + s.t * 10)
 
         def __iadd__(s, o):
             s.t = s.t + o
@@ -32,10 +31,10 @@ def operator_protocol():
             return NotImplemented
 
         def __rmul__(s, o):
-            return V(s.t * o)
+            return type(s)(s.t * o)
 
         def __neg__(s):
-            return V(-s.t)
+            return type(s)(-s.t)
 
         def __getitem__(s, i):
             return s.t[i]
@@ -58,6 +57,11 @@ def operator_protocol():
         def __call__(s, *a, **k):
             return len(a) + len(k)
 
+    return V
+
+
+def numbers(V):
+    class W(V):
         def __iter__(s):
             return iter([1, 2])
 
@@ -94,6 +98,12 @@ def operator_protocol():
         def __invert__(s):
             return "inv"
 
+    return W
+
+
+@program
+def operator_protocol():
+    V = numbers(everything())
     v0 = V(torch.ones(3))
 
     def fn(x):
