@@ -11,6 +11,7 @@ from ladder.runtime.build import Kernel
 from ladder.runtime.compile import family_of, load_entry, target_of
 from ladder.runtime.model.chains import chain_kernels
 from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.joined import Join, Joined, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -76,11 +77,19 @@ def build_model(program: Program, where: torch.device) -> Built:
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
+    joins: list[Join] = []
     for name, source in program.sources.items():
+        at = source.at
+        if source.joined:
+            new = joins_of(source)
+            at = tuple(range(program.arguments + len(joins), program.arguments + len(joins) + len(new)))
+            joins += new
         if source.kind == "weight":
-            packs[name] = source.at
+            packs[name] = at
         elif source.kind == "held":
-            held[name] = program.held[source.at[0]]
+            held[name] = program.held[at[0]]
         elif source.kind == "argument":
-            bindings[name] = source.at[0]
-    return Executable(plan, bindings, packs, held, program.results, program.updates, kernels, where)
+            bindings[name] = at[0]
+    return Executable(
+        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins)
+    )
