@@ -85,7 +85,12 @@ def _quantized_key(node: Node) -> Key | None:
     request = Request.parse(str(text))
     gemm = request.gemm
     parameters = [*packed, *([] if bias is None else [bias])]  # type: ignore[misc]
-    if request.plan is not None or gemm.experts or gemm.token_group or not all(map(_is_parameter, parameters)):
+    if (
+        request.plan is not None
+        or gemm.experts
+        or gemm.token_group
+        or not all(map(_is_parameter, parameters))
+    ):
         return None
     return ("quantized", _same(x), _same(token_scale), request.device, replace(gemm, n=ROW_MULTIPLE))
 

@@ -61,7 +61,7 @@ def build_model(program: Program, where: torch.device) -> Built:
     device = get_device(target_of(where))
     graph = simplify(program.graph)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    parts = partition(graph, packed)
+    parts = partition(graph, packed, updated_inputs(program, graph), side_by_side=device.is_gpu)
     chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
     kernels = chain_kernels([parts[number].graph for number in chains], device)
     entries = {number: kernel.entry for number, kernel in zip(chains, kernels, strict=True)}
@@ -72,6 +72,12 @@ def build_model(program: Program, where: torch.device) -> Built:
     return Built(
         replace(program, graph=graph), plan, {kernel.entry: kernel for kernel in kernels}, executable
     )
+
+
+def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
+    """Return result of the graph -> the input that takes it."""
+    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
+    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
 
 
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:

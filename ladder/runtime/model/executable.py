@@ -68,6 +68,12 @@ class Executable:
             for name, at in self.bindings.items()
             if any(isinstance(extent, str) for extent in plan.tiles[name].shape)
         }
+        self.aliases = {
+            output: self.bindings[plan.in_place[value]]
+            for output, value in enumerate(plan.outputs)
+            if value in plan.in_place
+        }
+        """Result that is written into an argument -> that argument."""
         self._frames: dict[tuple[int, ...], list[Frame | Replay]] = {}
         self._lock = threading.Lock()
 
@@ -90,7 +96,8 @@ class Executable:
         finally:
             self._give_back(key, frame)
         for at, output in self.updates:
-            values[at].copy_(found[output])
+            if output not in self.aliases:
+                values[at].copy_(found[output])
         return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
