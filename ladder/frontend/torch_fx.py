@@ -367,7 +367,7 @@ class _Walk:
 
     def products(self, nodes: Sequence[torch.fx.Node]) -> str:
         """Return the product of one value with the quantized weights of all nodes side by side."""
-        x, _, bias, token_scale, text = nodes[0].args
+        x, _, _, token_scale, text = nodes[0].args
         one, im = Request.parse(str(text)).gemm, self.im
         gemm = replace(one, n=sum(map(width_of, nodes)))
         value = self.values[x]  # type: ignore[index]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ladder.partition import partition, simplify
-from ladder.runtime.build import Kernel
-from ladder.runtime.compile import family_of, load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.build import Kernel, find_or_build
+from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.model.chains import chain_jobs
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from ladder.ir.graph import Graph
+    from ladder.partition import Part
     from ladder.runtime.model.program import Program
+    from targets import TileDevice
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,38 @@ def build_model(program: Program, where: torch.device) -> Built:
     graph = simplify(program.graph)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     parts = partition(graph, packed, updated_inputs(program, graph), side_by_side=device.is_gpu)
-    chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
-    kernels = chain_kernels([parts[number].graph for number in chains], device)
-    entries = {number: kernel.entry for number, kernel in zip(chains, kernels, strict=True)}
+    requests = gemm_requests(parts, device)
+    kernels, rest = build_kernels(parts, requests, device)
+    entries = {number: kernel.entry for number, kernel in kernels.items()}
+    entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
     plan = make_plan(graph, parts, entries, family)
-    loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels}
+    loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
-    return Built(
-        replace(program, graph=graph), plan, {kernel.entry: kernel for kernel in kernels}, executable
-    )
+    named = {kernel.entry: kernel for kernel in (*kernels.values(), *rest)}
+    return Built(replace(program, graph=graph), plan, named, executable)
+
+
+def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
+    """Return number of a quantized product among the parts -> the request for its kernels."""
+    found = {}
+    for number, part in enumerate(parts):
+        if part.gemm is not None:
+            rows = part.graph.tile(part.graph.outputs[0]).shape[0]
+            found[number] = request_for(part.gemm, device, rows)
+    return found
+
+
+def build_kernels(
+    parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
+) -> tuple[dict[int, Kernel], list[Kernel]]:
+    """Find or build all kernels of a model side by side: number of a chain -> its kernel, and the products'."""
+    chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
+    jobs = chain_jobs([parts[number].graph for number in chains], device)
+    for request in dict.fromkeys(requests.values()):
+        jobs += jobs_of(request)[1]
+    kernels = find_or_build(jobs)
+    return dict(zip(chains, kernels, strict=False)), kernels[len(chains) :]
 
 
 def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:

@@ -36,8 +36,13 @@ def chain_kernels(graphs: Sequence[Graph], device: TileDevice) -> list[Kernel]:
     CompilerError, MissingToolError
         If one must be built and cannot.
     """
+    return find_or_build(chain_jobs(graphs, device))
+
+
+def chain_jobs(graphs: Sequence[Graph], device: TileDevice) -> list[Job]:
+    """Return what builds the kernel of every chain."""
     identity = Identity.of(None, device)
-    return find_or_build([_job(canonical_chain(graph), device, identity) for graph in graphs])
+    return [_job(canonical_chain(graph), device, identity) for graph in graphs]
 
 
 def _job(graph: Graph, device: TileDevice, identity: Identity) -> Job:
