@@ -90,7 +90,7 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
 def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
 ) -> tuple[dict[int, Kernel], list[Kernel]]:
-    """Find or build all kernels of a model side by side: number of a chain -> its kernel, and the products'."""
+    """Find or build all kernels side by side: number of a chain -> its kernel, and those of products."""
     chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
     jobs = chain_jobs([parts[number].graph for number in chains], device)
     for request in dict.fromkeys(requests.values()):
