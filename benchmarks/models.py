@@ -279,10 +279,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report: dict[str, Any] = {**environment(), "rows": []}
     names = list(MODELS) if options.models == ["all"] else options.models
     cases = [(run_step, step_of(text, options.layers)) for text in options.steps]
-    cases += [(run_model, name) for name in names]
+    cases += [(run_model, name) for name in names]  # type: ignore[misc]
     for run, case in cases:
         try:
-            rows = list(run(case, options))  # type: ignore[arg-type]
+            rows = list(run(case, options))
         except Exception as error:
             rows = [{"case": str(case), "engine": "all", "failed": f"{type(error).__name__}: {error}"}]
         for row in rows:

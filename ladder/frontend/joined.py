@@ -74,7 +74,7 @@ def _same(value: Any) -> Any:
         root = value
         while isinstance(root, Node) and str(root.target) in VIEWS:
             root = root.args[0]  # type: ignore[assignment]
-        return ("view", _same(root), tuple(value.meta["val"].shape))
+        return ("view", _same(root), tuple(map(str, value.meta["val"].shape)))
     if value.target is operator.getitem or str(value.target) == "ladder.quantize_tokens.default":
         return (str(value.target), *map(_same, value.args))
     return value
