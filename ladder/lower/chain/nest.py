@@ -17,6 +17,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.symbols import size_names
 from ladder.lower.chain.values import Index, Values, computed_type, stored_type
 from ladder.partition.rows import row_axes
+from targets import TileDevice
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -35,15 +36,17 @@ class Nest:
     ----------
     graph
         The chain.
+    device
+        What it is emitted for.
     align
         Bytes at which arguments begin; 0: at an element.
     """
 
-    def __init__(self, graph: Graph, align: int = 0) -> None:
+    def __init__(self, graph: Graph, device: TileDevice, align: int = 0) -> None:
         rows = row_axes(graph, graph.outputs)
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
-        self.graph, self.rows, self.align = graph, rows, align
+        self.graph, self.device, self.rows, self.align = graph, device, rows, align
         self.sizes = {name: I.arg(name, I.int32()) for name in size_names(graph)}
         self.values = Values(graph, self.load, self.sizes)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
