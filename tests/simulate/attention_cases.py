@@ -21,7 +21,9 @@ NUMPY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def reference(form: Attention, given: dict[str, np.ndarray], batch: int, tokens: int, keys: int) -> np.ndarray:
+def reference(
+    form: Attention, given: dict[str, np.ndarray], batch: int, tokens: int, keys: int
+) -> np.ndarray:
     """Return the result ``[batch, heads, tokens, size]`` in float64; rows that see no key are 0."""
     q, k, v = (given[name].astype(np.float64) for name in "qkv")
     if form.stored in CODES:
@@ -45,7 +47,9 @@ def reference(form: Attention, given: dict[str, np.ndarray], batch: int, tokens:
     return np.where(total > 0, weights @ v / np.where(total > 0, total, 1), 0.0)
 
 
-def draw(form: Attention, batch: int, tokens: int, keys: int, seed: int = 0, **given: Any) -> dict[str, np.ndarray]:
+def draw(
+    form: Attention, batch: int, tokens: int, keys: int, seed: int = 0, **given: Any
+) -> dict[str, np.ndarray]:
     """Return arguments; ``given`` replaces some."""
     rng = np.random.default_rng(seed)
     stored = (batch, form.kv_heads, keys, form.size)

@@ -43,6 +43,9 @@ LOADS = {4: "ld.global.L1::no_allocate.u32", 8: "ld.global.L1::no_allocate.v2.u3
          16: "ld.global.L1::no_allocate.v4.u32"}  # fmt: skip
 """Bytes -> load of what is read once."""
 
+ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
+"""Bytes at which tensors begin that are accessed in wide pieces."""
+
 PREFETCH = "prefetch.global.L2"
 
 
@@ -71,7 +74,7 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
     ScheduleError
         If the head does not divide into fragments.
     """
-    with b.function(name) as result:
+    with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
         AttentionKernel(form, device, schedule).emit()
     return result.func
 
@@ -94,7 +97,7 @@ class AttentionKernel:
         """Emit the whole body."""
         self.numbers = {name: I.arg(name, I.int32()) for name in numbers_of(self.form)}
         self.tensors = {
-            name: b.tensor(name, (b.symbol(f"{name}_length"),), dtype, align=16 if name in "qkvout" else 1)
+            name: b.tensor(name, (b.symbol(f"{name}_length"),), dtype, align=ALIGNMENT.get(name, 1))
             for name, dtype in tensors_of(self.form).items()
         }
         cluster = ["clusterCtaIdx.x"] * (self.plan.cluster > 1)
@@ -114,7 +117,7 @@ class AttentionKernel:
         plan, form, n = self.plan, self.form, self.numbers
         total = b.bind(n["tokens"] * form.group)
         tiles = (total + plan.rows - 1) // plan.rows
-        b.device(1)
+        b.device(plan.resident)
         x, head, batch = b.block_index([plan.cluster * tiles, form.kv_heads, n["batch"]])
         self.rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
         self.head, self.batch = b.keep(head), b.keep(batch)
@@ -261,7 +264,9 @@ class AttentionKernel:
         self.sums = b.local(self.parts * self.tiles * 4, "float32")
         for index in range(self.parts * self.tiles * 4):
             b.store(self.sums, T.float32(0), index)
-        self.maxima = [[b.Variable("float32", T.float32(LOWEST)) for _ in range(2)] for _ in range(self.parts)]
+        self.maxima = [
+            [b.Variable("float32", T.float32(LOWEST)) for _ in range(2)] for _ in range(self.parts)
+        ]
         self.totals = [[b.Variable("float32", T.float32(0)) for _ in range(2)] for _ in range(self.parts)]
         self.key_words = b.local(plan.fragments * 2 * operands.key_pieces * operands.key_words, "uint32")
         count = plan.fragments * 4 * operands.value_pieces * operands.value_words
@@ -313,7 +318,9 @@ class AttentionKernel:
                     b.store(scores, scores[first + i] + other[i], first + i)
         return scores
 
-    def _multiply(self, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], fresh: bool = False) -> None:
+    def _multiply(
+        self, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], fresh: bool = False
+    ) -> None:
         """Emit ``sums += a · x``, or ``sums = a · x``."""
         registers = [sums[at + i] for i in range(4)]
         start = [T.float32(0)] * 4 if fresh else registers
@@ -345,9 +352,7 @@ class AttentionKernel:
 
     def _rescale(self, scores: list[Expr], part: int, row: int) -> None:
         """Find the largest score of a row, and scale what was summed to it; scores become weights."""
-        mine = [
-            at for at, (_, p, element) in enumerate(self._scores()) if p == part and element % 2 == row
-        ]
+        mine = [at for at, (_, p, element) in enumerate(self._scores()) if p == part and element % 2 == row]
         running, total = self.maxima[part][row], self.totals[part][row]
         largest: Expr = running.value
         for at in mine:

@@ -20,7 +20,7 @@ Expr = Any
 VECTOR = 4
 """Elements of a head that a thread joins at a time."""
 
-PAD = 8
+PAD = 4
 """float32 between rows of sums, so that lanes of different rows use different banks."""
 
 STATE = 4
@@ -55,7 +55,9 @@ class Joiner:
         self._publish()
         b.block_sync()
         if plan.cluster == 1:
-            self._each(0, plan.rows * self.row_pieces, lambda row, at: self._store(row, at, *self._block(row, at)))
+            self._each(
+                0, plan.rows * self.row_pieces, lambda row, at: self._store(row, at, *self._block(row, at))
+            )
             return
         self._each(0, plan.rows * self.row_pieces, self._share)
         meet(plan.cluster)

@@ -107,8 +107,16 @@ class Operands:
         count = self.value_pieces * self.value_words
         rows = [[words[(fragment * 4 + key) * count + i] for i in range(count)] for key in range(4)]
         for at in range(count):
-            low = [e for s in (LOW_HALVES, HIGH_HALVES) for e in self._pairs(_permute(rows[0][at], rows[1][at], s))]
-            high = [e for s in (LOW_HALVES, HIGH_HALVES) for e in self._pairs(_permute(rows[2][at], rows[3][at], s))]
+            low = [
+                e
+                for s in (LOW_HALVES, HIGH_HALVES)
+                for e in self._pairs(_permute(rows[0][at], rows[1][at], s))
+            ]
+            high = [
+                e
+                for s in (LOW_HALVES, HIGH_HALVES)
+                for e in self._pairs(_permute(rows[2][at], rows[3][at], s))
+            ]
             for pair in range(0, len(low), 2):
                 yield [low[pair], low[pair + 1], high[pair], high[pair + 1]]
 
