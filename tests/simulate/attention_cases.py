@@ -7,8 +7,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ladder.ir.attention import CODES, Attention
-from ladder.lower.cuda.attention import STRIDES, emit, numbers_of, tensors_of
+from ladder.ir.attention import AXES, CODES, Attention
+from ladder.lower.cuda.attention import emit
 from ladder.simulate import SimulationResult, simulate_launch
 from schedules.attention import AttentionSchedule
 from targets import get_device
@@ -83,17 +83,16 @@ def run(
     result = np.full((batch, form.heads, tokens, form.size), np.nan, NUMPY[form.ttype])
     arrays: dict[str, np.ndarray] = {}
     numbers: dict[str, int] = {"batch": batch, "tokens": tokens, "keys": keys}
-    for name in tensors_of(form):
+    for name in form.tensors():
         array = result if name == "out" else given[name]
         if token_major and name in ("q", "out"):
             array = np.ascontiguousarray(array.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
             result = array if name == "out" else result
-        lead = array.shape[: STRIDES[name]] if name != "position" else array.shape
-        for axis, extent, stride in zip("bhs", lead, array.strides, strict=False):
+        for axis, extent, stride in zip(AXES[name], array.shape, array.strides, strict=False):
             numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride // array.itemsize
         order = np.argsort(array.strides, kind="stable")[::-1]
         arrays[name] = array.transpose(order).reshape(-1)
-    values = [*(numbers[name] for name in numbers_of(form)), *arrays.values()]
+    values = [*(numbers[name] for name in form.numbers()), *arrays.values()]
     found = simulate_launch(function, values, **options)
     exact = reference(form, given, batch, tokens, keys)
     got = arrays["out"].astype(np.float64)

@@ -203,14 +203,19 @@ class GpuNest(Nest):
             found.append(self.stored(value, self.values.at(value, place)))
         self.lane_of_vector = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
+        with self.placed(value, places) as target:
+            self.write(self.results[value], dtype, target, found)
+
+    def write(self, target: Any, dtype: str, places: Sequence[Index], elements: Sequence[Expr]) -> None:
+        """Store neighbouring elements."""
         per_access = WIDE // BYTES.get(dtype, 1)
         if len(places) % per_access or dtype not in ("float32", "float16", "bfloat16", "int32"):
-            for place, element in zip(places, found, strict=True):
-                b.store(self.results[value], element, *(place or (0,)))
+            for place, element in zip(places, elements, strict=True):
+                b.store(target, element, *(place or (0,)))
             return
         for first in range(0, len(places), per_access):
-            words = _words(found[first : first + per_access], dtype)
-            b.ptx(STORE, self.results[value].ptr_to(list(places[first])), *words)
+            words = _words(elements[first : first + per_access], dtype)
+            b.ptx(STORE, target.ptr_to(list(places[first])), *words)
 
     # loads -----------------------------------------------------------------------------------------
     def load(self, name: str, index: Index) -> Expr:

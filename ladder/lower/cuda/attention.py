@@ -32,10 +32,6 @@ from targets import TileDevice
 
 Expr = Any
 
-SIZES = ("batch", "tokens", "keys")
-STRIDES = {"q": 3, "k": 3, "v": 3, "out": 3, "k_scale": 3, "v_scale": 3, "mask": 3, "position": 2}
-"""Tensor -> its strides in elements: batch, head, token; the last axis has none. Positions have no heads."""
-
 LOWEST = -1e30
 """Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
 
@@ -49,25 +45,13 @@ ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 PREFETCH = "prefetch.global.L2"
 
 
-def tensors_of(form: Attention) -> dict[str, str]:
-    """Return the tensors that a kernel takes, in order, with their TIR types."""
-    found = {"q": form.ttype, "k": tir_name(form.stored), "v": tir_name(form.stored)}
-    if form.stored != form.ttype:
-        found |= {"k_scale": "float32", "v_scale": "float32"}
-    if form.mask:
-        found["mask"] = "uint8" if form.mask == "bool" else form.mask
-    if form.position:
-        found["position"] = form.position
-    return found | {"out": form.ttype}
-
-
-def numbers_of(form: Attention) -> list[str]:
-    """Return the names of the integers that a kernel takes before its tensors."""
-    return [*SIZES, *(f"{name}_{axis}" for name in tensors_of(form) for axis in "bhs"[: STRIDES[name]])]
+def _tir(ttype: str) -> str:
+    """Return the TIR type of a tensor; truth values are bytes."""
+    return "uint8" if ttype == "bool" else tir_name(ttype)
 
 
 def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name: str) -> Any:
-    """Emit one kernel: ``(numbers..., tensors...)`` as `numbers_of` and `tensors_of` say, tensors flat.
+    """Emit one kernel: ``(numbers..., tensors...)`` as the form names them; tensors have one axis.
 
     Raises
     ------
@@ -95,10 +79,10 @@ class AttentionKernel:
     # ---- frame -----------------------------------------------------------------------------------------
     def emit(self) -> None:
         """Emit the whole body."""
-        self.numbers = {name: I.arg(name, I.int32()) for name in numbers_of(self.form)}
+        self.numbers = {name: I.arg(name, I.int32()) for name in self.form.numbers()}
         self.tensors = {
-            name: b.tensor(name, (b.symbol(f"{name}_length"),), dtype, align=ALIGNMENT.get(name, 1))
-            for name, dtype in tensors_of(self.form).items()
+            name: b.tensor(name, (b.symbol(f"{name}_length"),), _tir(ttype), align=ALIGNMENT.get(name, 1))
+            for name, ttype in self.form.tensors().items()
         }
         cluster = ["clusterCtaIdx.x"] * (self.plan.cluster > 1)
         self.overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")
@@ -171,7 +155,7 @@ class AttentionKernel:
             if form.causal:
                 limit = T.min(limit, token + 1)
             if form.position:
-                at = self.batch * n["position_b"] + token * n["position_h"]
+                at = self.batch * n["position_b"] + token * n["position_s"]
                 seen = T.Cast("int32", self.tensors["position"][at]) + form.reach
                 limit = T.max(T.min(limit, seen), 0)
             self.limits[part][row] = b.keep(limit)

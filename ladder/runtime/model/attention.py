@@ -7,15 +7,11 @@ from typing import Any
 
 import torch
 
-from ladder.ir.attention import Attention
-from ladder.lower.cuda.attention import STRIDES, numbers_of, tensors_of
+from ladder.ir.attention import AXES, Attention
 from tile_types.errors import ShapeError
 
 LARGEST = 1 << 31
 """Elements that 32-bit offsets reach."""
-
-NAMED = {"uint8": torch.uint8, "int8": torch.int8}
-"""Types under which tensors are passed, where theirs differ."""
 
 
 def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
@@ -26,7 +22,7 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
     form
         What the kernel computes.
     given
-        ``q``, ``k``, ``v`` and ``out`` as ``[batch, heads, tokens, size]``, what else `tensors_of` names; any
+        ``q``, ``k``, ``v`` and ``out`` as ``[batch, heads, tokens, size]``, what else `Attention.tensors` names; any
         strides but along the last axis, extents 1 are shared.
 
     Raises
@@ -37,14 +33,14 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
     q, k = given["q"], given["k"]
     numbers = {"batch": q.shape[0], "tokens": q.shape[2], "keys": k.shape[2]}
     flat = []
-    for name in tensors_of(form):
+    for name in form.tensors():
         tensor = given[name]
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ShapeError(f"attention needs contiguous rows of {name}, got strides {tensor.stride()}")
         span = 1 + sum((e - 1) * s for e, s in zip(tensor.shape, tensor.stride(), strict=True))
         if span >= LARGEST:
             raise ShapeError(f"attention's {name} spans {span} elements; offsets have 32 bits")
-        for axis, extent, stride in zip("bhs"[: STRIDES[name]], tensor.shape, tensor.stride(), strict=False):
+        for axis, extent, stride in zip(AXES[name], tensor.shape, tensor.stride(), strict=False):
             numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride
-        flat.append(tensor.as_strided((span,), (1,)))
-    return [*(numbers[name] for name in numbers_of(form)), *flat]
+        flat.append((tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).as_strided((span,), (1,)))
+    return [*(numbers[name] for name in form.numbers()), *flat]
