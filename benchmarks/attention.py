@@ -12,14 +12,15 @@ import math
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import capture_long, copies_for, interleaved_us
+from benchmarks.harness import Call, capture_long, copies_for, interleaved_us
 from ladder.ir.attention import CODES, Attention
 from schedules.attention import AttentionSchedule as Plan
 
@@ -143,7 +144,7 @@ class Data:
                 found[name] = values
         return found
 
-    def ours(self, entry: Any) -> tuple[list[Callable[[], Any]], Any]:
+    def ours(self, entry: Any) -> tuple[list[Call], Any]:
         """Return one call per copy, and the result of all."""
         import torch
 
@@ -154,17 +155,17 @@ class Data:
             case.batch, case.tokens, case.form.heads, case.form.size, device="cuda", dtype=self.dtype
         )
         turned = out.transpose(1, 2)
-        calls = []
+        calls: list[Call] = []
         for keys in self.sets:
             given = {"q": self.q, "out": turned, **keys}
             if self.mask is not None:
                 given["mask"] = self.mask.view(torch.uint8)
             if self.position is not None:
                 given["position"] = self.position
-            calls.append(lambda values=arguments(case.form, given): entry(*values))
+            calls.append(partial(entry, *arguments(case.form, given)))
         return calls, turned
 
-    def torchs(self, backend: str) -> list[Callable[[], Any]]:
+    def torchs(self, backend: str) -> list[Call]:
         """Return one call of torch's per copy; 8-bit keys are decoded before, outside of the timing."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -183,7 +184,7 @@ class Data:
                 return attend(self.q, k, v, mask, enable_gqa=grouped)
 
         pairs = [tuple(self.decoded(keys, name) for name in "kv") for keys in self.sets]
-        return [lambda k=k, v=v: call(k, v) for k, v in pairs]
+        return [partial(call, k, v) for k, v in pairs]
 
     def decoded(self, keys: dict[str, Any], name: str) -> Any:
         """Return keys or values in q's type."""
@@ -253,7 +254,8 @@ def show(row: dict[str, Any]) -> Iterator[str]:
     yield f"{row['case']}: torch {text} us; {row['bytes'] / 4.25e6:.2f} us at 4.25 TB/s"
     for t, name in ours[:6]:
         error = row["notes"][name]["error"]
-        yield f"    {t:7.2f} us  x{best / t:.2f}  {row['bytes'] / t / 1e6:.2f} TB/s  error {error:.1e}  {name}"
+        rate = row["bytes"] / t / 1e6
+        yield f"    {t:7.2f} us  x{best / t:.2f}  {rate:.2f} TB/s  error {error:.1e}  {name}"
     for name, note in row["notes"].items():
         if "failed" in note or "wrong" in note:
             yield f"    {name}: {note}"

@@ -96,7 +96,12 @@ class Attention:
 
     def numbers(self) -> list[str]:
         """Return the names of the integers that a kernel takes before its tensors."""
-        return ["batch", "tokens", "keys", *(f"{name}_{axis}" for name in self.tensors() for axis in AXES[name])]
+        return [
+            "batch",
+            "tokens",
+            "keys",
+            *(f"{name}_{axis}" for name in self.tensors() for axis in AXES[name]),
+        ]
 
 
 def as_attention(graph: Graph, node: Node) -> Attention:

@@ -85,6 +85,6 @@ ATTENTION = Operator(
         "turned": Attribute("flag", False), "reach": Attribute("int", 0),
     },
     result_type=_type, engine="library",
-    doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count; extras: the operands behind v;"
+    doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count; extras: operands behind v;"
     " position: query token [B, S] sees the keys before position + reach; turned: [B, S, H, E]",
 )  # fmt: skip

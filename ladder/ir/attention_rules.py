@@ -1,4 +1,4 @@
-"""Rules that bring attention to the form of `ladder.ir.attention.Attention`: what lies around it, inside it."""
+"""Rules that bring attention to the form that kernels take: what lies around it goes into it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _coded(match: Match, value: str) -> tuple[str, str] | None:
 
 
 def _keep_codes(match: Match) -> str | None:
-    """Decoded keys and values -> their codes and scales."""
+    """Take the codes and scales of decoded keys and values as operands."""
     given = _operands(match, match.root)
     if "k_scale" in given:
         return None

@@ -21,7 +21,6 @@ from ladder.ir.operator import (
 )
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
-from tile_types.tile import Tile
 from tile_types.ttype import TType
 
 Values = Sequence[Any]

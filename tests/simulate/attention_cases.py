@@ -75,7 +75,8 @@ def draw(
 
 def run(
     form: Attention, schedule: AttentionSchedule, batch: int, tokens: int, keys: int, *,
-    given: dict[str, np.ndarray] | None = None, arch: str = "sm_90a", token_major: bool = False, **options: Any,
+    given: dict[str, np.ndarray] | None = None, arch: str = "sm_90a", token_major: bool = False,
+    **options: Any,
 ) -> tuple[SimulationResult, float]:  # fmt: skip
     """Simulate a kernel; return what was found and the relative error (absolute for a zero result)."""
     given = draw(form, batch, tokens, keys) if given is None else given

@@ -35,14 +35,13 @@ TRANSPOSE = "movmatrix.sync.aligned.m8n8.trans.b16"
 
 @lru_cache(maxsize=64)
 def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
-    """Return the cheapest proven decoder of two codes in 16-bit lanes, and what its results are to be
-    multiplied with.
+    """Return the cheapest proven decoder of two codes in 16-bit lanes, and the factor of its results.
 
     Raises
     ------
     ScheduleError
         If the type has none.
-    """  # fmt: skip
+    """
     ttype = get_type(stored)
     found: list[Proven] = []
     for proven in proven_recipes(Conversion(ttype, operand, raw=True)):
@@ -75,6 +74,7 @@ class Operands:
         self.key_elements, self.value_elements = key_bytes // width, value_bytes // width
         self.key_pieces = form.size // (LANES_OF_KEY * self.key_elements)
         self.value_pieces = form.size // (LANES_OF_VALUE * self.value_elements)
+        self.recipe: Any
         self.recipe, gain = lane_recipe(form.stored, form.ttype) if self.scaled else (None, 1.0)
         self.key_gain = self.value_gain = gain
 

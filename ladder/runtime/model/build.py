@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ladder.partition import partition, simplify
-from ladder.runtime.build import Kernel
+from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import family_of, load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.model.attention import attention_job
+from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 
     from ladder.ir.graph import Graph
     from ladder.runtime.model.program import Program
+    from targets import TileDevice
+
+
+JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
+"""Kind of part -> what describes the kernel of its graph, where it has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +66,13 @@ def build_model(program: Program, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    graph = simplify(program.graph)
+    graph = simplify(program.graph, device)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    parts = partition(graph, packed, updated_inputs(program, graph), side_by_side=device.is_gpu)
-    chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
-    kernels = chain_kernels([parts[number].graph for number in chains], device)
-    entries = {number: kernel.entry for number, kernel in zip(chains, kernels, strict=True)}
+    updated = updated_inputs(program, graph)
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    own = [number for number, part in enumerate(parts) if part.kind in JOBS]
+    kernels = find_or_build([JOBS[parts[number].kind](parts[number].graph, device) for number in own])
+    entries = {number: kernel.entry for number, kernel in zip(own, kernels, strict=True)}
     family = family_of(device)
     plan = make_plan(graph, parts, entries, family)
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels}
