@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ladder.partition import partition, simplify
-from ladder.runtime.build import Kernel, find_or_build
+from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
-from ladder.runtime.model.chains import chain_jobs
+from ladder.runtime.model.attention import attention_job
+from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from ladder.partition import Part
     from ladder.runtime.model.program import Program
     from targets import TileDevice
+
+
+JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
+"""Kind of part -> what describes the kernel of its graph, where it has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -62,18 +67,19 @@ def build_model(program: Program, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    graph = simplify(program.graph)
+    graph = simplify(program.graph, device)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    parts = partition(graph, packed, updated_inputs(program, graph), side_by_side=device.is_gpu)
+    updated = updated_inputs(program, graph)
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
     requests = gemm_requests(parts, device)
-    kernels, rest = build_kernels(parts, requests, device)
+    kernels, further = build_kernels(parts, requests, device)
     entries = {number: kernel.entry for number, kernel in kernels.items()}
     entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
     plan = make_plan(graph, parts, entries, family)
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
-    named = {kernel.entry: kernel for kernel in (*kernels.values(), *rest)}
+    named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
     return Built(replace(program, graph=graph), plan, named, executable)
 
 
@@ -90,13 +96,13 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
 def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
 ) -> tuple[dict[int, Kernel], list[Kernel]]:
-    """Find or build all kernels side by side: number of a chain -> its kernel, and those of products."""
-    chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
-    jobs = chain_jobs([parts[number].graph for number in chains], device)
+    """Find or build all kernels side by side: number of a part -> its kernel, and those of products."""
+    own = [number for number, part in enumerate(parts) if part.kind in JOBS]
+    jobs = [JOBS[parts[number].kind](parts[number].graph, device) for number in own]
     for request in dict.fromkeys(requests.values()):
         jobs += jobs_of(request)[1]
     kernels = find_or_build(jobs)
-    return dict(zip(chains, kernels, strict=False)), kernels[len(chains) :]
+    return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
 
 
 def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
