@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +16,8 @@ from torch.nn import functional as F
 
 import ladder
 
-zoo: Any = importlib.import_module("tests.models.model_zoo")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "models"))
+zoo: Any = importlib.import_module("model_zoo")
 
 Arguments = tuple[Any, ...]
 
