@@ -13,7 +13,7 @@ from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, requ
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.joined import Join, Joined, joins_of
+from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 
 if TYPE_CHECKING:
@@ -114,12 +114,13 @@ def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
-    joins: list[Join] = []
+    joins: list[Join | Pack] = []
     for name, source in program.sources.items():
         at = source.at
-        if source.joined:
+        if source.joined or source.dense:
             new = joins_of(source)
-            at = tuple(range(program.arguments + len(joins), program.arguments + len(joins) + len(new)))
+            first = program.arguments + sum(join.count for join in joins)
+            at = tuple(range(first, first + sum(join.count for join in new)))
             joins += new
         if source.kind == "weight":
             packs[name] = at
