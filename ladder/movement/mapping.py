@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
-from ladder.partition.rows import REDUCTIONS, row_axes
+from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent
 
@@ -91,7 +91,7 @@ def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
     ScheduleError
         If the chain is no loop over rows.
     """
-    rows = row_axes(graph, graph.outputs)
+    rows = loop_axes(graph, graph.outputs)
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
     reductions = [node for node in graph.nodes if node.operator in REDUCTIONS]
@@ -111,8 +111,9 @@ def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
 def spreads(graph: Graph) -> list[Mapping]:
     """Return the mappings that let rows alternate, for chains whose lanes work alone."""
     shapes = {graph.tile(value).shape for value in graph.outputs}
-    fits = [m for m in SPREADS if all(isinstance(s[-3], int) and s[-3] % m.spread == 0 for s in shapes)]
-    return fits if not any(node.operator in REDUCTIONS for node in graph.nodes) else []
+    if any(len(shape) < 3 for shape in shapes) or any(node.operator in REDUCTIONS for node in graph.nodes):
+        return []
+    return [m for m in SPREADS if all(isinstance(s[-3], int) and s[-3] % m.spread == 0 for s in shapes)]
 
 
 def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
@@ -159,7 +160,7 @@ def _reduced(graph: Graph, node: Node) -> Extent:
 
 def held_width(graph: Graph) -> int:
     """Return the neighbouring columns that a lane takes at once."""
-    rows = row_axes(graph, graph.outputs)
+    rows = loop_axes(graph, graph.outputs)
     return _width(graph, 0 if rows is None else rows)
 
 

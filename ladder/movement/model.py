@@ -258,7 +258,7 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
     """Return the blocks of a kernel, and the vectors that a lane takes one after the other."""
     mapping = graph.mapping
     shapes = [graph.tensors[name].shape for name in graph.outputs]
-    vectors = sum(graph.tensors[name].elements // graph.tensors[name].slice.width for name in graph.outputs)
+    vectors = max(graph.tensors[name].elements // graph.tensors[name].slice.width for name in graph.outputs)
     rows, columns = prod(shapes[0][:-1]), shapes[0][-1] if shapes[0] else 1
     if mapping.lanes > 1:
         together = mapping.tile[0] or mapping.teams
@@ -268,7 +268,7 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
         down, across = -(-rows // mapping.tile[0]), -(-columns // mapping.tile[1])
         return max(1, down * across), 2.0
     share = mapping.threads * max(1, mapping.num)
-    return max(1, -(-vectors // (share * len(shapes)))), 1.0 + 0.3 * (max(1, mapping.num) - 1)
+    return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1)
 
 
 def operations(graph: MovementGraph) -> float:

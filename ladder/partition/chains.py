@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, engine, extract, outside_inputs
@@ -181,7 +182,9 @@ def absorb_copies(graph: Graph, parts: Sequence[Part]) -> list[Part]:
         if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(graph, copy):
             continue
         maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
-        if maker is not None and (joined := _joined(graph, found, maker, copy)) is not None:
+        if maker is None or "put" in maker.operators:
+            continue
+        if (joined := _joined(graph, found, maker, copy)) is not None:
             found = [joined if part is maker else part for part in found if part is not copy]
     return found
 
@@ -201,4 +204,4 @@ def _joined(graph: Graph, parts: Sequence[Part], maker: Part, copy: Part) -> Par
     region = extract(graph, members, outputs, "chain")
     if len(members) > LONGEST or row_axes(region, outputs) is None:
         return None
-    return Part("chain", region, outside_inputs(graph, members), outputs, maker.reason)
+    return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

@@ -8,6 +8,7 @@ in order; symbolic sizes come first, as integers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
+    from ladder.lower.chain.puts import Chain
     from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
@@ -38,37 +40,43 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     """
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
-    return NESTS[device.kind](graph, device, name, mapping)
+    from ladder.lower.chain.puts import Chain
+
+    return NESTS[device.kind](Chain.of(graph), device, name, mapping)
 
 
-def _cpu(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     from ladder.lower.chain.cpu import CpuNest
     from ladder.movement.decompose import decompose
 
-    return _emitted(name, partial(CpuNest, decompose(graph)))
+    plain = replace(chain, graph=decompose(chain.graph))
+    return _emitted(name, device, partial(CpuNest, plain))
 
 
-def _cuda(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+def _cuda(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
     from ladder.lower.chain.gpu import GpuNest
     from ladder.movement.choose import ranked
     from ladder.movement.decompose import decompose
 
-    plain = decompose(graph)
-    wanted = [mapping] if mapping is not None else [moves.mapping for moves in ranked(graph)]
+    plain = replace(chain, graph=decompose(chain.graph))
+    wanted = [mapping] if mapping is not None else [moves.mapping for moves in ranked(chain.graph)]
+    if chain.puts:
+        wanted = [candidate for candidate in wanted if not candidate.tile[0]]
     for number, candidate in enumerate(wanted):
         try:
-            return _emitted(name, partial(GpuNest, plain, device, candidate))
+            return _emitted(name, device, partial(GpuNest, plain, device, candidate))
         except ScheduleError:
             if number == len(wanted) - 1:
                 raise
-    raise ScheduleError(f"chain {graph.name!r} has no mapping")
+    raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
 
 
-def _emitted(name: str, nest: Callable[[], Any]) -> Any:
+def _emitted(name: str, device: TileDevice, nest: Callable[[], Any]) -> Any:
     from ladder.lower import builder as b
 
-    with b.function(name) as result:
+    # A kernel that starts early must not read before it has waited, whatever compilers know of its arguments.
+    with b.function(name, noalias="pdl" not in device.features) as result:
         nest().emit()
     return result.func
 

@@ -8,10 +8,11 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
+from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
@@ -34,10 +35,10 @@ SERIAL = 1 << 14
 class CpuNest(Nest):
     """Rows over threads, columns in vectors; one kernel being emitted."""
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph)
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
         self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
-        self.kept = held(rewrite(instantiate(bound(graph), Mapping(LANES))))
+        self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
 
     def load(self, name: str, index: Index) -> Expr:
         kind = self.graph.tile(name).ttype.name
@@ -69,8 +70,9 @@ class CpuNest(Nest):
         def element(index: Index) -> None:
             self.prepare(value, (*row, *index), ())
             with self.values.keeping(b.bind):
-                found = self.values.at(value, (*row, *index))
-            b.store(self.results[value], self.stored(value, found), *((*row, *index) or (0,)))
+                found = self.stored(value, self.values.at(value, (*row, *index)))
+            with self.placed(value, [(*row, *index)]) as (place,):
+                b.store(self.results[value], found, *(place or (0,)))
 
         if columns:
             place = (*row, *probes)

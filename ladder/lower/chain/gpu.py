@@ -17,9 +17,10 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
+from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, stored_type
 from ladder.lower.chain.vectors import APPROXIMATE, WIDE, Vectors
 from ladder.lower.cuda.launch import Overlap
@@ -42,16 +43,17 @@ class GpuNest(Nest):
 
     Parameters
     ----------
-    graph
-        The chain.
+    chain
+        What it computes.
     device
         The GPU.
     mapping
         How it lies over the GPU.
     """
 
-    def __init__(self, graph: Graph, device: TileDevice, mapping: Mapping) -> None:
-        super().__init__(graph, align=WIDE)
+    def __init__(self, chain: Chain, device: TileDevice, mapping: Mapping) -> None:
+        super().__init__(chain, align=WIDE)
+        graph = self.graph
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(graph, self.values, self.buffers)
         self.overlap = Overlap(device)
@@ -98,8 +100,8 @@ class GpuNest(Nest):
             pool = b.shared_pool()
             self.shared = pool.alloc((words,), "uint32", align=128)
             pool.commit()
-        self.overlap.wait()
         self.overlap.release()
+        self.overlap.wait()
         return block, thread
 
     # what lies in vectors ----------------------------------------------------------------------------
@@ -109,6 +111,8 @@ class GpuNest(Nest):
         dtype = stored_type(self.graph.tile(value).ttype.name)
         best, cost = (1, 1), float("inf")
         widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
+        if value in self.puts:  # rows that are put lie apart
+            widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.rows if self.lanes > 1 else 0
         for merged in range(len(shape) - axes, 0, -1):
             trailing = product(shape[len(shape) - merged :])
@@ -320,7 +324,11 @@ class GpuNest(Nest):
                 found.append(self.values.at(value, place))
         self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
-        store = partial(self.vectors.store, self.results[value], dtype, places, found)
+
+        def store() -> None:
+            with self.placed(value, places) as target:
+                self.vectors.store(self.results[value], dtype, target, found)
+
         if self.later is not None and not self.values.assumed:
             self.later.append((self.valid, store))
             return
@@ -408,8 +416,8 @@ class GpuNest(Nest):
                 places = [(*row, *outer, column + lane) for lane in range(width)]
                 found = self.elements(value, places)
                 dtype = stored_type(self.graph.tile(value).ttype.name)
-                with nullcontext() if valid is None else b.when(valid):
-                    self.vectors.store(self.results[value], dtype, places, found)
+                with nullcontext() if valid is None else b.when(valid), self.placed(value, places) as target:
+                    self.vectors.store(self.results[value], dtype, target, found)
             else:
                 self.vector(value, (*row, *outer), column, width)
                 self.vectors.words.clear()

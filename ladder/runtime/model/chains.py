@@ -44,11 +44,12 @@ def chain_kernels(
     CompilerError, MissingToolError
         If one must be built and cannot.
     """
-    identity = Identity.of(None, device)
-    return find_or_build([_job(canonical_chain(graph), device, identity, mapping) for graph in graphs])
+    return find_or_build([chain_job(graph, device, mapping) for graph in graphs])
 
 
-def _job(graph: Graph, device: TileDevice, identity: Identity, mapping: Mapping | None) -> Job:
+def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) -> Job:
+    """Return the kernel that a chain wants."""
+    graph, identity = canonical_chain(graph), Identity.of(None, device)
     facts = {"chain": print_graph(graph), "mapping": "" if mapping is None else repr(mapping)}
     name = f"ladder_chain_{hashlib.sha256(''.join(facts.values()).encode()).hexdigest()[:10]}"
 
