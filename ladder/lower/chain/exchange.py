@@ -328,6 +328,7 @@ def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
 def _offer_row(nest: GpuNest, exchange: Exchange, index: Index, local: Expr) -> None:
     """Let a whole row come from shared memory."""
     width = nest.width()
+    check(width > 1, "rows of an odd number of columns")
     for number, _ in nest.unrolled(tirx.floordiv(exchange.columns, width)):
         places = [(*index, number * width + lane) for lane in range(width)]
         exchange.offer(places, local, number * width)
