@@ -49,7 +49,8 @@ def test_programs(name: str) -> None:
     arguments = [torch.randn(shape) for shape in program.shapes["small"]]
     graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
     exact = program.function(*(x.double() for x in arguments))
-    for got, want in zip(runner(graph)(*arguments), exact if isinstance(exact, tuple) else (exact,), strict=True):
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    for got, want in zip(runner(graph)(*arguments), exact, strict=True):
         torch.testing.assert_close(got.double(), want, atol=3e-6, rtol=3e-6)
 
 

@@ -113,7 +113,8 @@ class GpuNest(Nest):
         if value in self.puts:  # rows that are put lie apart
             widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.rows if self.lanes > 1 else 0
-        for merged in range(len(shape) - axes, 0, -1):
+        most = 1 if self.mapping.spread > 1 else len(shape) - axes
+        for merged in range(most, 0, -1):
             trailing = product(shape[len(shape) - merged :])
             for width in [w for w in widths if w > 1]:
                 if isinstance(trailing, int) and trailing % width == 0:
