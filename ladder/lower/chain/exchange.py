@@ -116,7 +116,7 @@ class Exchange:
             for lane in range(span):
                 at = self.place(outer, chunk * span + lane, column)
                 reads.append(
-                    [(name, nest.vectors.address(name, index)) for name, index in nest.reads(self.value, at)]
+                    [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
                 )
                 self.values.forget()
         found = []
@@ -219,7 +219,7 @@ class Exchange:
         for staged in self.staged:
             shared = self.shared_vector(staged, row, column, len(places))
             for lane, row_reads in enumerate(reads):
-                base = self.values.simplified(vectors.address(*row_reads[staged.position]) - lane)
+                base = self.values.simplified(self.nest.address(*row_reads[staged.position]) - lane)
                 vectors.exchanged[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
 
     def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
