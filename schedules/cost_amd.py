@@ -23,7 +23,7 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
@@ -100,10 +100,11 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     gemm, device, schedule
         What runs where and how.
     m
-        Rows of x.
+        Rows of x; those of each expert, if there are any.
     resident
         Blocks that fit on a compute unit at once.
     """
+    gemm = _all_experts(gemm)
     stage = stage_clocks(gemm, device, schedule)
     along_m, along_n, rounds = _grid(gemm, device, schedule, m)
     clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
@@ -125,6 +126,11 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     }
     bound = max(parts, key=parts.__getitem__)
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _all_experts(gemm: Gemm) -> Gemm:
+    """Return the product of as many weight rows as all experts have: as many blocks and bytes."""
+    return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
 
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tuple[int, int, int]:

@@ -24,12 +24,14 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.experts import count_token_blocks, find_tokens
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
+from ladder.lower.rocm.experts import WaveLanes
 from ladder.lower.rocm.geometry import Geometry
 from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
 from ladder.lower.rocm.steps import dot_step, owner, select_step
@@ -90,10 +92,15 @@ class Kernel:
         self.args = declare_arguments(gemm)
 
     def emit(self) -> None:
-        """Emit the whole body: first stage, walk over K, stores."""
-        geo = self.geo
+        """Emit the whole body."""
         self._locate()
         self._allocate()
+        with b.when(self.exists):
+            self._work()
+
+    def _work(self) -> None:
+        """Emit the first stage, the walk over K and the stores."""
+        geo = self.geo
         # Two turns at a time: registers and LDS of a stage change places without copies. Were the second
         # conditional, LLVM would sink its loads into it.
         two = 2 * geo.stage_tiles
@@ -132,7 +139,7 @@ class Kernel:
         self.all_blocks = args.n_tiles * (TILE // STEP_ROWS)
         own = geo.rows // STEP_ROWS
         rows = (self.all_blocks + own - 1) // own
-        columns = (args.m + plan.tile_m - 1) // plan.tile_m
+        columns = count_token_blocks(args, plan.tile_m)
         dealt, self.thread = d.launch(rows * columns, geo.threads)
         dies = self.device.dies
         block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
@@ -141,8 +148,9 @@ class Kernel:
         place = b.keep(T.truncmod(block, band))
         width = b.keep(T.min(rows - first, plan.raster))
         row_tile = b.bind(first + T.truncmod(place, width))
-        self.first_token = b.keep(T.truncdiv(place, width) * plan.tile_m)
         self.lane = b.bind(self.thread % WAVE)
+        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, WaveLanes(self.lane))
+        self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         wave, per_slice = b.bind(self.thread // WAVE), plan.warps // plan.split_k
         self.first_block = b.keep(row_tile * own)
         self.slice: Expr = wave // per_slice if plan.split_k > 1 else 0
