@@ -341,40 +341,39 @@ class Kernel:
             store_run(self.gemm, self.args, [T.Cast("float32", value) for value in sums], m, n)
 
     def _join(self) -> None:
-        """Add up the sums of all slices of K, and of all lanes of a row, and store them.
-
-        Partial sums lie in LDS as ``[part][token][row]``.
-        """
+        """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""
         geo, lanes = self.geo, self.step.lanes
-        pitch, tokens = geo.pitch, self.schedule.tile_m
         inside = b.bind((self.row_block - self.first_block) * STEP_ROWS)
         part = self.slice
         if lanes.partial_lanes:
             part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
-        start = b.bind(part * (tokens * pitch) + self.wave_token * pitch + inside)
+        part, run = b.bind(part), min(RUN, lanes.neighbours)
         d.block_sync()
-        for fragment, index in product(range(geo.row_blocks * geo.token_blocks), range(lanes.accumulators)):
+        fragments, firsts = range(geo.row_blocks * geo.token_blocks), range(0, lanes.accumulators, run)
+        for fragment, first in product(fragments, firsts):
             block, token_block = divmod(fragment, geo.token_blocks)
-            row, token = lanes.position(self.lane, index)
-            at = start + (token + token_block * self.step.tokens) * pitch + block * STEP_ROWS + row
-            b.store(self.shared, d.as_type(self.sums.result(fragment, index), "uint32"), at)
+            row, token = lanes.position(self.lane, first)
+            token = self.wave_token + token_block * self.step.tokens + token
+            at = geo.sum_word(part, token, inside + block * STEP_ROWS + row)
+            sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
+            b.store(self.shared, d.vector(sums), d.lanes(at, run))
         d.block_sync()
         runs = geo.rows // RUN
 
         def store(piece: Expr) -> None:
-            token, run = b.bind(piece // runs), b.bind(piece % runs * RUN)
-            m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + run)
+            token, row = b.bind(piece // runs), b.bind(piece % runs * RUN)
+            m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + row)
             with b.when(m < self.args.m):
-                self._store_run(self._joined(token * pitch + run), m, n)
+                self._store_run(self._joined(token, row), m, n)
 
-        each_piece(tokens * runs, geo.threads, self.thread, store)
+        each_piece(self.schedule.tile_m * runs, geo.threads, self.thread, store)
 
-    def _joined(self, at: Expr) -> list[Expr]:
-        """Return the sums of a run of rows over all parts, in the order of K."""
-        kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
+    def _joined(self, token: Expr, row: Expr) -> list[Expr]:
+        """Return the sums of a run of rows of a token over all parts, in the order of K."""
+        kind = self.sums.dtype
         loaded = [b.local(RUN, "uint32") for _ in range(self.geo.parts)]
         for part, words in enumerate(loaded):
-            d.load(words, self.shared, part * size + at, width=RUN)
+            d.load(words, self.shared, self.geo.sum_word(part, token, row), width=RUN)
         return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]
 
 

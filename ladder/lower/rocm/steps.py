@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm.script import tirx as T
 
@@ -27,6 +27,9 @@ Index = Any
 
 class WaveMap(LaneMap):
     """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one token."""
+
+    neighbours: ClassVar[int] = 4
+    """Sums of a lane that follow each other and are of neighbouring rows."""
 
     def operand(self, lane: Index) -> tuple[Index, Index]:
         return lane // 8 % 2 * 16 + lane % 8, lane // 16
@@ -49,6 +52,8 @@ class WaveMap(LaneMap):
 
 class DotMap(WaveMap):
     """Who holds what where lanes multiply for themselves: rows g and g+8 of a token, a part of K."""
+
+    neighbours: ClassVar[int] = 1
 
     def half(self, slot: int) -> int:
         return slot
