@@ -33,8 +33,8 @@ from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_dec
 from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.experts import WaveLanes
 from ladder.lower.rocm.geometry import Geometry
-from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
-from ladder.lower.rocm.steps import dot_step, owner, select_step
+from ladder.lower.rocm.groups import WaveGroupRegisters
+from ladder.lower.rocm.steps import RUN, dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE, leaves_offsets
@@ -347,7 +347,7 @@ class Kernel:
         part = self.slice
         if lanes.partial_lanes:
             part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
-        part, run = b.bind(part), min(RUN, lanes.neighbours)
+        part, run = b.bind(part), self.step.run
         d.block_sync()
         fragments, firsts = range(geo.row_blocks * geo.token_blocks), range(0, lanes.accumulators, run)
         for fragment, first in product(fragments, firsts):

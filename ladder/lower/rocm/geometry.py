@@ -7,14 +7,12 @@ from typing import Any
 
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile
-from ladder.lower.rocm.groups import RUN
-from ladder.lower.rocm.steps import WaveStep
+from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from schedules.waves import STEP_ROWS, WAVE
 from targets import TileDevice
-
 
 HALF_WAVE_CHUNKS = 32
 """Chunks whose words 32 lanes, all that a pass of a 4-byte write serves, put into LDS at once."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -24,12 +24,12 @@ from tile_types.errors import DeviceError
 
 Index = Any
 
+RUN = 4
+"""Neighbouring rows of a token that a lane of D holds."""
+
 
 class WaveMap(LaneMap):
     """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one token."""
-
-    neighbours: ClassVar[int] = 4
-    """Sums of a lane that follow each other and are of neighbouring rows."""
 
     def operand(self, lane: Index) -> tuple[Index, Index]:
         return lane // 8 % 2 * 16 + lane % 8, lane // 16
@@ -52,8 +52,6 @@ class WaveMap(LaneMap):
 
 class DotMap(WaveMap):
     """Who holds what where lanes multiply for themselves: rows g and g+8 of a token, a part of K."""
-
-    neighbours: ClassVar[int] = 1
 
     def half(self, slot: int) -> int:
         return slot
@@ -102,10 +100,13 @@ class WaveStep(MatrixStep):
         What the device must have.
     operand
         LLVM's type of an operand: a vector that registers are joined to.
+    run
+        Sums of a lane that follow each other and are of neighbouring rows.
     """
 
     feature: str = "mfma"
     operand: str = "float16x4"
+    run: int = RUN
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
@@ -130,6 +131,8 @@ def _matrix(
 @dataclass(frozen=True)
 class DotStep(WaveStep):
     """A step of dot products within lanes, for few tokens: no row of a matrix core goes unused."""
+
+    run: int = 1
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
