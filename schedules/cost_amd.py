@@ -107,7 +107,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     gemm = _all_experts(gemm)
     stage = stage_clocks(gemm, device, schedule)
     along_m, along_n, rounds = _grid(gemm, device, schedule, m)
-    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    clocks, waiting = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
@@ -116,6 +116,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
+        "latency": waiting / clock,
         "dram": dram,
         "l2": l2,
         "fabric": fabric,
@@ -152,7 +153,7 @@ def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     """
     stage = stage_clocks(gemm, device, schedule)
     _, _, rounds = _grid(gemm, device, schedule, m)
-    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    clocks, _ = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     core = device.core_for(gemm.activation, schedule.pipeline)
     return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
 
@@ -201,11 +202,14 @@ def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
 
 def _unit_clocks(
     gemm: Gemm, device: TileDevice, schedule: GpuSchedule, stage: Stage, rounds: int, resident: int
-) -> float:
-    """Return the clocks of the busiest compute unit: rounds of blocks, ``resident`` of them at once."""
+) -> tuple[float, float]:
+    """Return the clocks of the busiest compute unit, and those of them in which it waits for memory.
+
+    Blocks come in rounds, ``resident`` of them at once.
+    """
     latency = device.layer("dram").latency * device.clock
     count = stages_of(gemm, schedule)
-    clocks, left = 0.0, rounds
+    clocks, waiting, left = 0.0, 0.0, rounds
     while left > 0:
         here = min(left, max(1, resident))
         exponent = OVERLAP if here * schedule.warps >= 2 * SIMDS else LONE_OVERLAP
@@ -213,8 +217,9 @@ def _unit_clocks(
         # Asked for when the stage before began: the latency shows where a stage is shorter.
         turns = left // here if here == max(1, resident) else 1
         clocks += turns * (BLOCK_CLOCKS + count * max(busy, latency))
+        waiting += turns * count * max(0.0, latency - busy)
         left -= turns * here
-    return clocks
+    return clocks, waiting
 
 
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:

@@ -118,15 +118,16 @@ def compiled_report(problem: Problem, lowered: Lowered) -> GemmReport:
 
 def with_evidence(report: GemmReport, problem: Problem, lowered: Lowered) -> GemmReport:
     """Add what the code of the kernel says, and what it does on the simulator."""
-    from ladder.cli.check import simulated_check
+    from ladder.cli.check import simulated_check, token_check
 
-    simulated = simulated_check(problem, lowered)
+    simulated, tokens = simulated_check(problem, lowered), token_check(problem, lowered.request.gemm)
     return replace(
         report,
         evidence=lowered.evidence(problem.m),
         simulated=simulated,
+        tokens=tokens,
         relative_error=simulated.relative_error,
-        passed=not simulated.findings,
+        passed=not simulated.findings and not (tokens and tokens.findings),
     )
 
 

@@ -29,6 +29,12 @@ EMITTERS = {
 }
 """Pipeline -> ``module:function`` that emits ``(gemm, device, schedule, name) -> PrimFunc``."""
 
+QUANTIZERS = {
+    "cuda": "ladder.lower.cuda.quantize:emit",
+    "rocm": "ladder.lower.rocm.quantize:emit",
+}
+"""TVM target kind -> ``module:function`` that emits ``(quantization, device, name) -> PrimFunc``."""
+
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
     "rocm": "ladder.lower.rocm.toolchain:compile_functions",
@@ -93,6 +99,11 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     if not serves(gemm, pipeline):
         raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
     return resolve(EMITTERS, "pipeline", pipeline)(gemm, device, schedule, name)
+
+
+def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
+    """Emit the kernel that quantises tokens as a `ladder.lower.gpu.quantize.Quantization` says."""
+    return resolve(QUANTIZERS, "target kind", device.kind)(plan, device, name)
 
 
 def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None) -> BuiltModule:

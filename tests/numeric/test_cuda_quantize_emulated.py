@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ladder.lower.cuda.quantize import Quantization, emit
+from ladder.lower.cuda.quantize import emit
+from ladder.lower.gpu.quantize import Quantization
 from targets import get_device
 from tile_types.errors import ConversionError, DTypeError, ScheduleError
 
