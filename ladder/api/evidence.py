@@ -301,4 +301,6 @@ def token_evidence(device: TileDevice, source: str, activation: str, k: int, gro
 
     kernel = gpu_kernel(source, activation, group, k, device)
     sources = kernel.sources()
-    return gather(device, report_of(kernel), sources, None, partial(derive_stage, sources=sources, device=device))
+    return gather(
+        device, report_of(kernel), sources, None, partial(derive_stage, sources=sources, device=device)
+    )
