@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,24 @@ def problems(device: TileDevice) -> Iterator[Gemm]:
                     yield gemm_for(n, k, ttype, activation, group_size=group)
 
 
-def chosen(device: TileDevice) -> Iterator[Shipped]:
-    """Yield what the policy chooses for `problems`, each kernel once."""
-    for gemm in problems(device):
+def chosen(device: TileDevice, every: int, first: int) -> Iterator[Shipped]:
+    """Yield what the policy chooses for one of ``every`` `problems` from ``first`` on, each kernel once."""
+    for gemm in islice(problems(device), first, None, every):
         schedules = dict.fromkeys(str(rank(gemm, device, m)[0].schedule) for m in TOKENS)
         yield from (Shipped(gemm, device.name, schedule) for schedule in schedules)
 
 
-def tuned(device: TileDevice) -> Iterator[Shipped]:
-    """Yield the fastest schedule of every point that ships tuned, each kernel once."""
+def tuned(device: TileDevice, every: int, first: int) -> Iterator[Shipped]:
+    """Yield the fastest schedule of points that ship tuned, each kernel once; one of ``every``."""
     n, k = LAYER
-    for fields, schedule in shipped_winners(device):
+    for fields, schedule in islice(shipped_winners(device), first, None, every):
         yield Shipped(gemm_from_dict({**fields, "n": n, "k": k}), device.name, str(schedule))
 
 
-def kernels(target: str) -> list[Shipped]:
-    """Return the kernels that users of a target get."""
+def kernels(target: str, every: int = 1, first: int = 0) -> list[Shipped]:
+    """Return the kernels that users of a target get, or a sample."""
     device = get_device(target)
-    return list((chosen if device.vendor == "amd" else tuned)(device))
+    return list((chosen if device.vendor == "amd" else tuned)(device, every, first))
 
 
 def compiled(kernel: Shipped) -> Outcome:
@@ -119,7 +120,7 @@ def main() -> None:
     """Compile, print what spills, and fail if anything does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", action="append", choices=TARGETS, help="[all]")
-    parser.add_argument("--every", type=int, default=1, help="take one kernel of so many [1]")
+    parser.add_argument("--every", type=int, default=1, help="take one problem of so many [1]")
     parser.add_argument("--jobs", type=int, default=1, help="processes [1]")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     options = parser.parse_args()
@@ -127,7 +128,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         for target in options.target or TARGETS:
-            outcomes = list(pool.map(compiled, kernels(target)[:: options.every], chunksize=4))
+            outcomes = list(pool.map(compiled, kernels(target, options.every), chunksize=4))
             found.append(summary(target, outcomes))
             print(json.dumps(found[-1], indent=1), flush=True)
     if options.output:

@@ -187,12 +187,12 @@ class Evidence:
     def as_text(self) -> dict[str, str]:
         """Return it as named lines for people."""
         rest = ", ".join(
-            f"{value} {name.replace('_', ' ')}"
+            f"{name.replace('_', ' ')} {value}"
             for name, value in self.facts.items()
             if value is not None and name != self.matrix
         )
         share = "" if self.occupancy is None else f", occupancy {self.occupancy:.0%}"
-        lines = {"code": f"{self.facts[self.matrix]} {self.matrix} in {self.counted_in}, {rest}{share}"}
+        lines = {"code": f"{self.facts[self.matrix]} {self.matrix} in {self.counted_in}; {rest}{share}"}
         if self.cost is not None:
             parts = ", ".join(f"{name} {part * 1e6:.1f}" for name, part in self.cost.parts)
             time = f"{self.cost.seconds * 1e6:.1f} µs"

@@ -99,7 +99,7 @@ class TokenCheck:
 
     def as_text(self) -> str:
         """Return one line for people."""
-        code = self.evidence.as_text()["code"].partition(", ")[2]
+        code = self.evidence.as_text()["code"].partition("; ")[2]
         return f"{code}; simulated: {'; '.join(self.findings[:SHOWN]) or 'no findings'}"
 
 
