@@ -11,7 +11,6 @@ from rewriting import argument, remove, rewrite
 from test_cuda_quantize_emulated import CASES, NUMPY, _expected
 
 from ladder.lower.build import emit_quantizer
-from ladder.lower.cuda.quantize import emit
 from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
 from ladder.simulate.machine import ORDERS
@@ -88,7 +87,9 @@ def test_rows_of_amd_kernels_are_whole_waves() -> None:
 
 def test_the_barrier_matters() -> None:
     plan, k = CASES["rows longer than the registers"]
-    function = rewrite(emit(plan, get_device("cuda/sm_90a"), "simulated"), remove("tirx.cuda.cta_sync", 0))
+    function = rewrite(
+        emit_quantizer(plan, get_device("cuda/sm_90a"), "simulated"), remove("tirx.cuda.cta_sync", 0)
+    )
     result = simulate_launch(function, _row(plan, k), outputs=(1, 2))
     assert "race" in result.kinds()
 
@@ -105,7 +106,7 @@ def test_stores_beyond_the_row() -> None:
 
         return ir.Call(e.op, [load.source.vload([row, column + 8])], e.attrs, e.ty_args, e.span, e.ty)
 
-    function = emit(plan, get_device("cuda/sm_90a"), "simulated")
+    function = emit_quantizer(plan, get_device("cuda/sm_90a"), "simulated")
     changed = rewrite(function, argument("tirx.ptx.st_vec", 0, later))
     result = simulate_launch(changed, _row(plan, k), outputs=(1, 2))
     assert {"out of bounds", "unwritten"} <= result.kinds()

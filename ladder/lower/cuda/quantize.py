@@ -21,25 +21,11 @@ NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.sa
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
 
 
-def emit(plan: Quantization, device: TileDevice, name: str) -> Any:
-    """Emit a `Quantizer` as a TIRx PrimFunc.
-
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the type.
-    """
-    device.core_for(plan.activation)
-    with b.function(name) as result:
-        CudaQuantizer(plan, Overlap(device)).emit()
-    return result.func
-
-
 class CudaQuantizer(Quantizer):
     """One CUDA kernel being emitted."""
 
-    def __init__(self, plan: Quantization, overlap: Overlap) -> None:
-        self.overlap = overlap
+    def __init__(self, plan: Quantization, device: TileDevice) -> None:
+        self.overlap = Overlap(device)
         super().__init__(plan)
 
     def begin(self, rows: Expr) -> tuple[Expr, Expr]:

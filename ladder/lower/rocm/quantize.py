@@ -26,33 +26,18 @@ MOST_THREADS = 256
 """TVM marks AMD kernels as having at most 256 threads."""
 
 
-def emit(plan: Quantization, device: TileDevice, name: str) -> Any:
-    """Emit a `Quantizer` as a TIRx PrimFunc.
-
-    Raises
-    ------
-    ConversionError
-        If the device does not multiply the type.
-    ScheduleError
-        If a row's threads are no whole waves.
-    """
-    device.core_for(plan.activation)
-    check(
-        plan.threads % WAVE == 0 and plan.threads <= MOST_THREADS,
-        f"a row takes 1 to {MOST_THREADS // WAVE} whole waves, got {plan.threads} threads",
-    )
-    with b.function(name) as result:
-        RocmQuantizer(plan, 0.5 if reads_fnuz(device, plan.activation) else 1.0).emit()
-    return result.func
-
-
 class RocmQuantizer(Quantizer):
-    """One AMD kernel being emitted; ``factor`` is what values are multiplied by before their conversion."""
+    """One AMD kernel being emitted."""
 
     warp: ClassVar[int] = WAVE
 
-    def __init__(self, plan: Quantization, factor: float) -> None:
-        self.factor = factor
+    def __init__(self, plan: Quantization, device: TileDevice) -> None:
+        check(
+            plan.threads % WAVE == 0 and plan.threads <= MOST_THREADS,
+            f"a row takes 1 to {MOST_THREADS // WAVE} whole waves, got {plan.threads} threads",
+        )
+        # What values are multiplied by before their conversion.
+        self.factor = 0.5 if reads_fnuz(device, plan.activation) else 1.0
         super().__init__(plan)
 
     def begin(self, rows: Expr) -> tuple[Expr, Expr]:
