@@ -155,7 +155,8 @@ class Captured:
         ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
         runs operator by operator, as it would have without capture. Where it has a true attribute
         ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
-        tensors of other shapes than the examples, and extents as integers.
+        tensors of other shapes than the examples, and extents as integers. Where it has a true attribute
+        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
@@ -292,6 +293,7 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
 
 
 run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
+run_as_is.loops = True  # type: ignore[attr-defined]
 
 
 __all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]
