@@ -17,6 +17,8 @@ import torch
 import torch.fx
 from torch.fx.node import map_arg
 
+from ladder.capture.kinds import mapped, parts
+
 LEAST = 3
 """Iterations that a loop has at least."""
 LONGEST = 128
@@ -97,7 +99,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         for item in value.values():
             yield from _leaves(item)
     elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
+        yield from parts(value)
     else:
         yield value
 
@@ -109,7 +111,7 @@ def _shape(value: Any) -> Any:
     if isinstance(value, dict):
         return (dict, *((key, _shape(item)) for key, item in value.items()))
     if isinstance(value, slice):
-        return (slice, *map(_shape, (value.start, value.stop, value.step)))
+        return (slice, *map(_shape, parts(value)))
     return type(value)
 
 
@@ -278,5 +280,5 @@ def _replaced(value: Any, taken: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {key: _replaced(item, taken) for key, item in value.items()}
     if isinstance(value, slice):
-        return slice(*(_replaced(item, taken) for item in (value.start, value.stop, value.step)))
+        return mapped(value, lambda item: _replaced(item, taken))
     return taken(value)
