@@ -306,9 +306,15 @@ class Calls(Attributes):
         return self.construct(kind, args, kwargs)
 
     def _indexed(self, value: Any) -> bool:
-        """Say whether `reversed` indexes `value` by a function of its class."""
-        found = (self.segment.class_attribute(type(value), name) for name in ("__reversed__", "__getitem__"))
-        return next(found) is NULL and is_a(next(found), types.FunctionType)
+        """Say whether `reversed` indexes `value` by functions of torch's, as it does lists of modules.
+
+        Where it is made a list, it asks for the length again: that of torch may be asked any number of times.
+        """
+        names = ("__reversed__", "__getitem__", "__len__")
+        own, *found = (self.segment.class_attribute(type(value), name) for name in names)
+        return own is NULL and all(
+            is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
+        )
 
     def construct(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do ``type.__call__(kind, *args, **kwargs)``."""
