@@ -108,6 +108,8 @@ class Exchange:
     def along_rows(self, span: int) -> list[tuple[int, str]]:
         """Return (position, input) of the reads whose neighbours along rows are neighbours in memory."""
         nest = self.nest
+        if isinstance(self.rows, int | tirx.IntImm) and int(self.rows) % span:
+            return []
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
         chunk = nest.probe("rows", tirx.floordiv(self.rows, span))
         column = nest.probe("column", self.columns)
