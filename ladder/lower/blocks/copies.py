@@ -120,6 +120,7 @@ class TileCopy:
 
     def _prepare(self, kernel: BlockKernel, node: Node) -> None:
         self.kernel, self.node = kernel, node
+        self.is_constant = node.inputs[0] in kernel.constants
         self.layout: Any = kernel.geo.layouts[node.name]
         self.looped = kernel.geo.is_looped(node)
         plan = kernel.schedule
@@ -155,21 +156,23 @@ class TileCopy:
                 with b.when(piece < count):
                     b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
 
-    def prefetch(self, own_step: Any, turns: Expr) -> None:
-        """Bring the group's first tiles into L2 while the kernel before still runs."""
-        kernel = self.kernel
-        if not kernel.overlap.possible or self.source.shape[0] * 2 < PREFETCHED_BYTES:
-            return
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the tensor is worth prefetching."""
+        return bool(self.source.shape[0] * 2 >= PREFETCHED_BYTES)
+
+    def prefetch(self, step: Expr) -> None:
+        """Bring a step's tile into L2, which is allowed while the kernel before still runs."""
         lines = -(-self.layout.chunks * CHUNK_BYTES // LINE_BYTES)
         count = self.layout.rows * lines
-        for turn in range(kernel.schedule.stages - 1):
-            first, pitch = kernel.place.begin(self.node, own_step(turn))
-            for part in range(-(-count // self.threads)):
-                piece = b.bind(self._thread + part * self.threads)
-                row, line = piece // lines, piece % lines
-                column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * ELEMENTS)
-                with b.when(T.And(piece < count, turn < turns)):
-                    b.ptx("prefetch.global.L2", self.source.ptr_to([first + row * pitch + column]))
+        first, pitch = self.kernel.place.begin(self.node, step)
+        for part in range(-(-count // self.threads)):
+            piece = b.bind(self._thread + part * self.threads)
+            row, line = piece // lines, piece % lines
+            column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * ELEMENTS)
+            whole = (part + 1) * self.threads <= count
+            with b.when(True if whole else piece < count):
+                b.ptx("prefetch.global.L2", self.source.ptr_to([first + row * pitch + column]))
 
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -205,6 +208,11 @@ class TensorCopy(TileCopy):
                 *(*box, 1, 1, 0, swizzle, MAP_LINES, 0),
             )
         )
+
+    def fetch_map(self) -> None:
+        """Fetch the tensor map, so that the first copy does not wait for it."""
+        with b.when(self.kernel.thread == 0):
+            b.ptx("prefetch.tensormap", T.address_of(self.map))
 
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
         """Start the copies of a step's tile into the stage at byte ``at``; they count at a barrier."""

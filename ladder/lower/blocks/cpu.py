@@ -7,7 +7,7 @@ LLVM backend knows, not to match hand-written kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,13 @@ VECTOR = 16
 """Columns computed at once."""
 
 
-def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -> Any:
+def emit(
+    block: Graph,
+    device: TileDevice,
+    schedule: BlockSchedule,
+    name: str,
+    constants: Collection[str] = (),
+) -> Any:
     """Emit one block graph; as `ladder.lower.blocks.kernel.emit`, but for a CPU.
 
     Raises

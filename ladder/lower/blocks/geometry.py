@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
+from ladder.ir.ops import get_operator
 from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
@@ -223,14 +224,42 @@ class Geometry:
                 found[name] = TileLayout(rows, chunks, chunks | 1)
         return found
 
-    @property
-    def column_reductions(self) -> tuple[str, ...]:
-        """Values reduced over rows: warps share them through shared memory."""
-        return tuple(
-            node.name
-            for node in self.program.block.nodes
-            if node.operator in ("reduce_sum", "reduce_max")
-            and node_attributes(node)["axis"] % len(node.tile.shape) == len(node.tile.shape) - 2
+    @cached_property
+    def shared_rows(self) -> Mapping[str, bool]:
+        """Values of one row that warps share through shared memory; whether as reciprocals.
+
+        What follows element by element from a reduction over rows, of one row itself, is computed by who
+        shares it: once, not by every warp.
+        """
+        return dict(self._followed(node) for node in self.program.block.nodes if self._reduces_rows(node))
+
+    def _reduces_rows(self, node: Node) -> bool:
+        rank = len(node.tile.shape)
+        reduces = node.operator in ("reduce_sum", "reduce_max")
+        return reduces and node_attributes(node)["axis"] % rank == rank - 2
+
+    def _followed(self, node: Node) -> tuple[str, bool]:
+        """Return the last value that follows from one alone, and whether all that takes it divides by it."""
+        users = self.program.users[node.name]
+        if len(users) == 1 and self._follows(users[0], node):
+            return self._followed(users[0])
+        shape = self.program.shape(node.name)
+        divided = all(
+            user.operator == "div"
+            and user.inputs[1] == node.name != user.inputs[0]
+            and self.program.shape(user.name) != shape
+            for user in users
+        )
+        return node.name, divided
+
+    def _follows(self, user: Node, node: Node) -> bool:
+        """Whether a user of a row is a row of the same stage, computed of it and of numbers."""
+        others = [self.program.block.producer(name) for name in user.inputs if name != node.name]
+        return (
+            get_operator(user.operator).elementwise
+            and self.program.shape(user.name) == self.program.shape(node.name)
+            and self.program.stages[user.name] == self.program.stages[node.name]
+            and all(other.operator == "constant" for other in others)
         )
 
     def _computed_parts(self, value: str) -> list[str]:
@@ -244,7 +273,7 @@ class Geometry:
     @property
     def spill_bytes(self) -> int:
         """Shared memory of spilled values."""
-        columns = sum(4 * self.program.shape(name)[1] for name in self.column_reductions)
+        columns = sum(4 * self.program.shape(name)[1] for name in self.shared_rows)
         return (sum(layout.bytes for layout in self.spills.values()) + columns) * self.schedule.groups
 
     # ---- regions of shared memory ---------------------------------------------------------------------
@@ -327,7 +356,7 @@ class Geometry:
             found[f"spill {name}"] = Lifetime(
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
-        for name in self.column_reductions:
+        for name in self.shared_rows:
             first = STAGES.index(self.program.stages[name])
             last = max(first, self._last_use_of(name))
             found[f"columns {name}"] = Lifetime(4 * plan.groups * self.program.shape(name)[1], first, last)

@@ -9,7 +9,7 @@ for others within the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,7 +42,13 @@ HOISTED_REGISTERS = 64
 """Most registers for operands that stay the same in all steps."""
 
 
-def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -> Any:
+def emit(
+    block: Graph,
+    device: TileDevice,
+    schedule: BlockSchedule,
+    name: str,
+    constants: Collection[str] = (),
+) -> Any:
     """Emit one block graph.
 
     Parameters
@@ -56,6 +62,8 @@ def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -
     name
         Symbol of the kernel's host entry. It takes the graph's inputs, then its outputs, each as one
         contiguous axis.
+    constants
+        Inputs that no kernel before writes, so that they may be read before those have ended.
 
     Returns
     -------
@@ -67,15 +75,21 @@ def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -
         If the schedule does not fit, or names what is not lowered.
     """
     with b.function(name) as result:
-        BlockKernel(BlockProgram.of(block), device, schedule).emit()
+        BlockKernel(BlockProgram.of(block), device, schedule, constants).emit()
     return result.func
 
 
 class BlockKernel:
     """One kernel being emitted."""
 
-    def __init__(self, program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> None:
-        self.program, self.schedule = program, schedule
+    def __init__(
+        self,
+        program: BlockProgram,
+        device: TileDevice,
+        schedule: BlockSchedule,
+        constants: Collection[str] = (),
+    ) -> None:
+        self.program, self.schedule, self.constants = program, schedule, frozenset(constants)
         self.geo = Geometry(program, device, schedule)
         self.lanes: Lanes = FlatLanes(self) if self.geo.flat else FragmentLanes(self)
         self.operand, self.device = program.operand, device
@@ -136,8 +150,7 @@ class BlockKernel:
         self._release("begin")
         self._allocate()
         self._prepare_arrivals()
-        for copy in self.loop_copies:
-            copy.prefetch(self.own_step, self.turns)
+        self._copy_early()
         self.overlap.wait()
         self._start_copies()
         if self.geo.looped:
@@ -157,9 +170,11 @@ class BlockKernel:
             wanted = part != "scales" or gemm.scale
             self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if wanted else None
 
-    def _release(self, when: str) -> None:
+    def _release(self, when: str, condition: Expr = True) -> None:
         """Let the next kernel start, if now is when."""
-        if self.schedule.release == when:
+        if self.schedule.release != when or condition is False:
+            return
+        with _always() if condition is True else b.when(condition):
             self.overlap.release()
 
     def _locate(self) -> None:
@@ -244,6 +259,9 @@ class BlockKernel:
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
                 self.values[node.name] = self._value(node)
+            if node.name in geo.shared_rows:
+                source = self.values[node.name]
+                self.values[node.name] = v.SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
 
@@ -284,12 +302,12 @@ class BlockKernel:
     def _spill_stage(self, stage: str) -> None:
         """Compute the values of a stage that pass through shared memory, a barrier after each depth."""
         names = {node.name: node.inputs for node in self.program.block.nodes}
-        through = {*self.geo.spills, *self.geo.column_reductions}
+        through = {*self.geo.spills, *self.geo.shared_rows}
         shared = {name for name in through if self.program.stages[name] == stage}
         for level in levels(names, shared):
             for name in level:
                 value = self.values[name]
-                if isinstance(value, v.ColumnReduce):
+                if isinstance(value, v.SharedRow):
                     value.share()
                 if name in self.geo.spills:
                     self._spill(value)
@@ -318,45 +336,90 @@ class BlockKernel:
             b.ptx("bar.sync", T.Cast("uint32", self.group + 1), T.uint32(plan.group_warps * WARP))
 
     # ---- the loop -----------------------------------------------------------------------------------------
+    @property
+    def _early(self) -> bool:
+        """Whether anything may be read while the kernels before still run."""
+        return self.overlap.possible and self.schedule.release != "never"
+
+    def _copy_early(self) -> None:
+        """Copy what the kernels before do not write, and bring what they might have written into L2."""
+        for copy in self.tensor_copies.values():
+            copy.fetch_map()
+        if not self._early:
+            return
+        for copy in self.block_copies:
+            if copy.is_constant:
+                copy.emit(0, T.uint32(0))
+        first = self.schedule.stages - 1
+        for turn in range(first + self.schedule.ahead if self.geo.stage_offsets else 0):
+            with self._if_turn(turn), self.scope():
+                if turn < first and self._constant_copies:
+                    self._copy_tiles(turn, turn, self._constant_copies, opens=True)
+                self._prefetch(turn, constants=turn >= first)
+
+    @property
+    def _constant_copies(self) -> list[TileCopy]:
+        """Copies of a step that need not wait for the kernels before."""
+        return [copy for copy in self.loop_copies if copy.is_constant]
+
+    def _prefetch(self, turn: Expr, constants: bool = True) -> None:
+        """Bring a turn's large tiles into L2, or only those that may not yet be copied."""
+        for copy in self.loop_copies:
+            if copy.is_streamed and (constants or not copy.is_constant):
+                copy.prefetch(self.own_step(turn))
+
     def _start_copies(self) -> None:
         """Copy what all steps share, and the first steps' tiles."""
         for copy in self.block_copies:
-            copy.emit(0, T.uint32(0))
+            if not (self._early and copy.is_constant):
+                copy.emit(0, T.uint32(0))
         if self.block_copies:
             b.ptx("cp.async.commit_group")
         for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
-            self._copy_step(turn, turn)
+            self._copy_step(turn, turn, left=self._early and bool(self._constant_copies))
+        self._release("asked", self.turns < self.schedule.stages)
         if self.block_copies:
             later = self.loop_copies and not self.tensor_copies
             b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
             b.block_sync()
         self._spill_stage(BEFORE)
 
-    def _copy_step(self, turn: Expr, slot: Expr) -> None:
-        """Copy the tiles of a turn, if there is such a turn, and close the group of copies."""
-        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
-        guard = (
-            _always() if isinstance(turn, int) and isinstance(self.turns, int) and turn < self.turns else None
-        )
-        with guard or b.when(turn < self.turns), self.scope():
-            step = b.keep(self.own_step(turn))
-            if self.tensor_copies:
-                with b.when(self.group_thread == 0):
-                    self._start_tensor_copies(step, at, self._arrival(slot))
-            else:
-                for copy in self.loop_copies:
-                    copy.emit(step, at)
+    def _if_turn(self, turn: Expr) -> Any:
+        """Enter a branch that is taken if there is such a turn."""
+        known = isinstance(turn, int) and isinstance(self.turns, int)
+        return _always() if known and turn < self.turns else b.when(turn < self.turns)
+
+    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
+        """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
+
+        ``left``: only those that were not copied early.
+        """
+        copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
+        with self._if_turn(turn), self.scope():
+            self._copy_tiles(turn, slot, copies, opens=not left)
+        if self.schedule.ahead and not isinstance(turn, int):
+            with self._if_turn(turn + self.schedule.ahead), self.scope():
+                self._prefetch(turn + self.schedule.ahead)
         if not self.tensor_copies:
             b.ptx("cp.async.commit_group")
 
+    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[TileCopy], opens: bool) -> None:
+        """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
+        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
+        step = b.keep(self.own_step(turn))
+        if not self.tensor_copies:
+            for copy in copies:
+                copy.emit(step, at)
+            return
+        with b.when(self.group_thread == 0):
+            if opens:
+                count = sum(copy.bytes for copy in self.tensor_copies.values())
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+            for copy in copies:
+                copy.start(step, at, self._arrival(slot))
+
     def _arrival(self, slot: Expr) -> Expr:
         return self.arrivals.ptr_to([self.group * self.schedule.stages + slot])
-
-    def _start_tensor_copies(self, step: Expr, at: Expr, barrier: Expr) -> None:
-        count = sum(copy.bytes for copy in self.tensor_copies.values())
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(count)))
-        for copy in self.tensor_copies.values():
-            copy.start(step, at, barrier)
 
     def _prepare_arrivals(self) -> None:
         """Initialise the barriers of tensor copies before anybody copies or waits."""
@@ -382,6 +445,7 @@ class BlockKernel:
                 self._await_step(slot, phase)
                 self.group_sync()
                 self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
+                self._release("asked", turn == self.turns - stages)
                 place = self.stages_at + slot.value * self.geo.stage_bytes
                 self.stage.set(self.base + T.Cast("uint32", place))
             self.loop_step = b.keep(self.own_step(turn))

@@ -133,6 +133,9 @@ class PackedCopy(TileCopy):
     def encode(self) -> None:
         """Packed tiles lie together: no tensor map is needed."""
 
+    def fetch_map(self) -> None:
+        """There is none."""
+
     @property
     def bytes(self) -> int:
         """Bytes that arrive."""
@@ -182,19 +185,14 @@ class PackedCopy(TileCopy):
 
         self._runs(step, at, move)
 
-    def prefetch(self, own_step: Any, turns: Expr) -> None:
-        """Bring the group's first tiles into L2 while the kernel before still runs."""
-        kernel = self.kernel
-        if not kernel.overlap.possible:
-            return
+    is_streamed = True
 
+    def prefetch(self, step: Expr) -> None:
         def move(target: Expr, source: Expr, count: int) -> None:
-            with b.when(kernel.group_thread == 0):
+            with b.when(self.kernel.group_thread == 0):
                 b.ptx("cp.async.bulk.prefetch.L2.global", source, T.uint32(count))
 
-        for turn in range(kernel.schedule.stages - 1 if self.looped else 1):
-            with b.when(turn < turns):
-                self._runs(own_step(turn), 0, move)
+        self._runs(step, 0, move)
 
 
 class PackedTile(Value):

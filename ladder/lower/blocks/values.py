@@ -278,11 +278,12 @@ class Elementwise(Value):
         self.is_quotient = row.name == "div"
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        operands = [operand.fragment(m, n) for operand in self.operands]
         lower: Callable[..., Expr] = self.lower
         if self.is_quotient and math.prod(self.operands[1].shape) < math.prod(self.shape):
             # One division serves all elements that have this divisor.
-            operands[1], lower = self.operands[1].inverses(m, n), _product
+            operands, lower = [self.operands[0].fragment(m, n), self.operands[1].inverses(m, n)], _product
+        else:
+            operands = [operand.fragment(m, n) for operand in self.operands]
         return [self._rounded(lower(*elements)) for elements in zip(*operands, strict=True)]
 
     def _row(self, m: int) -> list[Expr]:
@@ -483,7 +484,7 @@ class Reduce(Value):
 
 
 class ColumnReduce(Value):
-    """A reduction over the rows: the warps of a group take columns in turn and share the results."""
+    """A reduction over the rows, computed where a `SharedRow` asks for it."""
 
     def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
         super().__init__(kernel, name, shape, "float32")
@@ -493,6 +494,34 @@ class ColumnReduce(Value):
                 f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
                 f" got {source.shape[0]}"
             )
+
+    def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        totals: list[Expr] = []
+        for step in range(self.source.shape[0] // FRAGMENT_ROWS):
+            part = self.source.fragment(step, n)
+            pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
+            totals = (
+                [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if step else pairs
+            )
+        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals] * 2
+
+
+class SharedRow(Value):
+    """A value of one row that follows from a reduction over rows: computed once by a group of warps.
+
+    The warps take columns in turn and share the results, reciprocals where all users divide by them.
+
+    Parameters
+    ----------
+    source
+        The value.
+    inverted
+        Whether reciprocals are shared.
+    """
+
+    def __init__(self, kernel: BlockKernel, source: Value, inverted: bool) -> None:
+        super().__init__(kernel, source.name, source.shape, source.dtype)
+        self.source, self.inverted = source, inverted
 
     def _place(self, n: Expr) -> Expr:
         """Return the shared address of a thread's two columns of fragment n."""
@@ -507,11 +536,21 @@ class ColumnReduce(Value):
         for turn in range(-(-columns // warps)):
             n = b.keep(turn * warps + kernel.row_warp)
             with b.when(n < columns) if columns % warps else kernel.scope(), kernel.scope():
-                pair = self._pair(n)
+                with kernel.whole_rows():
+                    pair = self.source.fragment(0, n)[:2]
+                shared = [_inverse(x) for x in pair] if self.inverted else pair
                 with b.when(kernel.lane // 4 == 0):
-                    b.ptx("st.shared.v2.f32", self._place(n), *pair)
+                    b.ptx("st.shared.v2.f32", self._place(n), *shared)
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        if self.inverted:
+            raise ScheduleError(f"%{self.name} is shared as its reciprocal")
+        return self._shared(n)
+
+    def inverses(self, m: int, n: Expr) -> list[Expr]:
+        return self._shared(n) if self.inverted else super().inverses(m, n)
+
+    def _shared(self, n: Expr) -> list[Expr]:
         pair = self._once(("columns", n), lambda: self._load(n))
         return [*pair, *pair]
 
@@ -519,17 +558,6 @@ class ColumnReduce(Value):
         pair = b.local(2, "float32")
         b.ptx("ld.shared.v2.f32", pair[0], pair[1], self._place(n))
         return [pair[0], pair[1]]
-
-    def _pair(self, n: Expr) -> list[Expr]:
-        totals: list[Expr] = []
-        with self.kernel.whole_rows():
-            for m in range(self.source.shape[0] // FRAGMENT_ROWS):
-                part = self.source.fragment(m, n)
-                pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
-                totals = (
-                    [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if m else pairs
-                )
-        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals]
 
 
 class GlobalTile(Value):
