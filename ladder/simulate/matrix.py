@@ -161,6 +161,20 @@ def descriptor_chunks(descriptor: int, rows: int) -> Array:
     return swizzled(start + row // 8 * stride + row % 8 * pitch + chunk * step, mask)
 
 
+def descriptor_columns(descriptor: int, columns: int) -> Array:
+    """Return the addresses ``[16, columns / 8]`` of the chunks of 16 rows along K, MN-major (128-byte swizzle).
+
+    As `descriptor_chunks`: here the leading offset leads to the next 64 columns, the stride offset to the
+    next 8 rows (PTX ISA, "Strides").
+    """
+    start = (descriptor & 0x3FFF) << 4
+    leading = (descriptor >> 16 & 0x3FFF) << 4
+    stride = (descriptor >> 32 & 0x3FFF) << 4
+    row, chunk = np.arange(16)[:, None], np.arange(columns // 8)[None, :]
+    place = start + row // 8 * stride + row % 8 * 128 + chunk // 8 * leading + chunk % 8 * 16
+    return swizzled(place, SWIZZLES[1][1])
+
+
 def wgmma_rows(accumulators: Array) -> Array:
     """Return D ``[groups, 64, n]`` from accumulators ``[4 * groups, 32, n / 2]``."""
     warps, _, count = accumulators.shape

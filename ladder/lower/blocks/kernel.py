@@ -20,6 +20,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
+from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler
 from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
@@ -451,8 +452,12 @@ class BlockKernel:
             self.loop_step = b.keep(self.own_step(turn))
             self._spill_stage(LOOP)
             self.rescaler.step()
+            if self.schedule.products == "wgmma":
+                warpgroups.begin_step()
             for accumulator in accumulators:
                 accumulator.update()
+            if self.schedule.products == "wgmma":
+                warpgroups.end_step()
             self.rescaler.end_step()
             if self.tensor_copies:
                 phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))

@@ -33,6 +33,8 @@ class BlockSchedule:
     ahead
         Steps beyond the stages whose tiles are brought into L2 early: before the kernels before have ended,
         and then as far ahead of the copies.
+    products
+        ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
     """
 
     groups: int = 1
@@ -43,6 +45,7 @@ class BlockSchedule:
     copies: str = "lanes"
     release: str = "begin"
     ahead: int = 0
+    products: str = "mma"
 
     @property
     def group_warps(self) -> int:

@@ -20,6 +20,7 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.ir.operator import Operator
 from ladder.lower import builder as b
+from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.lanes import over_lanes
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.gpu.instructions import emit_step
@@ -395,6 +396,9 @@ class Matmul(Value):
 
     def add_into(self, sums: Any) -> None:
         """Emit ``sums += a · b`` for all fragments of the warp."""
+        if self.kernel.schedule.products == "wgmma":
+            warpgroups.add_into(self, sums)
+            return
         rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
         begin = self.kernel.first_column(columns)
         run = self.b.depth_run
