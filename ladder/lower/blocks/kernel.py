@@ -36,9 +36,6 @@ from tile_types.errors import ScheduleError
 
 Expr = Any
 
-RESIDENT_BLOCKS = 1
-"""Blocks that a multiprocessor must be able to hold: leaves a thread as many registers as there are."""
-
 HOISTED_REGISTERS = 64
 """Most registers for operands that stay the same in all steps."""
 
@@ -180,7 +177,7 @@ class BlockKernel:
 
     def _locate(self) -> None:
         plan, program = self.schedule, self.program
-        b.device(RESIDENT_BLOCKS)
+        b.device(plan.resident)
         (block,) = b.block_index([program.blocks * plan.cluster])
         self.rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
         block = b.keep(block // plan.cluster) if plan.cluster > 1 else block

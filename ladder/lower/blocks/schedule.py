@@ -33,6 +33,8 @@ class BlockSchedule:
     ahead
         Steps beyond the stages whose tiles are brought into L2 early: before the kernels before have ended,
         and then as far ahead of the copies.
+    resident
+        Blocks that a multiprocessor must be able to hold: limits the registers of a thread.
     products
         ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
     """
@@ -45,6 +47,7 @@ class BlockSchedule:
     copies: str = "lanes"
     release: str = "begin"
     ahead: int = 0
+    resident: int = 1
     products: str = "mma"
 
     @property

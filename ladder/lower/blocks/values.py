@@ -593,7 +593,11 @@ class GlobalTile(Value):
         return [self._loaded(first + row * pitch) for row in places]
 
     def _loaded(self, at: Expr) -> Expr:
-        return hold(T.Cast("float32", self.source[at]))
+        # By name: the compiler may move plain loads to before the kernels before have ended.
+        wide = self.dtype == "float32"
+        bits = b.local(1, "float32" if wide else "uint16")
+        b.ptx("ld.global.f32" if wide else "ld.global.u16", bits[0], self.source.ptr_to([at]))
+        return bits[0] if wide else hold(T.Cast("float32", T.reinterpret(bits[0], dtype=self.dtype)))
 
 
 class GlobalRow(Value):
