@@ -212,7 +212,9 @@ def lowered(point: Point, choice: Choice) -> Any:
     from ladder.runtime.fused import Lowering
 
     tiles, schedule, constants = choice
-    return Lowering(point.case(tiles).graph, (BlockSchedule(**schedule),), point.constants if constants else ())
+    return Lowering(
+        point.case(tiles).graph, (BlockSchedule(**schedule),), point.constants if constants else ()
+    )
 
 
 def build(job: tuple[str, int]) -> str:

@@ -14,8 +14,8 @@ Choice = tuple[tuple[int, ...], Mapping[str, Any], bool]
 """Tiles, fields of a `BlockSchedule`, and whether weights are declared constant."""
 
 
-def _plan(tiles: tuple[int, ...], groups: int, stages: int, cluster: int = 1, **rest: Any) -> Choice:
-    """Return a choice; copies are those of tensors, and the next kernel starts late, unless told otherwise."""
+def _plan(tiles: tuple[int, ...], groups: int, stages: int, cluster: Any = 1, **rest: Any) -> Choice:
+    """Return a choice; copies are those of tensors, and the next kernel starts late, unless told."""
     constants = rest.pop("constants", False)
     fields = {"groups": groups, "stages": stages, "cluster": cluster, "copies": "tensor", "release": "asked"}
     return tiles, {**fields, **rest}, constants
@@ -69,7 +69,11 @@ _GATED = (
     _plan((32, 64), 4, 3, ahead=2),
     _plan((64, 64), 2, 3, 2, ahead=2),
 )
-_SQUARE, _WIDE, _TALL = {"row_warps": 2, "column_warps": 2}, {"row_warps": 2, "column_warps": 4}, {"row_warps": 4}
+_SQUARE, _WIDE, _TALL = (
+    {"row_warps": 2, "column_warps": 2},
+    {"row_warps": 2, "column_warps": 4},
+    {"row_warps": 4},
+)
 _GATED_LONG = (
     _plan((32, 64), 4, 3, **_SQUARE, **NEVER),
     _plan((64, 64), 2, 4, 2, **_SQUARE, **BEGIN),

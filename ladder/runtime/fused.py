@@ -97,7 +97,10 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tup
 
         emit = emitter_for(device)
         return build_function(
-            lambda name: emit(body, device, schedule, name, constants), f"ladder_fused_{digest}", device, folder
+            lambda name: emit(body, device, schedule, name, constants),
+            f"ladder_fused_{digest}",
+            device,
+            folder,
         )
 
     return Job(facts, Identity.of(None, device), device, make)

@@ -162,10 +162,10 @@ def descriptor_chunks(descriptor: int, rows: int) -> Array:
 
 
 def descriptor_columns(descriptor: int, columns: int) -> Array:
-    """Return the addresses ``[16, columns / 8]`` of the chunks of 16 rows along K, MN-major (128-byte swizzle).
+    """Return the addresses ``[16, columns / 8]`` of the chunks of 16 rows along K whose columns lie together.
 
-    As `descriptor_chunks`: here the leading offset leads to the next 64 columns, the stride offset to the
-    next 8 rows (PTX ISA, "Strides").
+    As `descriptor_chunks`, with swizzles of 128 bytes: here the leading offset leads to the next 64 columns,
+    the stride offset to the next 8 rows (PTX ISA, "Strides").
     """
     start = (descriptor & 0x3FFF) << 4
     leading = (descriptor >> 16 & 0x3FFF) << 4

@@ -117,6 +117,18 @@ def test_a_cpu_block_is_not_shared() -> None:
         Fused.build(Lowering(CASES["gated_mlp"].graph, (BlockSchedule(2),)), host_cpu())
 
 
+def test_constants_are_inputs_and_part_of_a_kernel() -> None:
+    graph, device = CASES["gated_mlp"].graph, get_device("cuda/sm_90a")
+    keys = {
+        job.key
+        for constants in ((), ("GATE",), ("GATE", "UP"))
+        for job in Lowering(graph, (BlockSchedule(),), constants).jobs(device)
+    }
+    assert len(keys) == 3
+    with pytest.raises(ScheduleError, match="no inputs of 'gated_mlp': W"):
+        Lowering(graph, (BlockSchedule(),), ("W",))
+
+
 def test_fused_programs_check_their_inputs(cache: None) -> None:
     case = CASES["gated_mlp"]
     fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())

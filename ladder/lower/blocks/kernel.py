@@ -401,7 +401,7 @@ class BlockKernel:
         if not self.tensor_copies:
             b.ptx("cp.async.commit_group")
 
-    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[TileCopy], opens: bool) -> None:
+    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Any], opens: bool) -> None:
         """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
         at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
         step = b.keep(self.own_step(turn))

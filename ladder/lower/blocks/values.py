@@ -504,9 +504,7 @@ class ColumnReduce(Value):
         for step in range(self.source.shape[0] // FRAGMENT_ROWS):
             part = self.source.fragment(step, n)
             pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
-            totals = (
-                [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if step else pairs
-            )
+            totals = [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if step else pairs
         return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals] * 2
 
 

@@ -6,7 +6,7 @@ A warpgroup's accumulators lie over its four warps as those of ``mma.m16n8k16`` 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tvm.script import tirx as T
 
@@ -53,7 +53,7 @@ def add_into(product: Matmul, sums: Any) -> None:
     columns = kernel.column_fragments(product.shape[1])
     name = NAMES[kernel.operand]
     spelling = f"wgmma.mma_async.sync.aligned.m64n{8 * columns}k16.f32.{name}.{name}"
-    first, second = product.a, product.b
+    first, second = (cast("SharedTile", tile) for tile in (product.a, product.b))
     rows = _start(kernel, first, 1, kernel.row_warp // WARPS * (ROWS * LINE_BYTES))
     panel = second.layout.panel_bytes
     panels = _start(kernel, second, panel, kernel.column_warp * (columns // PANELS[0] * panel))
