@@ -26,9 +26,10 @@ from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
+from ladder.lower.blocks.makers import MAKERS
 from ladder.lower.blocks.order import levels
+from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.instructions import select_step
 from targets import TileDevice
@@ -259,7 +260,7 @@ class BlockKernel:
                 self.values[node.name] = self._value(node)
             if node.name in geo.shared_rows:
                 source = self.values[node.name]
-                self.values[node.name] = v.SharedRow(self, source, geo.shared_rows[node.name])
+                self.values[node.name] = SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
 
@@ -276,7 +277,7 @@ class BlockKernel:
         shape, dtype = self.shape(node.name), node.tile.ttype.name
         attributes = node_attributes(node)
         operands = [self.values[name] for name in node.inputs if name in self.values]
-        make = _MAKERS.get(node.operator)
+        make = MAKERS.get(node.operator)
         if make is not None:
             return make(self, node, operands, attributes)
         row = get_operator(node.operator)
@@ -305,7 +306,7 @@ class BlockKernel:
         for level in levels(names, shared):
             for name in level:
                 value = self.values[name]
-                if isinstance(value, v.SharedRow):
+                if isinstance(value, SharedRow):
                     value.share()
                 if name in self.geo.spills:
                     self._spill(value)
@@ -584,62 +585,3 @@ def _elements(node: Node) -> int:
     for extent in node.tile.known_shape:
         count *= extent
     return count
-
-
-def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    geo, name = kernel.geo, node.name
-    if geo.direct:
-        kind = v.GlobalRow if geo.flat else v.GlobalTile
-        return kind(kernel, node, kernel.shape(name), node.tile.ttype.name)
-    looped = geo.is_looped(node)
-    offset = geo.stage_offsets[name] if looped else geo.offsets[name]
-    base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)
-    shape, layout = kernel.shape(name), geo.layouts[name]
-    if isinstance(layout, TileLayout):
-        return v.SharedTile(kernel, name, shape, node.tile.ttype.name, layout, base)
-    from ladder.lower.blocks.packed import PackedTile
-
-    return PackedTile(kernel, node, shape, layout, base, kernel.device)
-
-
-def _constant(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    if kernel.shape(node.name) != (1, 1):
-        raise ScheduleError(f"%{node.name}: constants of one element are lowered")
-    return v.Constant(kernel, node.name, float(attributes["value"]))
-
-
-def _convert(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    return v.Convert(kernel, node.name, kernel.shape(node.name), node.tile.ttype.name, operands[0])
-
-
-def _matmul(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    transposed = bool(attributes["transpose_b"])
-    return v.Matmul(kernel, node.name, kernel.shape(node.name), operands[0], operands[1], transposed)
-
-
-def _concat(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    rank = len(node.tile.known_shape)
-    axis = attributes["axis"] % rank - (rank - 2)
-    return v.Concat(kernel, node.name, kernel.shape(node.name), node.tile.ttype.name, operands, axis)
-
-
-def _reduce(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    rank = len(node.tile.known_shape)
-    axis = attributes["axis"] % rank - rank
-    if not attributes["keep"] or axis < -2:
-        raise ScheduleError(
-            f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
-        )
-    kind = v.Reduce if axis == -1 else v.ColumnReduce
-    return kind(kernel, node.name, kernel.shape(node.name), node.operator, operands[0])
-
-
-def _accumulate(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    return Accumulator(kernel, node, operands, str(attributes["kind"]))
-
-
-_MAKERS: dict[str, Callable[..., v.Value]] = {
-    "load": _load, "constant": _constant, "convert": _convert, "matmul": _matmul, "concat": _concat,
-    "reduce_sum": _reduce, "reduce_max": _reduce, "accumulate": _accumulate,
-}  # fmt: skip
-"""Operator -> what makes its value; element-wise rows of the operator table need none."""
