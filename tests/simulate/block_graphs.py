@@ -97,7 +97,7 @@ def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
     from tile_types import quantize
 
     ttype = tile.ttype
-    stored = quantize(values, ttype.element_type.name, group_size=ttype.shape[-1], scale_type="float16")
+    stored = quantize(values, ttype)
     packed = pack(gemm_of(ttype, tile.known_shape, "float16"), get_device("cuda/sm_90a"), stored)
     return list(packed.tensors), [stored.dequantize().t()]
 

@@ -166,18 +166,14 @@ class BlockProgram:
 def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
     """Return the normal form of a product with a weight ``[N, K]``, which decides its packed arrays.
 
-    Raises
-    ------
-    ScheduleError
-        If it has zero points, or exponents for scales.
+    As `ladder.api.problem.gemm_for`, which packs weights.
     """
     n, k = shape[-2:]
     group = min(ttype.shape[-1], k)
-    if ttype.zero_kind != "none" or (group < k and has_power_scales(ttype)):
-        raise ScheduleError(f"{ttype.name}: block graphs read weights with float scales and no zero points")
     return Gemm(
         n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
-        group_size=group, scale=group < k,
+        group_size=group, scale=group < k, zero=ttype.zero_kind,
+        power_scales=group < k and has_power_scales(ttype),
     )  # fmt: skip
 
 

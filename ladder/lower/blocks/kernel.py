@@ -31,6 +31,7 @@ from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.arguments import scale_dtype
 from ladder.lower.gpu.instructions import select_step
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -163,11 +164,15 @@ class BlockKernel:
             self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
             return
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
-        parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
+        parts = {
+            "words": "uint32",
+            "scales": scale_dtype(gemm) if gemm.scale else None,
+            "zeros": None if gemm.zero == "none" else self.operand,
+            "row_scale": "float32",
+        }
         for part, dtype in parts.items():
             name = f"{node.name}_{part}"
-            wanted = part != "scales" or gemm.scale
-            self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if wanted else None
+            self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if dtype else None
 
     def _release(self, when: str, condition: Expr = True) -> None:
         """Let the next kernel start, if now is when."""
