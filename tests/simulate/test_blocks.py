@@ -193,6 +193,15 @@ def test_only_constants_are_copied_before_the_wait(constants: tuple[str, ...], e
     assert before.count(COPY) == early
 
 
+WEIGHTS = [
+    (group_scaled("int4", 128).name, 128),
+    (group_scaled("nf4", 64).name, 64),
+    (group_scaled("int3", 32).name, 128),
+    ("mxfp4", 64),
+    ("mxfp8_e4m3", 128),
+    (group_scaled("uint4", 128, zero="integer").name, 64),
+    (group_scaled("uint2", 32, zero="float").name, 128),
+]
 QUANTIZED = [
     BlockSchedule(2, 1, 2),
     BlockSchedule(1, 1, 2, 2, 2, copies="tensor"),
@@ -200,9 +209,9 @@ QUANTIZED = [
 
 
 @pytest.mark.parametrize("schedule", QUANTIZED, ids=str)
-@pytest.mark.parametrize(("weight", "group"), [("int4", 128), ("nf4", 64), ("int3", 32)])
-def test_quantized_weights(weight: str, group: int, schedule: BlockSchedule) -> None:
-    case = graphs.rmsnorm_matmul(4, 512, 128, 64, 128, group_scaled(weight, group).name)
+@pytest.mark.parametrize(("weight", "kt"), WEIGHTS)
+def test_quantized_weights(weight: str, kt: int, schedule: BlockSchedule) -> None:
+    case = graphs.rmsnorm_matmul(4, 512, 128, 64, kt, weight)
     result, error = graphs.run_quantized(case, schedule)
     assert not result.findings, result.report()
     assert error <= BOUND["float16"]

@@ -291,10 +291,13 @@ class PackedTile(Value):
         registers = layout.groups.registers
         for granule in range(layout.groups.per_tile):
             scales = self._rows("scales", k, granule, pair) if layout.gemm.scale else None
-            first, at = granule * registers, None
+            first = granule * registers
+            at: int | None = None
             if layout.groups.exponents:
                 scales, at = self._exponents(scales, k, granule)
-            self.decoder.registers(words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=at)
+            self.decoder.registers(
+                words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=at
+            )
         return out
 
     def _rows(self, name: str, k: int, granule: int, pair: Expr, part: int = 0) -> tuple[Expr, Expr]:
@@ -304,7 +307,11 @@ class PackedTile(Value):
         def load(place: Expr) -> Expr:
             bits = b.local(1, "uint32" if wide else "uint16")
             b.ptx(f"ld.shared.u{32 if wide else 16}", bits[0], self.base + _word(place))
-            return bits[0] if wide else b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
+            return (
+                bits[0]
+                if wide
+                else b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
+            )
 
         first = pair * 16 + self.kernel.lane // 4
         places = [self.layout.strip_byte(name, k, granule, part, first + 8 * half) for half in range(2)]
