@@ -292,11 +292,11 @@ class PackedTile(Value):
         for granule in range(layout.groups.per_tile):
             scales = self._rows("scales", k, granule, pair) if layout.gemm.scale else None
             first = granule * registers
-            at: int | None = None
+            byte: int | None = None
             if layout.groups.exponents:
-                scales, at = self._exponents(scales, k, granule)
+                scales, byte = self._exponents(scales, k, granule)
             self.decoder.registers(
-                words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=at
+                words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=byte
             )
         return out
 
