@@ -9,7 +9,20 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.blocks.lanes import over_lanes
-from ladder.lower.blocks.values import FRAGMENT_COLUMNS, FRAGMENT_ROWS, Shape, Value, hold, inverse
+from ladder.lower.blocks.values import (
+    DEPTH,
+    FRAGMENT_COLUMNS,
+    FRAGMENT_ROWS,
+    Convert,
+    Elementwise,
+    Shape,
+    SharedTile,
+    Value,
+    hold,
+    inverse,
+    zeros,
+)
+from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
@@ -51,6 +64,9 @@ class Reduce(Value):
         return list(self._once(("partial", m), lambda: self._partial(m)))
 
     def _partial(self, m: int) -> list[Expr]:
+        root = _root_of_squares(self.source)
+        if self.operator == "reduce_sum" and root is not None:
+            return _sums_of_squares(root, m)
         lanes = self.kernel.lanes
         totals: list[Expr] = []
         for n in range(self.source.shape[1] // lanes.columns):
@@ -60,6 +76,35 @@ class Reduce(Value):
 
     def _row(self, m: int) -> list[Expr]:
         return self.kernel.lanes.join_row(self.name, self.partial_row(m), self.combine)
+
+
+def _root_of_squares(value: Value) -> Value | None:
+    """Return the 16-bit matrix of which a value is the square of every element, if it is, for products."""
+    squared = isinstance(value, Elementwise) and (
+        value.operator == "square" or (value.operator == "mul" and value.operands[0] is value.operands[1])
+    )
+    root: Any = value.operands[0] if squared else None  # type: ignore[attr-defined]
+    if isinstance(root, Convert) and root.dtype == "float32":
+        root = root.source
+    suits = isinstance(root, SharedTile) and root.dtype == root.kernel.operand
+    return root if suits and root.shape[0] > 1 and root.shape[1] % DEPTH == 0 else None
+
+
+def _sums_of_squares(root: Value, m: int) -> list[Expr]:
+    """Return a lane's parts of the sums of squares of rows g and g + 8: the diagonal of ``x · x^T``.
+
+    The registers of eight rows as an A operand are those of the same rows as columns of a B operand. A
+    product of 16 elements takes two instructions where squares and sums take 24.
+    """
+    kernel, parts = root.kernel, []
+    for half in range(2 if root.shape[0] > FRAGMENT_ROWS // 2 else 1):
+        sums = zeros(4)
+        for k in range(root.shape[1] // DEPTH):
+            a = root.operand_a(m, k)
+            emit_step(kernel.step, "", sums, 0, a, [a[half], a[half + 2]])
+        own = T.Select(kernel.lane // 4 % 2 == 0, sums[2 * half], sums[2 * half + 1])
+        parts.append(hold(T.Select(kernel.lane % 4 == kernel.lane // 8, own, T.float32(0))))
+    return parts if len(parts) == 2 else parts * 2
 
 
 class ColumnReduce(Value):

@@ -275,7 +275,7 @@ class Elementwise(Value):
         lower = FAST.get(row.name, row.lower)
         if lower is None:
             raise ScheduleError(f"%{name}: {row.name} has no scalar lowering")
-        self.lower, self.operands = lower, operands
+        self.lower, self.operands, self.operator = lower, operands, row.name
         self.is_quotient = row.name == "div"
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
