@@ -125,9 +125,8 @@ class Geometry:
         require(
             all(isinstance(layout, TileLayout) and layout.pitch == 8 and layout.swizzled for layout in wide)
             and rows == 16 * self.schedule.row_warps
-            and width % 64 == 0
-            and width <= 256,
-            f"%{node.name}: warpgroups multiply 64 rows each, with 64 to 256 columns, K by 64,"
+            and width % 64 == 0,
+            f"%{node.name}: warpgroups multiply 64 rows each, with multiples of 64 columns, K by 64,"
             f" got {rows} x {columns}",
         )
 

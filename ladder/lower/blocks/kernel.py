@@ -444,29 +444,38 @@ class BlockKernel:
         self._hoist()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         phase = b.Variable("int32", 0)
+        asynchronous = self.schedule.products == "wgmma"
         with b.loop(self.turns, rolled=True) as turn, self.scope():
             if self.loop_copies:
                 self._await_step(slot, phase)
-                self.group_sync()
-                self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
-                self._release("asked", turn == self.turns - stages)
+                if not asynchronous:
+                    self._refill(turn, ahead)
                 place = self.stages_at + slot.value * self.geo.stage_bytes
                 self.stage.set(self.base + T.Cast("uint32", place))
             self.loop_step = b.keep(self.own_step(turn))
             self._spill_stage(LOOP)
             self.rescaler.step()
-            if self.schedule.products == "wgmma":
+            if asynchronous:
                 warpgroups.begin_step()
             for accumulator in accumulators:
                 accumulator.update()
-            if self.schedule.products == "wgmma":
-                warpgroups.end_step()
             self.rescaler.end_step()
+            if asynchronous:
+                warpgroups.end_step()
+                self._refill(turn, ahead)
             if self.tensor_copies:
                 phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))
             for position in (slot, ahead):
                 position.set(T.Select(position.value == stages - 1, 0, position.value + 1))
         self.loop_step = None
+        if asynchronous:
+            warpgroups.finish()
+
+    def _refill(self, turn: Expr, ahead: b.Variable) -> None:
+        """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
+        self.group_sync()
+        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ahead.value)
+        self._release("asked", turn == self.turns - self.schedule.stages)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
         """Wait until this turn's tiles have arrived: what this thread copied, or all of them."""
