@@ -176,6 +176,7 @@ class TileCopy:
 
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+TENSOR_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 MAP_SWIZZLE = {8: 3, 4: 2}
 """Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""
 MAP_LINES = 2
@@ -214,10 +215,21 @@ class TensorCopy(TileCopy):
         with b.when(self.kernel.thread == 0):
             b.ptx("prefetch.tensormap", T.address_of(self.map))
 
+    def prefetch(self, step: Expr) -> None:
+        row, column = self._corner(step)
+        with b.when(self.kernel.group_thread == 0):
+            for panel in range(self.layout.chunks // self.layout.pitch):
+                first = column + panel * self.layout.pitch * ELEMENTS
+                b.ptx(TENSOR_PREFETCH, T.address_of(self.map), first, row)
+
+    def _corner(self, step: Expr) -> tuple[Expr, Expr]:
+        """Return the first row and column of a step's tile."""
+        row, column = self.kernel.place.corner(self.node, step)
+        return b.bind(row), b.bind(column)
+
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
         """Start the copies of a step's tile into the stage at byte ``at``; they count at a barrier."""
-        row, column = self.kernel.place.corner(self.node, step)
-        row, column = b.bind(row), b.bind(column)
+        row, column = self._corner(step)
         for panel in range(self.layout.chunks // self.layout.pitch):
             place = T.Cast("int32", at) + (self.offset + panel * self.layout.panel_bytes)
             target = self.kernel.shared.ptr_to([b.bind(place // 4)])
