@@ -329,6 +329,7 @@ def short(choice: Choice) -> str:
     letters = f"g{plan.groups} r{plan.row_warps} c{plan.column_warps} s{plan.stages} k{plan.cluster}"
     words = ["x".join(map(str, tiles)), letters, plan.copies]
     words += [plan.release] * (plan.release != "begin") + [f"ahead {plan.ahead}"] * (plan.ahead > 0)
+    words += [f"lead {plan.lead}"] * (plan.lead > 0)
     words += [plan.products] * (plan.products != "mma") + [f"resident {plan.resident}"] * (plan.resident > 1)
     return " ".join([*words, *["constants"] * constants])
 

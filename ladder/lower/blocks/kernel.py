@@ -381,7 +381,7 @@ class BlockKernel:
             b.ptx("cp.async.commit_group")
         for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
             self._copy_step(turn, turn, left=self._early and bool(self._constant_copies))
-        self._release("asked", self.turns < self.schedule.stages)
+        self._release("asked", self.turns < self.schedule.stages + self.schedule.lead)
         if self.block_copies:
             later = self.loop_copies and not self.tensor_copies
             b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
@@ -475,7 +475,7 @@ class BlockKernel:
         """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
         self.group_sync()
         self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ahead.value)
-        self._release("asked", turn == self.turns - self.schedule.stages)
+        self._release("asked", turn == self.turns - self.schedule.stages - self.schedule.lead)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
         """Wait until this turn's tiles have arrived: what this thread copied, or all of them."""

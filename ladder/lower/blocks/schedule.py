@@ -33,6 +33,8 @@ class BlockSchedule:
     ahead
         Steps beyond the stages whose tiles are brought into L2 early: before the kernels before have ended,
         and then as far ahead of the copies.
+    lead
+        Steps by which the next kernel may start before ``"asked"``.
     resident
         Blocks that a multiprocessor must be able to hold: limits the registers of a thread.
     products
@@ -47,6 +49,7 @@ class BlockSchedule:
     copies: str = "lanes"
     release: str = "begin"
     ahead: int = 0
+    lead: int = 0
     resident: int = 1
     products: str = "mma"
 
