@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.printer import print_graph
@@ -16,12 +17,14 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
-from ladder.runtime.packed import PackedWeight, layout_of
+from ladder.runtime.packed import PackedWeight, layout_of, pack
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.ir.gemm import Gemm
     from ladder.lower.blocks import BlockSchedule
     from ladder.lower.build import BuiltModule
     from targets import TileDevice
@@ -101,6 +104,7 @@ class Fused:
         self.family = family_of(device)
         types = [node.tile.ttype for node in lowering.graph.inputs]
         self.operand = next((ttype.name for ttype in types if not ttype.is_block), "")
+        self._packed: WeakKeyDictionary[QuantizedTensor, dict[str, PackedWeight]] = WeakKeyDictionary()
         self.entries = [load_entry(kernel, self.family) for kernel in kernels]
 
     @staticmethod
@@ -112,6 +116,26 @@ class Fused:
     def resources(self) -> list[Mapping[str, Any]]:
         """What the device compiler reported of each kernel."""
         return [report for kernel in self.kernels for report in kernel.manifest["resources"].values()]
+
+    def packed(self, inputs: Sequence[Any]) -> list[torch.Tensor | PackedWeight]:
+        """Return inputs with quantized matrices ``[N, K]`` packed for these kernels, each of them once.
+
+        Raises
+        ------
+        ShapeError
+            If a matrix is not what the program was built for.
+        """
+        pairs = zip(self.lowering.graph.inputs, inputs, strict=True)
+        return [self._pack(*pair) if isinstance(pair[1], QuantizedTensor) else pair[1] for pair in pairs]
+
+    def _pack(self, node: Node, matrix: QuantizedTensor) -> PackedWeight:
+        known = self._packed.setdefault(matrix, {})
+        if node.name not in known:
+            known[node.name] = pack(self._gemm(node), self.device, matrix)
+        return known[node.name]
+
+    def _gemm(self, node: Node) -> Gemm:
+        return gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
 
     def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
         """Run the kernels.
@@ -157,11 +181,11 @@ class Fused:
         if not node.tile.ttype.is_block:
             self._check(node, given)
             return [given.view(-1)]
-        gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        gemm = self._gemm(node)
         if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
             raise DTypeError(
                 f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"
-                " e.g. ladder.Matmul(...).pack(weight)"
+                " e.g. by Fused.packed"
             )
         return [array.view(-1) for array in given.tensors]
 

@@ -18,6 +18,7 @@ from ladder.superopt.generator import PROGRAMS, Limits, Program, Report, get_pro
 from ladder.superopt.generator.ablation import ablation
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import axes_of, symbolic_program
+from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE
 from ladder.superopt.generator.threads import fuse_threads
@@ -320,10 +321,21 @@ def test_memory_limits_the_space():
 
 
 def test_devices_set_the_limits():
-    limits = ONE.on("cuda/sm_80")
-    assert limits.units == 108
-    assert limits.capacity < ONE.on("cuda/sm_90a").capacity == Limits().capacity
-    assert ONE.on("cuda/sm_90a").units == Limits().units
+    program = get_program("gqa")
+    ampere, hopper, cpu = (Limits.of(program, name) for name in ("cuda/sm_80", "cuda/sm_90a", "cpu"))
+    assert ampere.units == 108
+    assert ampere.capacity < hopper.capacity == Limits().capacity
+    assert hopper == cpu == Limits()
+    assert Limits.of(program, "cpu", operators=5, seconds=None).operators == 5
+
+
+def test_longer_programs_may_have_more_operators():
+    """Chains of more than ten operators count once; two accumulators are added, and decodings."""
+    found = {name: operators_of(program) for name, program in PROGRAMS.items()}
+    assert found == {
+        "rmsnorm_matmul": 8, "gated_mlp": 8, "lora": 8, "gqa": 8, "qknorm_attention": 11, "ntrans": 9,
+    }  # fmt: skip
+    assert operators_of(get_program("gated_mlp").with_weights("int4_g128")) == 10
 
 
 def test_sizes_that_no_tile_divides_are_a_reason():

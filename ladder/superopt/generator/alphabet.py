@@ -60,10 +60,8 @@ class Alphabet:
     def of(graph: Graph) -> Alphabet:
         """Take a program's own operators, and add, mul, div; maxima that are only subtracted are left out."""
         graph = without_maxima(graph)
-        computing = [node for node in graph.nodes if node.operator not in ("input", "constant", "convert")]
-        chains = list(chains_of(graph)) if len(computing) > LONG else []
-        inside = {node.name for chain in chains for node in chain}
-        left = [node for node in computing if node.name not in inside]
+        chains, left = _contracted(graph)
+        computing = [*left, *(node for chain in chains for node in chain)]
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
@@ -85,6 +83,19 @@ class Alphabet:
             any(dict(node.attributes).get("transpose_b") for node in products),
             tuple(sorted({tuple(link_of(graph, node) for node in chain) for chain in chains})),
         )
+
+
+def _contracted(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
+    """Return the chains of a long program without maxima, and its other operators."""
+    computing = [node for node in graph.nodes if node.operator not in ("input", "constant", "convert")]
+    chains = list(chains_of(graph)) if len(computing) > LONG else []
+    inside = {node.name for chain in chains for node in chain}
+    return chains, [node for node in computing if node.name not in inside]
+
+
+def steps_of(graph: Graph) -> int:
+    """Return how many steps a program itself is, chains of a long one being one each."""
+    return sum(map(len, _contracted(without_maxima(graph))))
 
 
 def _is_binary(row: Operator) -> bool:

@@ -1,0 +1,325 @@
+"""Kernels of verified graphs: candidates by a model, built side by side, checked against float64, timed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ladder.api.tensor_program import decoded
+from ladder.ir.graph import Graph
+from ladder.runtime.build import BUILD_THREADS, find_or_build
+from ladder.runtime.cache import source_digest
+from ladder.runtime.fused import Fused, Lowering
+from ladder.runtime.packed import PackedWeight
+from ladder.superopt.generator import Database, Found, Report, instantiate
+from ladder.superopt.generator.choose import tilings
+from ladder.superopt.generator.stored import identity
+from tile_types.errors import LadderError, ScheduleError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ladder.lower.blocks import BlockSchedule
+    from ladder.lower.blocks.candidates import Grid
+    from ladder.superopt.generator import Program
+    from targets import TileDevice
+
+Progress = Callable[[str, float | None], None]
+
+TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
+"""Extents of a split dimension in a tile that are tried."""
+
+STRUCTURES = 4
+"""Verified graphs, cheapest first, that are lowered."""
+
+TILINGS = 12
+"""Choices of tiles, best first with a few schedules, of which all schedules are considered."""
+
+SPARE = 4
+"""Candidates per kernel that is built: some cannot be emitted after all."""
+
+PER_GRAPH = 2
+"""Schedules of one graph at one choice of tiles that are among them."""
+
+TOLERANCE = 2e-2
+"""Largest relative Frobenius error against float64 that a kernel may have, or twice the function's own."""
+
+REPEATS = 7
+"""Timings of which the median is taken."""
+
+COLD_BYTES, MOST_COPIES = 200 << 20, 24
+"""On a GPU calls take turns with copies of the inputs that L2 cannot hold together, up to so many."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A lowering, the graph it comes from, and what is known of its speed.
+
+    Parameters
+    ----------
+    lowering
+        Kernels and schedules.
+    found
+        The verified graph.
+    factors
+        Its tiles: a number for each factor of its mapping.
+    predicted
+        Seconds by the model.
+    measured
+        Seconds on this machine, if it was timed.
+    error
+        Relative Frobenius error against float64 on the inputs given, if it ran.
+    """
+
+    lowering: Lowering
+    found: Found
+    factors: Mapping[str, int]
+    predicted: float
+    measured: float | None = None
+    error: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a report shows."""
+        return {
+            "schedules": [str(plan) for plan in self.lowering.schedules], "tiles": dict(self.factors),
+            "predicted": self.predicted, "measured": self.measured, "error": self.error,
+        }  # fmt: skip
+
+
+def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]:
+    """Return lowerings of the verified graphs at all tiles, best first by the model.
+
+    Raises
+    ------
+    ScheduleError
+        If there is none, with a reason.
+    """
+    from ladder.lower.blocks.candidates import ALL, FEW
+
+    tiled: list[tuple[float, int, Trial]] = []
+    reason = "no tiles divide its sizes"
+    for graph in report.found[:STRUCTURES]:
+        for factors in tilings(graph.structure.mapping, report.program, (1, *TILES)):
+            try:
+                kernels = _kernels(graph, report.program, factors)
+                trials = _lowerings(graph, kernels, factors, device, FEW)
+                tiled += [(trial.predicted, len(tiled), trial) for trial in trials[:1]]
+                reason = reason if trials else _why_not(kernels, device)
+            except LadderError as error:
+                reason = str(error)
+    found: list[Trial] = []
+    for _, _, first in sorted(tiled, key=lambda entry: entry[:2])[:TILINGS]:
+        found += _lowerings(first.found, first.lowering.graph, first.factors, device, ALL)
+    if not found:
+        raise ScheduleError(
+            f"no verified graph of {report.program.name} can be lowered to {device.name}: {reason}"
+        )
+    return sorted(found, key=lambda trial: trial.predicted)[: SPARE * count]
+
+
+def _why_not(graph: Graph, device: TileDevice) -> str:
+    """Return why no schedule of a kernel graph is legal: what the simplest one lacks."""
+    from ladder.lower.blocks import BlockSchedule
+    from ladder.lower.blocks.analysis import BlockProgram
+    from ladder.lower.blocks.geometry import Geometry
+
+    try:
+        for node in graph.nodes:
+            if node.body is not None:
+                Geometry(BlockProgram.of(node.body), device, BlockSchedule())
+    except ScheduleError as error:
+        return str(error)
+    return "accumulators take too many registers"
+
+
+def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
+    return instantiate(found.structure, program, factors, packed=True)
+
+
+def _lowerings(
+    found: Found, graph: Graph, factors: Mapping[str, int], device: TileDevice, grid: Grid
+) -> list[Trial]:
+    """Return the best schedules of a kernel graph, fastest first."""
+    from ladder.lower.blocks.candidates import ranked
+
+    bodies = [node.body for node in graph.nodes if node.body is not None]
+    per_block = [ranked(body, device, grid)[:PER_GRAPH] for body in bodies]
+    trials = []
+    for estimates in itertools.product(*per_block):
+        lowering = Lowering(graph, tuple(estimate.schedule for estimate in estimates))
+        trials.append(Trial(lowering, found, factors, sum(e.seconds for e in estimates)))
+    return sorted(trials, key=lambda trial: trial.predicted)
+
+
+def built(
+    candidates: Sequence[Trial], device: TileDevice, count: int, step: Progress | None = None
+) -> list[tuple[Trial, Fused]]:
+    """Build the first ``count`` candidates that can be emitted, side by side.
+
+    Raises
+    ------
+    ScheduleError
+        If none can, with a reason.
+    """
+    done: list[tuple[Trial, Fused]] = []
+    reasons: list[str] = []
+    left = list(candidates)
+    with ThreadPoolExecutor(BUILD_THREADS) as pool:
+        while left and len(done) < count:
+            batch, left = left[: count - len(done)], left[count - len(done) :]
+            tasks = [pool.submit(copy_context().run, _build, trial, device) for trial in batch]
+            for trial, task in zip(batch, tasks, strict=True):
+                result = task.result()
+                if isinstance(result, str):
+                    reasons.append(result)
+                else:
+                    done.append((trial, result))
+                if step is not None:
+                    step(f"built {len(done)} of {count} kernels", len(done) / count)
+    if not done:
+        raise ScheduleError(f"no candidate can be lowered to {device.name}: {reasons[-1]}")
+    return done
+
+
+def _build(trial: Trial, device: TileDevice) -> Fused | str:
+    """Build one candidate, or return why it cannot be emitted."""
+    try:
+        return Fused(trial.lowering, device, find_or_build(trial.lowering.jobs(device)))
+    except ScheduleError as error:
+        return str(error)
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------
+def checked(
+    trials: Sequence[tuple[Trial, Fused]], function: Callable[..., Any], inputs: Sequence[Any]
+) -> list[tuple[Trial, Fused]]:
+    """Return the trials with their errors against float64 on some inputs; those that are right are timed.
+
+    Parameters
+    ----------
+    function
+        What they compute, of tensors (quantized inputs decoded).
+    """
+    import torch
+
+    with torch.no_grad():
+        exact = function(*decoded(inputs, torch.float64)).double()
+        own = _relative_error(function(*decoded(inputs)), exact)
+    result = []
+    for trial, fused in trials:
+        given = fused.packed(inputs)
+        error = _relative_error(fused(*given), exact)
+        right = error <= max(TOLERANCE, 2 * own)
+        result.append((replace(trial, error=error, measured=_seconds(fused, given) if right else None), fused))
+    return result
+
+
+def _relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
+    error = float((y.double() - exact).norm() / exact.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def _seconds(fused: Fused, inputs: Sequence[Any]) -> float:
+    """Return the median seconds of a call; on a GPU within a CUDA graph, inputs from device memory."""
+    import torch
+
+    where = inputs[0].device
+    if where.type != "cuda":
+        fused(*inputs)
+        times = []
+        for _ in range(REPEATS):
+            begin = time.perf_counter()
+            fused(*inputs)
+            times.append(time.perf_counter() - begin)
+        return statistics.median(times)
+    copies = _copies(inputs)
+    fused(*inputs)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for given in copies:
+            fused(*given)
+    events: Any = torch.cuda.Event
+    times = []
+    for _ in range(1 + REPEATS):
+        begin, end = events(enable_timing=True), events(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(float(begin.elapsed_time(end)) * 1e-3 / len(copies))
+    return statistics.median(times[1:])
+
+
+def _copies(inputs: Sequence[Any]) -> list[list[Any]]:
+    """Return the inputs, and copies of them elsewhere."""
+    count = min(MOST_COPIES, -(-COLD_BYTES // sum(x.nbytes for x in inputs)))
+    return [list(inputs), *([_clone(x) for x in inputs] for _ in range(count - 1))]
+
+
+def _clone(x: Any) -> Any:
+    if not isinstance(x, PackedWeight):
+        return x.clone()
+    return PackedWeight(x.gemm, x.family, {name: array.clone() for name, array in x.arrays.items()})
+
+
+# ---- the database ------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Kept:
+    """The trials of a search on a device, in a database.
+
+    Parameters
+    ----------
+    database, report
+        Where, and of which search.
+    device
+        That was built for.
+    count
+        Kernels that were asked for.
+    """
+
+    database: Database
+    report: Report
+    device: TileDevice
+    count: int
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        found = identity(self.report.program, self.report.limits)
+        return {**found, "device": self.device.name, "trials": self.count, "lowering": source_digest()}
+
+    def read(self) -> list[Trial] | None:
+        """Return the trials, fastest first; None if there are none."""
+        return self.database.read(self._facts, lambda stored: [self._trial(entry) for entry in stored])
+
+    def write(self, trials: Sequence[Trial]) -> None:
+        """Keep trials of a complete search."""
+        if self.report.complete:
+            self.database.write(self._facts, [self._entry(trial) for trial in trials])
+
+    def _entry(self, trial: Trial) -> dict[str, Any]:
+        return {
+            "found": self.report.found.index(trial.found), "factors": dict(trial.factors),
+            "schedules": [asdict(plan) for plan in trial.lowering.schedules], "predicted": trial.predicted,
+            "measured": trial.measured, "error": trial.error,
+        }  # fmt: skip
+
+    def _trial(self, entry: Mapping[str, Any]) -> Trial:
+        found = self.report.found[entry["found"]]
+        graph = _kernels(found, self.report.program, entry["factors"])
+        plans: tuple[BlockSchedule, ...] = tuple(_schedule(plan) for plan in entry["schedules"])
+        known = (entry[name] for name in ("factors", "predicted", "measured", "error"))
+        return Trial(Lowering(graph, plans), found, *known)
+
+
+def _schedule(plan: Mapping[str, Any]) -> BlockSchedule:
+    from ladder.lower.blocks import BlockSchedule
+
+    return BlockSchedule(**plan)
