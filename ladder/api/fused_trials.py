@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,9 @@ STRUCTURES = 4
 
 TILINGS = 12
 """Choices of tiles, best first with a few schedules, of which all schedules are considered."""
+
+WORTHWHILE = 8
+"""Choices of tiles from which on processes share them."""
 
 SPARE = 4
 """Candidates per kernel that is built: some cannot be emitted after all."""
@@ -103,25 +106,56 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
     """
     from ladder.lower.blocks.candidates import ALL, FEW
 
-    tiled: list[tuple[float, int, Trial]] = []
-    reason = "no tiles divide its sizes"
-    for graph in report.found[:STRUCTURES]:
-        for factors in tilings(graph.structure.mapping, report.program, (1, *TILES)):
-            try:
-                kernels = _kernels(graph, report.program, factors)
-                trials = _lowerings(graph, kernels, factors, device, FEW)
-                tiled += [(trial.predicted, len(tiled), trial) for trial in trials[:1]]
-                reason = reason if trials else _why_not(kernels, device)
-            except LadderError as error:
-                reason = str(error)
-    found: list[Trial] = []
-    for _, _, first in sorted(tiled, key=lambda entry: entry[:2])[:TILINGS]:
-        found += _lowerings(first.found, first.lowering.graph, first.factors, device, ALL)
+    program, workers = report.program, report.limits.workers
+    choices = [
+        Choice(found, program, factors, device)
+        for found in report.found[:STRUCTURES]
+        for factors in tilings(found.structure.mapping, program, (1, *TILES))
+    ]
+    few = _each(choices, FEW, workers)
+    known = [(trials[0].predicted, number) for number, trials in enumerate(few) if isinstance(trials, list)]
+    best = [choices[number] for _, number in sorted(known)[:TILINGS]]
+    found = [trial for trials in _each(best, ALL, workers) if isinstance(trials, list) for trial in trials]
     if not found:
+        reasons = [trials for trials in few if isinstance(trials, str)] or ["no tiles divide its sizes"]
         raise ScheduleError(
-            f"no verified graph of {report.program.name} can be lowered to {device.name}: {reason}"
+            f"no verified graph of {program.name} can be lowered to {device.name}: {reasons[-1]}"
         )
     return sorted(found, key=lambda trial: trial.predicted)[: SPARE * count]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A verified graph at some tiles."""
+
+    found: Found
+    program: Program
+    factors: Mapping[str, int]
+    device: TileDevice
+
+    def trials(self, grid: Grid) -> list[Trial] | str:
+        """Return its best schedules, fastest first by the model; or why there is none."""
+        from ladder.lower.blocks.candidates import ranked
+
+        try:
+            graph = _kernels(self.found, self.program, self.factors)
+            bodies = [node.body for node in graph.nodes if node.body is not None]
+            per_block = [ranked(body, self.device, grid)[:PER_GRAPH] for body in bodies]
+            trials = []
+            for estimates in itertools.product(*per_block):
+                lowering = Lowering(graph, tuple(estimate.schedule for estimate in estimates))
+                trials.append(Trial(lowering, self.found, self.factors, sum(e.seconds for e in estimates)))
+            return sorted(trials, key=lambda trial: trial.predicted) or _why_not(graph, self.device)
+        except LadderError as error:
+            return str(error)
+
+
+def _each(choices: Sequence[Choice], grid: Grid, workers: int) -> list[list[Trial] | str]:
+    """Return the trials of each choice; in processes, if there is work for them."""
+    if workers <= 1 or len(choices) < WORTHWHILE:
+        return [choice.trials(grid) for choice in choices]
+    with ProcessPoolExecutor(workers) as pool:
+        return list(pool.map(Choice.trials, choices, itertools.repeat(grid)))
 
 
 def _why_not(graph: Graph, device: TileDevice) -> str:
@@ -141,21 +175,6 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
 
 def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
     return instantiate(found.structure, program, factors, packed=True)
-
-
-def _lowerings(
-    found: Found, graph: Graph, factors: Mapping[str, int], device: TileDevice, grid: Grid
-) -> list[Trial]:
-    """Return the best schedules of a kernel graph, fastest first."""
-    from ladder.lower.blocks.candidates import ranked
-
-    bodies = [node.body for node in graph.nodes if node.body is not None]
-    per_block = [ranked(body, device, grid)[:PER_GRAPH] for body in bodies]
-    trials = []
-    for estimates in itertools.product(*per_block):
-        lowering = Lowering(graph, tuple(estimate.schedule for estimate in estimates))
-        trials.append(Trial(lowering, found, factors, sum(e.seconds for e in estimates)))
-    return sorted(trials, key=lambda trial: trial.predicted)
 
 
 def built(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 TRIALS = 16
 """Kernels that are built and timed."""
+
+MOST_WORKERS = 16
+"""Processes that search, at most: as many as there are cores."""
 
 SECONDS = 600.0
 """Time budget of a search unless the limits say another."""
@@ -231,7 +235,8 @@ class Task:
 
     def searched(self, program: Program) -> Report:
         """Return the report of the program's search, from the database if there is one."""
-        limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS)
+        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS, workers=cores)
 
         def searched() -> Report:
             return search(program, limits, checkpoint=self.checkpoint, step=self.step, seed=self.seed)
