@@ -121,11 +121,11 @@ def _agrees(graphs: tuple[Graph, Graph], points: int, field: Field, generator: n
     return True
 
 
-def tested(seed: int, pairs: int = CHUNK) -> dict[str, Any]:
+def counted(seed: int) -> dict[str, Any]:
     """Return how often each verdict was given to random pairs that differ, and why some were refused."""
     began = time.perf_counter()
     verdicts, reasons, accepted = Counter[str](), Counter[str](), []
-    for pair in random_pairs(pairs, seed):
+    for pair in random_pairs(CHUNK, seed):
         certificate = verify_equal(pair.first, pair.second)
         verdicts[certificate.verdict] += 1
         if certificate.verdict == "refused":
@@ -173,7 +173,7 @@ def main() -> None:
     chunks = json.loads(path.read_text())["chunks"] if path.exists() else {}
     left = [seed for seed in range(1, 1 + -(-options.pairs // CHUNK)) if str(seed) not in chunks]
     with ProcessPoolExecutor(options.processes) as pool:
-        for seed, chunk in zip(left, pool.map(tested, left), strict=True):
+        for seed, chunk in zip(left, pool.map(counted, left), strict=True):
             chunks[str(seed)] = chunk
             path.write_text(json.dumps(report_of(chunks), indent=1) + "\n")
             print(f"{len(chunks) * CHUNK} pairs: {report_of(chunks)['accepted']} accepted", flush=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.api.tensor_program import decoded
 from ladder.ir.graph import Graph
-from ladder.runtime.build import BUILD_THREADS, find_or_build
+from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
 from ladder.runtime.cache import source_digest
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import PackedWeight
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ladder.lower.blocks import BlockSchedule
-    from ladder.lower.blocks.candidates import Grid
+    from ladder.lower.blocks.candidates import Estimate, Grid
     from ladder.superopt.generator import Program
     from targets import TileDevice
 
@@ -45,8 +45,11 @@ TILINGS = 12
 WORTHWHILE = 8
 """Choices of tiles from which on processes share them."""
 
-SPARE = 4
-"""Candidates per kernel that is built: some cannot be emitted after all."""
+INDISTINCT = 0.03
+"""Relative difference of predicted times that says nothing."""
+
+SPARE = 32
+"""Candidates beside those that are built: some cannot be emitted after all."""
 
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""
@@ -113,15 +116,20 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
         for factors in tilings(found.structure.mapping, program, (1, *TILES))
     ]
     few = _each(choices, FEW, workers)
-    known = [(trials[0].predicted, number) for number, trials in enumerate(few) if isinstance(trials, list)]
+    known = [(choices[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
     best = [choices[number] for _, number in sorted(known)[:TILINGS]]
-    found = [trial for trials in _each(best, ALL, workers) if isinstance(trials, list) for trial in trials]
+    found = [
+        (choice.order(trial), trial)
+        for choice, trials in zip(best, _each(best, ALL, workers), strict=True)
+        if isinstance(trials, list)
+        for trial in trials
+    ]
     if not found:
         reasons = [trials for trials in few if isinstance(trials, str)] or ["no tiles divide its sizes"]
         raise ScheduleError(
             f"no verified graph of {program.name} can be lowered to {device.name}: {reasons[-1]}"
         )
-    return sorted(found, key=lambda trial: trial.predicted)[: SPARE * count]
+    return [trial for _, trial in sorted(found, key=lambda pair: pair[0])[: count + SPARE]]
 
 
 @dataclass(frozen=True)
@@ -140,14 +148,38 @@ class Choice:
         try:
             graph = _kernels(self.found, self.program, self.factors)
             bodies = [node.body for node in graph.nodes if node.body is not None]
-            per_block = [ranked(body, self.device, grid)[:PER_GRAPH] for body in bodies]
+            per_block = [self._best(body, ranked(body, self.device, grid)) for body in bodies]
             trials = []
             for estimates in itertools.product(*per_block):
                 lowering = Lowering(graph, tuple(estimate.schedule for estimate in estimates))
                 trials.append(Trial(lowering, self.found, self.factors, sum(e.seconds for e in estimates)))
-            return sorted(trials, key=lambda trial: trial.predicted) or _why_not(graph, self.device)
+            return sorted(trials, key=self.order) or _why_not(graph, self.device)
         except LadderError as error:
             return str(error)
+
+    def _best(self, body: Graph, estimates: Sequence[Estimate]) -> list[Estimate]:
+        def order(estimate: Estimate) -> tuple[int, int]:
+            return _class_of(estimate.seconds), -self._threads(body, estimate.schedule)
+
+        return sorted(estimates, key=order)[:PER_GRAPH]
+
+    def order(self, trial: Trial) -> tuple[int, int, float]:
+        """Return by what trials are sorted: predicted time, then threads, where the model has no opinion."""
+        pairs = zip(trial.lowering.blocks, trial.lowering.schedules, strict=True)
+        threads = sum(self._threads(node.body, plan) for node, plan in pairs if node.body is not None)
+        return _class_of(trial.predicted), -threads, trial.predicted
+
+    def _threads(self, body: Graph, plan: BlockSchedule) -> int:
+        """Return the threads of a block graph without a loop that run at once: the model ignores those."""
+        if body.loops:
+            return 0
+        blocks = math.prod(int(axis.extent) for axis in body.grid) * plan.cluster
+        return min(blocks, self.device.units) * plan.threads
+
+
+def _class_of(seconds: float) -> int:
+    """Return a number that times within a few percent of each other mostly share."""
+    return math.floor(math.log(seconds) / math.log(1 + INDISTINCT))
 
 
 def _each(choices: Sequence[Choice], grid: Grid, workers: int) -> list[list[Trial] | str]:
@@ -179,15 +211,15 @@ def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Grap
 
 def built(
     candidates: Sequence[Trial], device: TileDevice, count: int, step: Progress | None = None
-) -> list[tuple[Trial, Fused]]:
-    """Build the first ``count`` candidates that can be emitted, side by side.
+) -> list[tuple[Trial, list[Kernel]]]:
+    """Build the first ``count`` candidates that can be emitted, side by side; for any device.
 
     Raises
     ------
     ScheduleError
         If none can, with a reason.
     """
-    done: list[tuple[Trial, Fused]] = []
+    done: list[tuple[Trial, list[Kernel]]] = []
     reasons: list[str] = []
     left = list(candidates)
     with ThreadPoolExecutor(BUILD_THREADS) as pool:
@@ -207,12 +239,17 @@ def built(
     return done
 
 
-def _build(trial: Trial, device: TileDevice) -> Fused | str:
+def _build(trial: Trial, device: TileDevice) -> list[Kernel] | str:
     """Build one candidate, or return why it cannot be emitted."""
     try:
-        return Fused(trial.lowering, device, find_or_build(trial.lowering.jobs(device)))
+        return find_or_build(trial.lowering.jobs(device))
     except ScheduleError as error:
         return str(error)
+
+
+def loaded(trials: Sequence[tuple[Trial, list[Kernel]]], device: TileDevice) -> list[tuple[Trial, Fused]]:
+    """Return trials whose kernels can be called; the device must be here."""
+    return [(trial, Fused(trial.lowering, device, kernels)) for trial, kernels in trials]
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------
@@ -236,7 +273,9 @@ def checked(
         given = fused.packed(inputs)
         error = _relative_error(fused(*given), exact)
         right = error <= max(TOLERANCE, 2 * own)
-        result.append((replace(trial, error=error, measured=_seconds(fused, given) if right else None), fused))
+        result.append(
+            (replace(trial, error=error, measured=_seconds(fused, given) if right else None), fused)
+        )
     return result
 
 

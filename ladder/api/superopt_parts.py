@@ -1,4 +1,4 @@
-"""A captured function in parts: those that can be proved are superoptimized, the rest is compiled as it is."""
+"""A captured function in parts: those that can be proved are superoptimized, the others compiled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.fx
 
 from ladder.api.model import Compiler
-from ladder.api.tensor_program import Tracer, packed_types, step_of, target_of, translated
+from ladder.api.tensor_program import Recorded, Tracer, packed_types, step_of, target_of, translated
 from ladder.ir.ops import get_operator
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
 from ladder.superopt.verifier import Certificate
@@ -112,9 +112,7 @@ class Partitioned:
 
 
 def partitioned(
-    name: str,
-    module: torch.fx.GraphModule,
-    examples: Sequence[Any],
+    function: Recorded,
     inputs: Sequence[Any],
     tensors: Sequence[torch.Tensor],
     task: Task,
@@ -124,23 +122,21 @@ def partitioned(
 
     Parameters
     ----------
-    module, examples
-        The function's graph, and what its placeholders stand for: some of the tensors.
     inputs, tensors
         Of the function; and decoded.
     error
         Why it is not one program: raised again if no part can be optimised.
     """
-    cut = _Cut(name, module, examples, inputs, tensors)
+    cut = _Cut(function, inputs, tensors)
     parts = [cut.optimised(nodes, task) for nodes in cut.pieces()]
     if not any(part.kernels for part in parts):
         reasons = [part.reason for part in parts if part.reason != NOTHING_TO_FUSE]
         raise type(error)("; ".join(dict.fromkeys([str(error), *reasons])))
     segments = cut.joined(parts)
-    if task.device.name != task.here:
-        return Partitioned(name, tuple(segment.part for segment in segments), None)
+    if not task.is_here:
+        return Partitioned(cut.name, tuple(segment.part for segment in segments), None)
     run = _Run(cut, [cut.loaded(segment) for segment in segments])
-    return Partitioned(name, tuple(step.part for step in run.steps), run)
+    return Partitioned(cut.name, tuple(step.part for step in run.steps), run)
 
 
 @dataclass(frozen=True)
@@ -184,22 +180,16 @@ class _Recorder(torch.fx.Interpreter):
 class _Cut:
     """A captured function's operators, which of them are LAX, and the parts that they form."""
 
-    def __init__(
-        self,
-        name: str,
-        module: torch.fx.GraphModule,
-        examples: Sequence[Any],
-        inputs: Sequence[Any],
-        tensors: Sequence[torch.Tensor],
-    ) -> None:
-        self.name, self.module, self.inputs = name, module, inputs
-        recorder = _Recorder(module)
+    def __init__(self, function: Recorded, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        self.name, self.module, self.order = function.name, function.module, function.order
+        self.inputs = inputs
+        recorder = _Recorder(self.module)
         with torch.no_grad():
-            recorder.run(*examples)
+            recorder.run(*function.examples)
         self.values = recorder.values
         self.tensors = {id(tensor): number for number, tensor in enumerate(tensors)}
         self.dtype = tensors[0].dtype
-        *self.nodes, self.output = module.graph.nodes
+        *self.nodes, self.output = self.module.graph.nodes
         self.traced: dict[torch.fx.Node, Any] = {}
         self.reasons: dict[torch.fx.Node, str] = {}
         self.counts: dict[torch.fx.Node, int] = {}
@@ -370,6 +360,7 @@ class _Run:
         self.held = {node: cut.values[node] for node, number in placeholders if number is None}
         self.sources = cut.sources([cut.output])
         self.results = cut.subgraph(self.sources, cut.output.args[0])
+        self.order = cut.order
 
     def __call__(self, *inputs: Any) -> Any:
         values = {**self.held, **{node: inputs[number] for node, number in self.inputs.items()}}
@@ -377,4 +368,4 @@ class _Run:
             found = step.call(*(values[source] for source in step.sources))
             values.update(zip(step.results, found if isinstance(found, tuple) else (found,), strict=True))
         results = self.results(*(values[source] for source in self.sources))
-        return results[0] if len(results) == 1 else results
+        return results[0] if self.order is None else tuple(results[number] for number in self.order)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked
-from ladder.api.tensor_program import captured, decoded, name_of, packed_types, translated
+from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded
+from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
@@ -169,15 +169,15 @@ def superoptimize(
     """
     tensors = decoded(inputs)
     task = Task(target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse)
-    module, examples, result = captured(function, tensors)
+    found = recorded(function, tensors)
     try:
-        require_type(result, tensors)
-        program = translated(name_of(function), module, examples, tensors, packed_types(inputs))
+        require_type(found.results[0], tensors)
+        program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
         require_provable(program)
     except (ConversionError, VerificationError) as error:
         from ladder.api.superopt_parts import partitioned
 
-        return partitioned(name_of(function), module, examples, inputs, tensors, task, error)
+        return partitioned(found, inputs, tensors, task, error)
     return task.run(program, function, inputs)
 
 
@@ -198,6 +198,11 @@ class Task:
     def device(self) -> TileDevice:
         """What kernels are built for."""
         return get_device(self.target or self.here)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether inputs are on the device that kernels are built for."""
+        return self.device.name == self.here
 
     @property
     def database(self) -> Database | None:
@@ -223,15 +228,16 @@ class Task:
         kept = Kept(self.database, report, self.device, self.trials) if self.database else None
         known = kept.read() if kept and self.reuse else None
         if known:
-            best = built(known[:1], self.device, 1)[0][1] if self.device.name == self.here else None
-            return Superoptimized(program, report, tuple(known), best)
-        found = built(candidates_of(report, self.device, self.trials), self.device, self.trials, self.step)
-        if self.device.name == self.here:
-            found = self._fastest(program, checked(found, function, inputs))
-        order = tuple(trial for trial, _ in found)
+            best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []
+            return Superoptimized(program, report, tuple(known), best[0][1] if best else None)
+        kernels = built(candidates_of(report, self.device, self.trials), self.device, self.trials, self.step)
+        order, fused = tuple(trial for trial, _ in kernels), None
+        if self.is_here:
+            found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
+            order, fused = tuple(trial for trial, _ in found), found[0][1]
         if kept:
             kept.write(order)
-        return Superoptimized(program, report, order, found[0][1] if self.device.name == self.here else None)
+        return Superoptimized(program, report, order, fused)
 
     def searched(self, program: Program) -> Report:
         """Return the report of the program's search, from the database if there is one."""

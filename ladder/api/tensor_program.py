@@ -345,37 +345,75 @@ OPERATORS: Mapping[str, Callable[..., Traced]] = {
     "exp": _unary("exp"), "sqrt": _unary("sqrt"), "rsqrt": _inverse_root, "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"), "tanh": _unary("tanh"), "neg": _unary("neg"), "relu": _unary("relu"),
     "sum": _reduction("reduce_sum"), "amax": _reduction("reduce_max"), "mean": _mean, "softmax": _softmax,
-    "rms_norm": _rms_norm, "linear": _linear, "transpose": _transpose, "t": _transpose, "getattr": _attribute, "float": _unchanged, "half": _unchanged,
+    "rms_norm": _rms_norm, "linear": _linear, "transpose": _transpose, "t": _transpose,
+    "getattr": _attribute, "float": _unchanged, "half": _unchanged,
     "to": _unchanged, "type_as": _unchanged, "contiguous": _unchanged,
 }  # fmt: skip
 """torch function or method -> what translates it."""
 
 
-def captured(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, list[Any], Any]:
-    """Return a function's graph of tensor operators, what its placeholders stand for, and its result.
+@dataclass(frozen=True)
+class Recorded:
+    """A function's graph of tensor operators.
+
+    Parameters
+    ----------
+    name
+        Of the function.
+    module, examples
+        The graph, and what its placeholders stand for.
+    results
+        What the function returned.
+    order
+        For each result, which output of the graph it is; None if the function returns a tensor, not a tuple.
+    """
+
+    name: str
+    module: Any
+    examples: Sequence[Any]
+    results: tuple[Any, ...]
+    order: tuple[int, ...] | None
+
+
+def recorded(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Recorded:
+    """Return a function's graph of tensor operators.
 
     Raises
     ------
     ConversionError
-        If it is not one graph.
+        If it is not one graph, or does not return tensors that the graph computes.
     """
     import torch
 
     from ladder.capture import capture
 
     graphs: list[tuple[Any, list[Any]]] = []
+    outputs: list[Any] = []
 
     def keep(module: Any, examples: list[Any]) -> Any:
         graphs.append((module, examples))
-        return module
 
+        def run(*values: Any) -> Any:
+            outputs[:] = module(*values)
+            return tuple(outputs)
+
+        return run
+
+    name = name_of(function)
+    call = capture(function, backend=keep)
     with torch.no_grad():
-        result = capture(function, backend=keep)(*inputs)
+        call(*inputs)
+        result = call(*inputs)  # through the graph: which of its outputs is which result
     if len(graphs) != 1:
         raise ConversionError(
-            f"{name_of(function)} is {len(graphs)} graphs of tensor operators under capture; one is taken"
+            f"{name} is {len(graphs)} graphs of tensor operators under capture; one is taken"
         )
-    return (*graphs[0], result)
+    results = result if isinstance(result, tuple) else (result,)
+    numbers = {id(output): number for number, output in enumerate(outputs)}
+    if any(id(y) not in numbers for y in results):
+        raise ConversionError(f"{name} returns other than a tensor or a tuple of tensors that it computes")
+    order = tuple(numbers[id(y)] for y in results)
+    return Recorded(name, *graphs[0], results, order if isinstance(result, tuple) else None)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -399,8 +437,8 @@ def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
         Names an operator or a use of one that block graphs cannot express.
     """
     tensors = decoded(inputs)
-    module, examples, _ = captured(function, tensors)
-    return translated(name_of(function), module, examples, tensors, packed_types(inputs))
+    found = recorded(function, tensors)
+    return translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
 
 
 def decoded(inputs: Sequence[Any], dtype: Any = None) -> list[torch.Tensor]:
@@ -430,7 +468,7 @@ def type_of(weight: QuantizedTensor) -> str:
     """
     if weight.block[0] != 1 or weight.tensor_scale is not None or weight.scale is None:
         raise ConversionError(
-            f"{weight.type_name} with blocks of {weight.block}: block graphs read matrices with scales along K"
+            f"{weight.type_name} in blocks of {weight.block}: block graphs read matrices with scales along K"
         )
     scale, zero = weight.scale_type, weight.zero_kind
     return group_scaled(weight.ttype.name, weight.block[1], scale=scale, zero=zero).name

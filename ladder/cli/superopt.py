@@ -1,18 +1,23 @@
-"""What `ladder superopt` does and prints."""
+"""What `ladder superopt` does and prints; its kernels are `superopt_kernels`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step
+from ladder.cli.console import Step, print_fields, print_table
 from ladder.installation import cache_root
 from ladder.superopt.generator import Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
 from ladder.superopt.generator.program import TYPE
-from tile_types.errors import ParseError
+from ladder.superopt.generator.report import operators_of
+from tile_types.errors import LadderError, ParseError
 from tile_types.library import get_type
+
+if TYPE_CHECKING:
+    from ladder.cli.superopt_kernels import Kernel
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
 ABLATION_COLUMNS = (
@@ -24,18 +29,21 @@ ABLATION_COLUMNS = (
     "seconds unpruned",
     "factor",
 )
-NO_KERNELS = "graphs are ranked by bytes loaded; ladder.superoptimize builds and times their kernels"
+RANKED = "graphs by bytes loaded, kernels by the device model until they are timed"
 
 
 def run_superopt(
-    name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
-    group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None, reuse: bool, step: Step,
+    name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool,
+    weight: str, group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None,
+    reuse: bool, step: Step,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
     program = with_weight(program.resized(**parse_sizes(sizes)), weight, group)
-    count = operators or program.operators + len(program.packed)
-    limits = Limits(count, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
+    limits = Limits.of(
+        program, target, operators=operators, kernels=kernels, seconds=seconds, workers=jobs,
+        pruning=pruning,
+    )  # fmt: skip
 
     def searched() -> Report:
         return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
@@ -56,7 +64,7 @@ def run_ablation(
 ) -> list[Row]:
     """Search one program with and without pruning, for 4 up to ``operators`` operators."""
     program = get_program(name).resized(**parse_sizes(sizes))
-    most = operators or program.operators
+    most = operators or operators_of(program)
     counts = range(min(4, most), most + 1)
     return list(ablation(program, Limits(workers=jobs, seconds=seconds), counts, step))
 
@@ -84,8 +92,36 @@ def parse_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def kernels_of(report: Report, target: str, count: int, seed: int, step: Step) -> tuple[list[Kernel], str]:
+    """Build and check the best kernels of a report; return them, or why there are none that were wanted."""
+    if not report.found:
+        return [], "no verified graph was found; allow more --operators or --seconds"
+    if not count:
+        return [], ""
+    from ladder.cli.superopt_kernels import run_kernels
+
+    try:
+        kernels = run_kernels(report, target, count, seed, step)
+    except LadderError as error:
+        return [], f"no kernels: {error}"
+    wrong = sum(not kernel.right for kernel in kernels)
+    return kernels, f"{wrong} of {len(kernels)} kernels are wrong" if wrong else ""
+
+
+def print_report(report: Report, kernels: Sequence[Kernel]) -> None:
+    """Print counts, graphs and kernels."""
+    print_fields(fields(report))
+    print_table(COLUMNS, rows(report), "\nverified graphs")
+    if kernels:
+        from ladder.cli import superopt_kernels as built
+
+        print_table(built.COLUMNS, built.kernel_rows(kernels), "\nkernels")
+
+
+def as_json(report: Report, kernels: Sequence[Kernel] = ()) -> dict[str, Any]:
     """Return the report; ``delta`` is the largest of the verified graphs, null without one."""
+    from ladder.cli.superopt_kernels import kernels_json
+
     counts = report.counts
     return {
         "program": report.program.name, "sizes": dict(report.program.sizes),
@@ -93,7 +129,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "delta": max((found.certificate.delta for found in report.found), default=None),
         "states": counts.states, "pruned": counts.pruned, "candidates": counts.candidates,
         "rejected": counts.rejected, "reasons": counts.reasons, "unstable": len(report.unstable),
-        "seconds": report.seconds, "complete": report.complete, "ranked_by": NO_KERNELS,
+        "seconds": report.seconds, "complete": report.complete, "from_database": report.recalled,
+        "ranked_by": RANKED,
         "graphs": [
             {
                 "graph": str(found.graph), "operators": [step.label for step in found.structure.steps],
@@ -103,6 +140,7 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for found in report.found
         ],
+        "kernels": kernels_json(kernels),
     }  # fmt: skip
 
 
@@ -134,6 +172,6 @@ def fields(report: Report) -> dict[str, str]:
         f"{f', {report.dearer} dearer ones not proved' if report.dearer else ''}",
         "rejected": f"{counts.rejected}{f' ({rejected})' if rejected else ''}",
         "unstable": str(len(report.unstable)),
-        "seconds": f"{report.seconds:.1f}{'' if report.complete else ', out of time: not complete'}",
-        "note": NO_KERNELS,
+        "origin": report.origin,
+        "order": RANKED,
     }

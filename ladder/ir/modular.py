@@ -67,8 +67,8 @@ def draw_prime(generator: np.random.Generator) -> int:
     """
     first, last = -(-(LEAST_P - 23) // 24), (SMALL - 24) // 24
     while True:
-        for number in generator.integers(first, last + 1, CANDIDATES).tolist():
-            p = 24 * number + 23
+        for number in generator.integers(first, last + 1, CANDIDATES):
+            p = 24 * int(number) + 23
             q = (p - 1) // 2
             # Small factors, then base-2 tests of Fermat: they refuse nearly every composite.
             if math.gcd(p * q, _SMALL_PRIMES) > 1 or pow(2, q - 1, q) != 1 or pow(2, p - 1, p) != 1:

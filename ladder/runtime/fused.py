@@ -63,6 +63,26 @@ class Lowering:
         """The nodes that are kernels."""
         return tuple(node for node in self.graph.nodes if node.operator == "block")
 
+    @property
+    def operand(self) -> str:
+        """Type of the inputs that are not quantized."""
+        types = [node.tile.ttype for node in self.graph.inputs]
+        return next((ttype.name for ttype in types if not ttype.is_block), "")
+
+    def gemm(self, node: Node) -> Gemm:
+        """Return what decides the packed arrays of a quantized input."""
+        return gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+
+    def packed(self, number: int, matrix: QuantizedTensor, device: TileDevice) -> PackedWeight:
+        """Return a quantized matrix ``[N, K]`` as kernels for a device stream input ``number``.
+
+        Raises
+        ------
+        ShapeError
+            If the matrix is not what the program was built for.
+        """
+        return pack(self.gemm(self.graph.inputs[number]), device, matrix)
+
     def jobs(self, device: TileDevice) -> list[Job]:
         """Return what is to be built, one job per kernel."""
         return [_job(node, plan, device) for node, plan in zip(self.blocks, self.schedules, strict=True)]
@@ -102,9 +122,7 @@ class Fused:
     def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
         self.lowering, self.device, self.kernels = lowering, device, tuple(kernels)
         self.family = family_of(device)
-        types = [node.tile.ttype for node in lowering.graph.inputs]
-        self.operand = next((ttype.name for ttype in types if not ttype.is_block), "")
-        self._packed: WeakKeyDictionary[QuantizedTensor, dict[str, PackedWeight]] = WeakKeyDictionary()
+        self._packed: WeakKeyDictionary[QuantizedTensor, dict[int, PackedWeight]] = WeakKeyDictionary()
         self.entries = [load_entry(kernel, self.family) for kernel in kernels]
 
     @staticmethod
@@ -125,17 +143,16 @@ class Fused:
         ShapeError
             If a matrix is not what the program was built for.
         """
-        pairs = zip(self.lowering.graph.inputs, inputs, strict=True)
-        return [self._pack(*pair) if isinstance(pair[1], QuantizedTensor) else pair[1] for pair in pairs]
+        return [
+            self._pack(number, given) if isinstance(given, QuantizedTensor) else given
+            for number, given in enumerate(inputs)
+        ]
 
-    def _pack(self, node: Node, matrix: QuantizedTensor) -> PackedWeight:
+    def _pack(self, number: int, matrix: QuantizedTensor) -> PackedWeight:
         known = self._packed.setdefault(matrix, {})
-        if node.name not in known:
-            known[node.name] = pack(self._gemm(node), self.device, matrix)
-        return known[node.name]
-
-    def _gemm(self, node: Node) -> Gemm:
-        return gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        if number not in known:
+            known[number] = self.lowering.packed(number, matrix, self.device)
+        return known[number]
 
     def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
         """Run the kernels.
@@ -181,7 +198,7 @@ class Fused:
         if not node.tile.ttype.is_block:
             self._check(node, given)
             return [given.view(-1)]
-        gemm = self._gemm(node)
+        gemm = self.lowering.gemm(node)
         if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
             raise DTypeError(
                 f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"

@@ -134,7 +134,9 @@ class Part:
 def partition(graph: Graph) -> tuple[Part, ...]:
     """Return the parts of a kernel graph, each after those whose results it takes."""
     computing = [node for node in graph.nodes if node.operator not in ("input", "constant")]
-    operations = [Operation(node.name, node.inputs, frozenset({_lax_class(graph, node)})) for node in computing]
+    operations = [
+        Operation(node.name, node.inputs, frozenset({_lax_class(graph, node)})) for node in computing
+    ]
     return tuple(_part(graph, piece) for piece in pieces(operations, graph.outputs))
 
 
@@ -144,7 +146,9 @@ def _lax_class(graph: Graph, node: Node) -> str:
 
 def _part(graph: Graph, piece: Sequence[Operation]) -> Part:
     names = {operation.name for operation in piece}
-    outside = dict.fromkeys(value for operation in piece for value in operation.operands if value not in names)
+    outside = dict.fromkeys(
+        value for operation in piece for value in operation.operands if value not in names
+    )
     nodes = (*(_source(graph, value) for value in outside), *(graph.producer(o.name) for o in piece))
     last = piece[-1]
     body = Graph(f"{graph.name}_{last.name}", graph.level, nodes, (last.name,))

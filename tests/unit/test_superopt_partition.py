@@ -76,7 +76,15 @@ def test_parts_that_nothing_connects_are_apart():
 
 def test_a_norm_of_a_result_stays_whole():
     """Of softmax plus x: its mean square alone could be computed within the first stage."""
-    graph = program(lambda x: (y := x + x.exp() / x.exp().sum(1)) / y.square().sum(1).sqrt() + y, {"x": (2, 3)})
+    graph = program(
+        lambda x: (y := x + x.exp() / x.exp().sum(1)) / y.square().sum(1).sqrt() + y, {"x": (2, 3)}
+    )
     first, second = partition(graph)
-    assert [n.operator for n in second.graph.nodes if n.inputs] == ["square", "reduce_sum", "sqrt", "div", "add"]
+    assert [n.operator for n in second.graph.nodes if n.inputs] == [
+        "square",
+        "reduce_sum",
+        "sqrt",
+        "div",
+        "add",
+    ]
     assert first.graph.outputs == tuple(n.name for n in second.graph.nodes if n.operator == "input")

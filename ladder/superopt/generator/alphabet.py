@@ -34,8 +34,6 @@ class Alphabet:
         Element-wise rows of the table by how operands are enumerated.
     constants, offsets
         Numbers that values may be scaled with, and that may be added.
-    numbers
-        All numbers of the program.
     matmul, reduce_sum, concat
         Whether matrix products, sums and products of concatenations may be used.
     transposed
@@ -49,7 +47,6 @@ class Alphabet:
     ordered: tuple[str, ...]
     constants: tuple[float, ...]
     offsets: tuple[float, ...]
-    numbers: tuple[float, ...]
     matmul: bool = True
     reduce_sum: bool = True
     concat: bool = True
@@ -61,7 +58,6 @@ class Alphabet:
         """Take a program's own operators, and add, mul, div; maxima that are only subtracted are left out."""
         graph = without_maxima(graph)
         chains, left = _contracted(graph)
-        computing = [*left, *(node for chain in chains for node in chain)]
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
@@ -69,14 +65,12 @@ class Alphabet:
             name: {n for node in left if node.operator == name for n in _numbers(graph, node)}
             for name in NAMED
         }
-        numbers = {number for node in computing for number in _numbers(graph, node)}
         return Alphabet(
             tuple(sorted(name for name, row in rows.items() if row.unary)),
             tuple(name for name in binary if name in COMMUTATIVE),
             tuple(name for name in binary if name not in COMMUTATIVE),
             tuple(sorted(used["mul"])),
             tuple(sorted(used["add"])),
-            tuple(sorted(numbers)),
             bool(products),
             "reduce_sum" in rows,
             len(products) > 1,
@@ -93,9 +87,15 @@ def _contracted(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
     return chains, [node for node in computing if node.name not in inside]
 
 
+def numbers_of(graph: Graph) -> list[float]:
+    """Return the numbers of a program in the order of its operators, whatever its sizes are."""
+    return [number for node in graph.nodes for number in _numbers(graph, node)]
+
+
 def steps_of(graph: Graph) -> int:
     """Return how many steps a program itself is, chains of a long one being one each."""
-    return sum(map(len, _contracted(without_maxima(graph))))
+    chains, left = _contracted(without_maxima(graph))
+    return len(chains) + len(left)
 
 
 def _is_binary(row: Operator) -> bool:

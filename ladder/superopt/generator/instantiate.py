@@ -10,6 +10,7 @@ from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.emitter import Emitter, Shift
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import replayed
@@ -251,6 +252,21 @@ def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, 
 def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]) -> Graph:
     """Return the program with the extents that the factors give."""
     return program.graph({d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes})
+
+
+def at_factors(
+    structure: Structure, program: Program, factors: Numbers[str, int]
+) -> tuple[Structure, Program]:
+    """Return a structure and its program at the sizes that factors give; constants follow the sizes.
+
+    Constants that depend on sizes are steps of the structure: they change with the program.
+    """
+    mapping = structure.mapping
+    small = program.resized(
+        **{d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
+    )
+    before, after = (numbers_of(one.symbolic) for one in (program, small))
+    return structure.with_constants(dict(zip(before, after, strict=True))), small
 
 
 def symbolic_program(mapping: Mapping, program: Program) -> Graph:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import (
+    at_factors,
     axes_of,
     instantiate,
     operand_axes,
@@ -372,13 +372,8 @@ def _stability(structure: Structure, program: Program) -> Stability:
     mapping = structure.mapping
     factors = {name: 2 for d in program.sizes for name in mapping.factors(d)}
     factors.update({name: 16 for name in factors if mapping.loop and name == f"{mapping.loop}l"})
-    sizes = {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
-    small = program.resized(**sizes)
-    # Constants that depend on sizes are steps of the structure: they change with the program.
-    constants = dict(
-        zip(Alphabet.of(program.symbolic).numbers, Alphabet.of(small.symbolic).numbers, strict=True)
-    )
-    return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
+    changed, small = at_factors(structure, program, factors)
+    return check_stability(instantiate(changed, small, factors), small.graph())
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:

@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 import ladder.ir
 import ladder.superopt
+from ladder.superopt.generator import structure as structures
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.report import Counts, Found, Limits, Report
-from ladder.superopt.generator import structure as structures
 from ladder.superopt.generator.structure import Prefix, Step, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
