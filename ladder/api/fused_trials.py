@@ -104,11 +104,15 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
 
     Raises
     ------
+    DeviceError
+        If block graphs are not lowered to the device.
     ScheduleError
         If there is none, with a reason.
     """
+    from ladder.lower.blocks import emitter_for
     from ladder.lower.blocks.candidates import ALL, FEW
 
+    emitter_for(device)
     program, workers = report.program, report.limits.workers
     choices = [
         Choice(found, program, factors, device)
