@@ -210,7 +210,10 @@ def tune(
 @app.command()
 def superopt(
     program: Annotated[
-        str, typer.Option(help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention or ntrans.")
+        str,
+        typer.Option(
+            help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention, ntrans; with --ablation also all."
+        ),
     ] = "rmsnorm_matmul",
     operators: Annotated[
         int | None, typer.Option(help="Most operators of a block graph. [the program's]", min=1, max=14)
@@ -218,6 +221,7 @@ def superopt(
     most_kernels: Annotated[
         int, typer.Option("--kernels", help="Most kernels: the block graph and those before.", min=1)
     ] = 1,
+    loops: Annotated[int, typer.Option(help="Most dimensions of a block graph's loop.", min=0, max=3)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
     weight: Annotated[str, typer.Option(help="Weight type, such as int4, nf4 or mxfp4.")] = "float16",
     group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
@@ -240,7 +244,12 @@ def superopt(
         bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
     ] = False,
     ablation: Annotated[
-        bool, typer.Option("--ablation", help="Count states with and without pruning.")
+        bool,
+        typer.Option(
+            "--ablation",
+            help="Count states with and without pruning, for 4 up to --operators; each search stops after"
+            " --seconds, that without pruning also at 21 times the states.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -259,9 +268,9 @@ def superopt(
         return
     with console.progress() as step:
         report = command.run_superopt(
-            program, operators=operators, kernels=most_kernels, seconds=seconds, jobs=jobs, pruning=pruning,
-            weight=weight, group=group_size, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed,
-            reuse=reuse, step=step,
+            program, operators=operators, kernels=most_kernels, loops=loops, seconds=seconds, jobs=jobs,
+            pruning=pruning, weight=weight, group=group_size, target=target, sizes=sizes,
+            checkpoint=checkpoint, seed=seed, reuse=reuse, step=step,
         )  # fmt: skip
         kernels, problem = command.kernels_of(report, target, trials, seed or 0, step)
     if show is not None:

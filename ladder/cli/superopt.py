@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.cli.console import Step, print_fields, print_table
 from ladder.installation import cache_root
-from ladder.superopt.generator import Database, Limits, Program, Report, get_program, search
+from ladder.superopt.generator import PROGRAMS, Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
 from ladder.superopt.generator.program import TYPE
 from ladder.superopt.generator.report import operators_of
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
 ABLATION_COLUMNS = (
+    "program",
     "operators",
     "verified",
     "states",
@@ -29,11 +30,14 @@ ABLATION_COLUMNS = (
     "seconds unpruned",
     "factor",
 )
+ALL = "all"
+"""Stands for every program in `run_ablation`."""
+
 RANKED = "graphs by bytes loaded, kernels by the device model until they are timed"
 
 
 def run_superopt(
-    name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool,
+    name: str, *, operators: int | None, kernels: int, loops: int, seconds: float, jobs: int, pruning: bool,
     weight: str, group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None,
     reuse: bool, step: Step,
 ) -> Report:  # fmt: skip
@@ -41,7 +45,7 @@ def run_superopt(
     program = get_program(name)
     program = with_weight(program.resized(**parse_sizes(sizes)), weight, group)
     limits = Limits.of(
-        program, target, operators=operators, kernels=kernels, seconds=seconds, workers=jobs,
+        program, target, operators=operators, kernels=kernels, loops=loops, seconds=seconds, workers=jobs,
         pruning=pruning,
     )  # fmt: skip
 
@@ -62,18 +66,21 @@ def with_weight(program: Program, weight: str, group: int) -> Program:
 def run_ablation(
     name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Step
 ) -> list[Row]:
-    """Search one program with and without pruning, for 4 up to ``operators`` operators."""
-    program = get_program(name).resized(**parse_sizes(sizes))
-    most = operators or operators_of(program)
-    counts = range(min(4, most), most + 1)
-    return list(ablation(program, Limits(workers=jobs, seconds=seconds), counts, step))
+    """Search a program, or ``all``, with and without pruning, for 4 up to ``operators`` operators."""
+    limits = Limits(workers=jobs, seconds=seconds)
+    rows: list[Row] = []
+    for each in PROGRAMS if name == ALL else (name,):
+        program = get_program(each).resized(**parse_sizes(sizes))
+        most = operators or operators_of(program)
+        rows += ablation(program, limits, range(min(4, most), most + 1), step)
+    return rows
 
 
 def ablation_rows(table: list[Row]) -> list[tuple[str, ...]]:
     """Return the table as text; states without pruning are a lower bound where the search was stopped."""
     return [
         (
-            str(row.operators), str(row.verified), str(row.states), f"{row.seconds:.1f}",
+            row.program, str(row.operators), str(row.verified), str(row.states), f"{row.seconds:.1f}",
             f"{'' if row.finished else '> '}{row.states_without}", f"{row.seconds_without:.1f}",
             f"{'' if row.finished else '> '}{row.factor:.1f}",
         )
@@ -154,7 +161,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     return [
         (
             str(number), " ".join(step.label for step in found.structure.steps),
-            "·".join(found.structure.mapping.grid) or "-", found.structure.mapping.loop or "-",
+            "·".join(found.structure.mapping.grid) or "-", "·".join(found.structure.mapping.loops) or "-",
             f"{found.cost / 1024:.0f}", f"{found.certificate.delta:.0e}", f"{found.stability.error:.0e}",
         )
         for number, found in enumerate(report.found, 1)

@@ -18,7 +18,8 @@ from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.candidates import legal_schedules, ranked
 from ladder.runtime.fused import Fused, Lowering
-from ladder.superopt.generator import Database, Limits, get_program, search
+from ladder.simulate.fused import simulate_fused
+from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
 from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
@@ -247,3 +248,22 @@ def test_ties_of_the_model_go_to_more_threads() -> None:
     first = candidates_of(report, get_device("cuda/sm_90a"), 1)[0]
     assert first.factors["Bg"] == 64
     assert first.lowering.schedules[0].row_warps == 16
+
+
+def test_loops_of_two_dimensions_are_lowered(cache: None) -> None:
+    """A sum over a batch of products: batch and rows in one loop, on the CPU and on the simulator."""
+    function = lambda x, w: (x @ w).sum(0, keepdim=True)  # noqa: E731
+    inputs = [draw(32, 16, 64), draw(32, 64, 32)]
+    program = program_of(function, inputs)
+    report = search(program, replace(QUICK, operators=5, loops=2, split=False), seed=0)
+    found = next(f for f in report.found if len(f.structure.mapping.loops) == 2)
+    factors = {"D1l": 32, "D1t": 1, "D2t": 16, "D3l": 2, "D3t": 32, "D6g": 1, "D6t": 32}
+    known = {name: factors[name] for d in program.sizes for name in found.structure.mapping.factors(d)}
+    lowering = Lowering(instantiate(found.structure, program, known), (BlockSchedule(),))
+    exact = function(*(x.double() for x in inputs))
+    y = Fused.build(lowering, host_cpu())(*inputs)
+    assert (y.double() - exact).norm() <= 1e-3 * exact.norm()
+    wide = Lowering(lowering.graph, (BlockSchedule(groups=2, stages=3),))
+    result = simulate_fused(wide, get_device("cuda/sm_90a"), inputs)
+    assert not result.findings, result.report()
+    assert result.relative_error(exact.numpy()) <= 1e-3

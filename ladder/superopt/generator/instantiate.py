@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as Numbers
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.extents import product
@@ -62,7 +63,21 @@ def instantiate(
         If exponentials are to be relative to a maximum and that cannot be carried through the steps.
     """
     graph = _Builder(structure, program, packed).graph()
-    return graph if factors is None else bind(graph, factors)
+    return graph if factors is None else without_single_sums(bind(graph, factors))
+
+
+def without_single_sums(graph: Graph) -> Graph:
+    """Return a graph without sums and maxima over one element: tiles of a loop's dimension may hold one."""
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = tuple(renamed.get(value, value) for value in node.inputs)
+        if node.operator in ("reduce_sum", "reduce_max") and graph.tile(node.inputs[0]) == node.tile:
+            renamed[node.name] = inputs[0]
+            continue
+        body = without_single_sums(node.body) if node.body is not None else None
+        nodes.append(replace(node, inputs=inputs, body=body))
+    return replace(graph, nodes=tuple(nodes))
 
 
 class _Builder:
@@ -111,17 +126,16 @@ class _Builder:
     ) -> tuple[GraphBuilder, Emitter]:
         """Return the block graph with all steps but those that combine parts."""
         mapping = self.mapping
-        loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
+        loops = {f"{dimension}l": f"{dimension}l" for dimension in mapping.loops}
         grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
         b = GraphBuilder(f"{self.program.name}_block", "block", grid=grid, loops=loops)
         axes = operand_axes(self.structure.prefix, self.program)
-        loop = [(axis,) if mapping.loop else () for axis in mapping.fmap]
         emitter = Emitter(b, self.ttype, softmax_axis)
         for number, name in enumerate(operands):
             whole = kernel.tile(name)
             source = b.input(f"{name.lower()}_in", whole.ttype, whole.shape)
             emitter.values[number] = b.add(
-                "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
+                "load", source, name=name.lower(), grid=mapping.imap[number], loop=mapping.fmap[number],
                 shape=mapping.tile(number, axes[number]),
             )  # fmt: skip
         for number, step in self._steps():

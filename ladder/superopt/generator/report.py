@@ -25,8 +25,8 @@ class Limits:
         Operators of a block graph, loads and stores not counted.
     kernels
         Kernels: the block graph, and operators before it.
-    grid
-        Grid dimensions, at most 3.
+    grid, loops
+        Grid dimensions, at most 3, and dimensions of the loop.
     split
         Whether blocks may share a reduction, for a second block graph to combine.
     proofs
@@ -34,11 +34,13 @@ class Limits:
     seconds
         Time budget; what was found until then is reported, as incomplete.
     states
-        Budget of states, over all parts in order (one process then), or None.
+        Budget of states, or None. One process visits no more; with several, it is when they stop.
     workers
         Processes.
     pruning
         False keeps every prefix (ablation).
+    compare
+        False does not compare complete graphs with the program: states are counted only (ablation).
     capacity
         Bytes of shared memory of a block.
     units
@@ -48,12 +50,14 @@ class Limits:
     operators: int = 8
     kernels: int = 1
     grid: int = 3
+    loops: int = 1
     split: bool = True
     proofs: int = 16
     seconds: float | None = None
     states: int | None = None
     workers: int = 2
     pruning: bool = True
+    compare: bool = True
     capacity: int = 227 * 1024
     units: int = 132
 
@@ -75,7 +79,7 @@ class Limits:
 
     def choices(self, program: Program) -> Choices:
         """Return what limits the mappings of a program."""
-        return Choices(self.grid, least_tile(program), self.split, reduced(program))
+        return Choices(self.grid, self.loops, least_tile(program), self.split, reduced(program))
 
 
 ACCUMULATORS = 2
