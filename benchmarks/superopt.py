@@ -31,7 +31,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
 )
-from benchmarks.superopt_choices import CHOICES
+from benchmarks.superopt_choices import CHOICES, Choice
 from ladder.lower.blocks import BlockSchedule
 from tile_types import group_scaled
 from tile_types.errors import LadderError
@@ -42,6 +42,9 @@ MOST_COPIES = 120
 
 LARGEST_ERROR = 2e-3
 """Relative Frobenius error against float64 that fused kernels may have."""
+
+WEIGHTS = {"rmsnorm_matmul": ("W",), "gated_mlp": ("GATE", "UP"), "lora": ("W", "A", "C")}
+"""Inputs of programs that are parameters: nothing writes them while they are served."""
 
 ROUNDS = 9
 
@@ -77,6 +80,11 @@ class Point:
         """Return the block graph at these tiles."""
         build: Callable[..., graphs.Case] = getattr(graphs, self.program)
         return build(*self.sizes, *tiles, **dict(self.options))
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The weights: inputs that nothing writes while the program may run."""
+        return WEIGHTS.get(self.program, ())
 
     @property
     def quantized(self) -> bool:
@@ -199,17 +207,24 @@ def unfused(point: Point) -> Callable[..., Any]:
 
 
 # ---- building ----------------------------------------------------------------------------------------------
+def lowered(point: Point, choice: Choice) -> Any:
+    """Return a choice as a `ladder.runtime.fused.Lowering`."""
+    from ladder.runtime.fused import Lowering
+
+    tiles, schedule, constants = choice
+    return Lowering(
+        point.case(tiles).graph, (BlockSchedule(**schedule),), point.constants if constants else ()
+    )
+
+
 def build(job: tuple[str, int]) -> str:
     """Build one choice into the cache; returns what went wrong, if anything."""
     from ladder.runtime.build import find_or_build
-    from ladder.runtime.fused import Lowering
     from targets import get_device
 
     name, index = job
-    tiles, schedule = CHOICES[name][index]
     try:
-        lowering = Lowering(points()[name].case(tiles).graph, (BlockSchedule(**schedule),))
-        find_or_build(lowering.jobs(get_device("cuda/sm_90a")))
+        find_or_build(lowered(points()[name], CHOICES[name][index]).jobs(get_device("cuda/sm_90a")))
     except LadderError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -275,15 +290,13 @@ class Measured:
 
     def fused(self) -> None:
         """Add every choice that was built."""
-        from ladder.runtime.fused import Fused, Lowering
+        from ladder.runtime.fused import Fused
         from targets import get_device
 
-        for tiles, schedule in CHOICES[self.name]:
-            plan = BlockSchedule(**schedule)
-            label = f"fused {'x'.join(map(str, tiles))} {short(plan)}"
+        for choice in CHOICES[self.name]:
+            label = f"fused {short(choice)}"
             try:
-                lowering = Lowering(self.point.case(tiles).graph, (plan,))
-                program = Fused.build(lowering, get_device("cuda/sm_90a"))
+                program = Fused.build(lowered(self.point, choice), get_device("cuda/sm_90a"))
             except LadderError as error:
                 print(f"{self.name} {label}: {error}", flush=True)
                 continue
@@ -309,10 +322,16 @@ def _on_packed(program: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *inputs: program(*(x.packed if isinstance(x, Packed) else x for x in inputs))
 
 
-def short(plan: BlockSchedule) -> str:
-    """Return a schedule in a few letters."""
+def short(choice: Choice) -> str:
+    """Return a choice in a few letters."""
+    tiles, schedule, constants = choice
+    plan = BlockSchedule(**schedule)
     letters = f"g{plan.groups} r{plan.row_warps} c{plan.column_warps} s{plan.stages} k{plan.cluster}"
-    return f"{letters} {plan.copies}{'' if plan.release == 'begin' else ' ' + plan.release}"
+    words = ["x".join(map(str, tiles)), letters, plan.copies]
+    words += [plan.release] * (plan.release != "begin") + [f"ahead {plan.ahead}"] * (plan.ahead > 0)
+    words += [f"lead {plan.lead}"] * (plan.lead > 0)
+    words += [plan.products] * (plan.products != "mma") + [f"resident {plan.resident}"] * (plan.resident > 1)
+    return " ".join([*words, *["constants"] * constants])
 
 
 def measure(names: Sequence[str], max_autotune: bool) -> Iterator[dict[str, Any]]:

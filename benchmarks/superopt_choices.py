@@ -10,80 +10,149 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Choice = tuple[tuple[int, ...], Mapping[str, Any]]
+Choice = tuple[tuple[int, ...], Mapping[str, Any], bool]
+"""Tiles, fields of a `BlockSchedule`, and whether weights are declared constant."""
 
 
-NEVER, END, LANES = {"release": "never"}, {"release": "end"}, {"copies": "lanes"}
+def _plan(tiles: tuple[int, ...], groups: int, stages: int, cluster: Any = 1, **rest: Any) -> Choice:
+    """Return a choice; copies are those of tensors, and the next kernel starts late, unless told."""
+    constants = rest.pop("constants", False)
+    fields = {"groups": groups, "stages": stages, "cluster": cluster, "copies": "tensor", "release": "asked"}
+    return tiles, {**fields, **rest}, constants
 
 
-def _plan(groups: int, stages: int, **rest: Any) -> Mapping[str, Any]:
-    """Return a schedule's fields; copies are those of tensors unless told otherwise."""
-    return {"groups": groups, "stages": stages, "copies": "tensor", **rest}
+BEGIN, END, NEVER, LANES = {"release": "begin"}, {"release": "end"}, {"release": "never"}, {"copies": "lanes"}
+CONSTANT = {"constants": True}
 
 
+def _both(*choices: Choice) -> tuple[Choice, ...]:
+    """Return choices without and with constant weights."""
+    return tuple((tiles, fields, constant) for tiles, fields, _ in choices for constant in (False, True))
+
+
+_WARPS4 = {"row_warps": 4}
 _RMSNORM = (
-    ((64, 128), _plan(4, 2, **NEVER)),
-    ((64, 128), _plan(4, 2, **END)),
-    ((64, 64), _plan(4, 4, **END)),
-    ((64, 64), _plan(4, 5, **END)),
-    ((64, 64), _plan(7, 3, **END)),
-    ((48, 128), _plan(4, 3, **END)),
-    ((48, 64), _plan(8, 3, **END)),
+    _plan((64, 128), 4, 2, **NEVER),
+    _plan((64, 64), 4, 5, **END),
+    *_both(
+        _plan((64, 128), 4, 2, **END),
+        _plan((64, 128), 4, 2),
+        _plan((64, 64), 4, 5),
+        _plan((64, 64), 4, 3),
+        _plan((64, 64), 4, 3, **BEGIN),
+        _plan((64, 64), 6, 2, **BEGIN),
+        _plan((64, 128), 2, 3, **BEGIN),
+        _plan((192, 32), 4, 2, 4, **BEGIN),
+        _plan((192, 32), 4, 4, 4),
+        _plan((192, 64), 4, 2, 4),
+        _plan((128, 32), 4, 3, 2, **BEGIN),
+        _plan((128, 64), 2, 3, 2, **BEGIN),
+    ),
+    _plan((64, 64), 4, 3, ahead=1),
+    _plan((64, 64), 4, 3, ahead=2, **BEGIN),
+    _plan((64, 64), 4, 3, ahead=2, **CONSTANT),
+)
+_GATED = (
+    _plan((32, 64), 8, 2, **NEVER),
+    *_both(
+        _plan((32, 64), 8, 2, **END),
+        _plan((32, 64), 8, 2),
+        _plan((32, 64), 4, 5),
+        _plan((64, 64), 2, 6, 2, **BEGIN),
+        _plan((64, 64), 2, 3, 2, **BEGIN),
+        _plan((64, 64), 2, 3, 2),
+        _plan((64, 32), 4, 3, 2, **BEGIN),
+        _plan((128, 32), 2, 3, 4, **BEGIN),
+        _plan((32, 64), 4, 3, **BEGIN),
+        _plan((32, 64), 3, 4, **BEGIN),
+    ),
+    _plan((32, 64), 4, 3, ahead=2),
+    _plan((64, 64), 2, 3, 2, ahead=2),
+)
+_SQUARE, _WIDE, _TALL = (
+    {"row_warps": 2, "column_warps": 2},
+    {"row_warps": 2, "column_warps": 4},
+    {"row_warps": 4},
+)
+_GATED_LONG = (
+    _plan((32, 64), 4, 3, **_SQUARE, **NEVER),
+    _plan((64, 64), 2, 4, 2, **_SQUARE, **BEGIN),
+    *_both(
+        _plan((64, 64), 2, 4, 2, **_SQUARE, **END),
+        _plan((64, 64), 2, 4, 2, **_SQUARE),
+        _plan((64, 64), 2, 2, 2, **_SQUARE, **BEGIN),
+        _plan((64, 64), 1, 4, 2, **_WIDE, **BEGIN),
+        _plan((32, 64), 4, 3, **_SQUARE, **END),
+        _plan((32, 64), 4, 3, **_SQUARE),
+        _plan((32, 64), 2, 3, **_SQUARE, **BEGIN),
+        _plan((128, 64), 1, 4, 4, **_WIDE),
+        _plan((128, 32), 2, 4, 4, **_WIDE),
+        _plan((128, 32), 2, 2, 4, **_WIDE, **BEGIN),
+    ),
+    _plan((64, 64), 1, 4, 2, ahead=2, **_WIDE),
 )
 _ATTENTION = (
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **LANES)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **LANES, **END)),
-    ((64, 64), _plan(2, 4, row_warps=4, cluster=8, **LANES)),
-    ((64, 32), _plan(2, 4, row_warps=4, cluster=8, **LANES)),
+    _plan((64, 64), 2, 3, 8, row_warps=4, **LANES, **BEGIN),
+    _plan((64, 64), 2, 3, 8, row_warps=4, **BEGIN),
+    _plan((64, 64), 2, 3, 8, row_warps=4, **LANES),
+    _plan((64, 64), 2, 4, 8, row_warps=4, **LANES),
+    _plan((64, 32), 2, 4, 8, row_warps=4, **LANES, **BEGIN),
+    _plan((64, 64), 4, 2, 8, row_warps=4, **LANES, **BEGIN),
+    _plan((128, 64), 1, 3, 8, row_warps=8, **LANES, **BEGIN),
+    _plan((32, 64), 4, 2, 8, row_warps=2, **LANES, **BEGIN),
+    _plan((64, 64), 4, 2, 4, row_warps=4, **LANES, **BEGIN),
 )
 _LONG_ATTENTION = (
-    ((64, 64), _plan(2, 2, row_warps=4, cluster=2, **LANES)),
-    ((64, 64), _plan(2, 2, row_warps=4, cluster=2)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=2, **NEVER)),
+    _plan((64, 64), 2, 2, 2, row_warps=4, **LANES, **BEGIN),
+    _plan((64, 64), 2, 2, 2, row_warps=4, **BEGIN),
+    _plan((64, 64), 2, 3, 2, row_warps=4),
+    _plan((128, 64), 1, 3, 4, row_warps=8, **BEGIN),
 )
+_C2, _C4 = {"column_warps": 2}, {"column_warps": 4}
 _INT4 = (
-    ((64, 64), _plan(8, 4)),
-    ((64, 64), _plan(8, 4, **END)),
-    ((64, 64), _plan(16, 2, **END)),
-    ((64, 64), _plan(16, 3, **END)),
+    *_both(
+        _plan((64, 64), 8, 4, **BEGIN),
+        _plan((64, 64), 8, 4, **END),
+        _plan((64, 64), 8, 3, **BEGIN),
+        _plan((64, 64), 16, 2, **END),
+        _plan((64, 64), 4, 6, **_C2, **BEGIN),
+        _plan((192, 64), 4, 3, 4, **_C2, **BEGIN),
+        _plan((192, 64), 4, 3, 4, **BEGIN),
+        _plan((64, 128), 8, 2, **_C2, **BEGIN),
+    ),
+    _plan((64, 64), 8, 3, ahead=2, **BEGIN),
 )
 _INT4_PAIR = (
-    ((64, 64), _plan(4, 4, cluster=2)),
-    ((64, 64), _plan(4, 4, cluster=2, **END)),
-    ((64, 64), _plan(8, 3, cluster=2, **END)),
-    ((64, 128), _plan(4, 3, cluster=2, **END)),
-    ((64, 128), _plan(8, 2, **END)),
+    *_both(
+        _plan((64, 64), 4, 4, 2, **BEGIN),
+        _plan((64, 64), 8, 2, 2, **BEGIN),
+        _plan((64, 64), 8, 3, 2, **BEGIN),
+        _plan((64, 64), 8, 4, 2, **END),
+        _plan((64, 64), 4, 4, 2, **_C2, **BEGIN),
+        _plan((64, 64), 4, 4, 2, **_C4, **BEGIN),
+        _plan((64, 128), 4, 2, 2, **_C2, **BEGIN),
+        _plan((64, 128), 4, 4, 2, **_C2, **END),
+        _plan((128, 64), 4, 3, 4, **_C2, **BEGIN),
+    ),
+    _plan((64, 64), 4, 4, 2, ahead=2, **_C2, **BEGIN),
 )
 _INT4_LORA = (
-    ((64, 64), _plan(4, 4, cluster=2, **LANES)),
-    ((64, 64), _plan(8, 3, **LANES, **NEVER)),
-    ((64, 64), _plan(8, 3, **LANES, **END)),
+    _plan((64, 64), 4, 4, 2, **LANES, **BEGIN),
+    _plan((64, 64), 8, 3, **LANES, **NEVER),
+    _plan((64, 64), 8, 3, **LANES, **END),
 )
 _ROWS: tuple[Choice, ...] = tuple(
-    ((), {"row_warps": warps, "release": release}) for warps in (16, 8) for release in ("begin", "never")
+    ((), {"row_warps": warps, "release": release}, False)
+    for warps in (16, 8)
+    for release in ("begin", "never")
 )
 
 CHOICES: Mapping[str, Sequence[Choice]] = {
     "rmsnorm_matmul b=1": _RMSNORM,
     "rmsnorm_matmul b=8": _RMSNORM,
-    "gated_mlp b=1": (
-        ((32, 64), _plan(8, 2, **NEVER)),
-        ((32, 64), _plan(8, 2, **END)),
-        ((32, 64), _plan(4, 5, **END)),
-        ((32, 128), _plan(4, 2, **END)),
-        ((64, 64), _plan(2, 6, cluster=2)),
-        ((64, 64), _plan(2, 6, cluster=2, **END)),
-    ),
-    "gated_mlp b=8": (
-        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2)),
-        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2, **END)),
-        ((32, 64), _plan(4, 3, row_warps=2, column_warps=2, **NEVER)),
-        ((32, 64), _plan(4, 3, row_warps=2, column_warps=2, **END)),
-        ((32, 64), _plan(4, 3, row_warps=2, **END)),
-        ((32, 128), _plan(2, 3, row_warps=2, column_warps=2, **END)),
-    ),
-    "lora": (((64, 32), _plan(8, 2, **LANES)), ((64, 32), _plan(8, 2, **LANES, **NEVER))),
+    "gated_mlp b=1": _GATED,
+    "gated_mlp b=8": _GATED_LONG,
+    "lora": (_plan((64, 32), 8, 2, **LANES, **BEGIN), _plan((64, 32), 8, 2, **LANES, **NEVER)),
     "gqa b=1": _ATTENTION,
     "gqa b=8": _LONG_ATTENTION,
     "qknorm_attention b=1": _ATTENTION,

@@ -56,4 +56,5 @@ def meaning_of(program: Program) -> Callable[..., Any]:
 def resized(trial: Trial, program: Program, factors: Mapping[str, int]) -> tuple[Lowering, Program]:
     """Return a trial's kernels at other factors, with the same schedules, and the program at these sizes."""
     structure, small = at_factors(trial.found.structure, program, factors)
-    return Lowering(instantiate(structure, small, factors, packed=True), trial.lowering.schedules), small
+    graph = instantiate(structure, small, factors, packed=True)
+    return Lowering(graph, trial.lowering.schedules, trial.lowering.constants), small

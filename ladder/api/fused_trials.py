@@ -99,8 +99,17 @@ class Trial:
         }  # fmt: skip
 
 
-def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]:
+def candidates_of(
+    report: Report, device: TileDevice, count: int, constants: tuple[str, ...] = ()
+) -> list[Trial]:
     """Return lowerings of the verified graphs at all tiles, best first by the model.
+
+    Parameters
+    ----------
+    count
+        Kernels that are wanted.
+    constants
+        As of `Lowering`.
 
     Raises
     ------
@@ -115,7 +124,7 @@ def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]
     emitter_for(device)
     program, workers = report.program, report.limits.workers
     choices = [
-        Choice(found, program, factors, device)
+        Choice(found, program, factors, device, constants)
         for found in report.found[:STRUCTURES]
         for factors in tilings(found.structure.mapping, program, (1, *TILES))
     ]
@@ -144,6 +153,7 @@ class Choice:
     program: Program
     factors: Mapping[str, int]
     device: TileDevice
+    constants: tuple[str, ...]
 
     def trials(self, grid: Grid) -> list[Trial] | str:
         """Return its best schedules, fastest first by the model; or why there is none."""
@@ -155,7 +165,8 @@ class Choice:
             per_block = [self._best(body, ranked(body, self.device, grid)) for body in bodies]
             trials = []
             for estimates in itertools.product(*per_block):
-                lowering = Lowering(graph, tuple(estimate.schedule for estimate in estimates))
+                plans = tuple(estimate.schedule for estimate in estimates)
+                lowering = Lowering(graph, plans, self.constants)
                 trials.append(Trial(lowering, self.found, self.factors, sum(e.seconds for e in estimates)))
             return sorted(trials, key=self.order) or _why_not(graph, self.device)
         except LadderError as error:
@@ -345,17 +356,23 @@ class Kept:
         That was built for.
     count
         Kernels that were asked for.
+    constants
+        As of `Lowering`.
     """
 
     database: Database
     report: Report
     device: TileDevice
     count: int
+    constants: tuple[str, ...]
 
     @property
     def _facts(self) -> dict[str, Any]:
         found = identity(self.report.program, self.report.limits)
-        return {**found, "device": self.device.name, "trials": self.count, "lowering": source_digest()}
+        return {
+            **found, "device": self.device.name, "trials": self.count, "constants": self.constants,
+            "lowering": source_digest(),
+        }  # fmt: skip
 
     def read(self) -> list[Trial] | None:
         """Return the trials, fastest first; None if there are none."""
@@ -378,7 +395,7 @@ class Kept:
         graph = _kernels(found, self.report.program, entry["factors"])
         plans: tuple[BlockSchedule, ...] = tuple(_schedule(plan) for plan in entry["schedules"])
         known = (entry[name] for name in ("factors", "predicted", "measured", "error"))
-        return Trial(Lowering(graph, plans), found, *known)
+        return Trial(Lowering(graph, plans, self.constants), found, *known)
 
 
 def _schedule(plan: Mapping[str, Any]) -> BlockSchedule:

@@ -279,7 +279,8 @@ class _Cut:
         name = f"{self.name}_{nodes[-1].name}"
         program = translated(name, graph, tensors, tensors, packed_types(given))
         require_provable(program)
-        return task.run(program, lambda *values: graph(*values)[0], given)
+        constants = [at for at, source in enumerate(sources) if self.number(source) in task.constants]
+        return task.run(program, lambda *values: graph(*values)[0], given, constants)
 
     def given(self, source: torch.fx.Node) -> Any:
         """Return a value as kernels take it: quantized if it is such an input."""

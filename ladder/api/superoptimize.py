@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,6 +124,7 @@ def superoptimize(
     seed: int | None = None,
     step: Progress | None = None,
     reuse: bool = True,
+    constants: Collection[int] = (),
 ) -> Superoptimized | Partitioned:
     """Search, prove, build and time fused kernels for a function.
 
@@ -152,6 +153,9 @@ def superoptimize(
         Told what is being done.
     reuse
         Whether the database is read; what is found is kept in it either way.
+    constants
+        Positions of inputs that nothing writes while the kernels may run, such as weights: GPU kernels then
+        load them before the kernels launched earlier have ended.
 
     Returns
     -------
@@ -168,7 +172,9 @@ def superoptimize(
         If no graph was found, or none can be lowered.
     """
     tensors = decoded(inputs)
-    task = Task(target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse)
+    task = Task(
+        target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse, constants
+    )
     found = recorded(function, tensors)
     try:
         require_type(found.results[0], tensors)
@@ -178,7 +184,7 @@ def superoptimize(
         from ladder.api.superopt_parts import partitioned
 
         return partitioned(found, inputs, tensors, task, error)
-    return task.run(program, function, inputs)
+    return task.run(program, function, inputs, constants)
 
 
 @dataclass(frozen=True)
@@ -193,6 +199,7 @@ class Task:
     seed: int | None
     step: Progress | None
     reuse: bool
+    constants: Collection[int]
 
     @property
     def device(self) -> TileDevice:
@@ -209,8 +216,14 @@ class Task:
         """Where reports and kernels are kept; None if the cache is off."""
         return Database(cache_root()) if knobs.settings.cache else None
 
-    def run(self, program: Program, function: Callable[..., Any], inputs: Sequence[Any]) -> Superoptimized:
-        """Optimise a program, which a function is of tensors.
+    def run(
+        self,
+        program: Program,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        constants: Collection[int] = (),
+    ) -> Superoptimized:
+        """Optimise a program, which a function is of tensors; ``constants`` are some of its own inputs.
 
         Raises
         ------
@@ -225,12 +238,14 @@ class Task:
             raise ScheduleError(
                 f"no block graph {why} equals {program.name}; allow more operators or seconds"
             )
-        kept = Kept(self.database, report, self.device, self.trials) if self.database else None
+        fixed = tuple(node.name for i, node in enumerate(program.symbolic.inputs) if i in constants)
+        kept = Kept(self.database, report, self.device, self.trials, fixed) if self.database else None
         known = kept.read() if kept and self.reuse else None
         if known:
             best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []
             return Superoptimized(program, report, tuple(known), best[0][1] if best else None)
-        kernels = built(candidates_of(report, self.device, self.trials), self.device, self.trials, self.step)
+        candidates = candidates_of(report, self.device, self.trials, fixed)
+        kernels = built(candidates, self.device, self.trials, self.step)
         order, fused = tuple(trial for trial, _ in kernels), None
         if self.is_here:
             found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))

@@ -43,10 +43,14 @@ class Lowering:
         A kernel graph with known extents; every operator is a block graph.
     schedules
         One per block graph, in order.
+    constants
+        Inputs of the graph that are never written while the program may run, such as weights: kernels then
+        read them before the kernels launched before have ended. None unless the caller vouches for it.
     """
 
     graph: Graph
     schedules: tuple[BlockSchedule, ...]
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         others = [node for node in self.graph.nodes if node.operator not in ("input", "block")]
@@ -55,6 +59,9 @@ class Lowering:
             raise ScheduleError(
                 f"kernels are lowered from block graphs, {self.graph.name!r} also has {names}"
             )
+        unknown = set(self.constants) - {node.name for node in self.graph.inputs}
+        if unknown:
+            raise ScheduleError(f"no inputs of {self.graph.name!r}: {', '.join(sorted(unknown))}")
         if len(self.schedules) != len(self.blocks):
             raise ScheduleError(f"{len(self.schedules)} schedules for {len(self.blocks)} block graphs")
 
@@ -85,13 +92,26 @@ class Lowering:
 
     def jobs(self, device: TileDevice) -> list[Job]:
         """Return what is to be built, one job per kernel."""
-        return [_job(node, plan, device) for node, plan in zip(self.blocks, self.schedules, strict=True)]
+        return [
+            _job(node, plan, device, self.constants_of(node))
+            for node, plan in zip(self.blocks, self.schedules, strict=True)
+        ]
+
+    def constants_of(self, node: Node) -> tuple[str, ...]:
+        """Return the inputs of a block graph that are constants."""
+        assert node.body is not None
+        inner = zip(node.body.inputs, node.inputs, strict=True)
+        return tuple(own.name for own, outer in inner if outer in self.constants)
 
 
-def _job(node: Node, schedule: BlockSchedule, device: TileDevice) -> Job:
+def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tuple[str, ...]) -> Job:
     body = node.body
     assert body is not None
-    facts = {"block": print_graph(body), "schedule": json.dumps(asdict(schedule))}
+    facts = {
+        "block": print_graph(body),
+        "schedule": json.dumps(asdict(schedule)),
+        "constants": " ".join(constants),
+    }
     digest = hashlib.sha256("".join(facts.values()).encode()).hexdigest()[:10]
 
     def make(folder: Path) -> BuiltModule:
@@ -100,7 +120,10 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice) -> Job:
 
         emit = emitter_for(device)
         return build_function(
-            lambda name: emit(body, device, schedule, name), f"ladder_fused_{digest}", device, folder
+            lambda name: emit(body, device, schedule, name, constants),
+            f"ladder_fused_{digest}",
+            device,
+            folder,
         )
 
     return Job(facts, Identity.of(None, device), device, make)

@@ -91,7 +91,7 @@ def simulate_fused(
         arrays = [array for name in node.inputs for array in values[name]] + results
         launches.append(
             simulate_launch(
-                emit(node.body, device, plan, "simulated"),
+                emit(node.body, device, plan, "simulated", lowering.constants_of(node)),
                 [array.reshape(-1) for array in arrays],
                 outputs=tuple(range(-len(results), 0)),
                 calls=calls,

@@ -16,12 +16,15 @@ from ladder.api.fused_trials import candidates_of
 from ladder.api.tensor_program import program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
+from ladder.lower.blocks.analysis import gemm_of
 from ladder.lower.blocks.candidates import legal_schedules, ranked
 from ladder.runtime.fused import Fused, Lowering
+from ladder.runtime.packed import pack
 from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
+from tile_types import quantize
 from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
 
 
@@ -118,9 +121,35 @@ def test_block_graphs_on_the_cpu(name: str, cache: None) -> None:
     assert np.linalg.norm(fused(*inputs).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
 
 
+WEIGHTS = ["nf4_g64", "mxfp4", "int3_g32", "uint4_g128_zi", "uint2_g32_zf"]
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_quantized_weights_on_the_cpu(weight: str, cache: None) -> None:
+    case = graphs.rmsnorm_matmul(4, 256, 128, 64, 64, weight)
+    x, tile = draw(4, 256), case.graph.inputs[1].tile
+    stored = quantize(draw(*tile.known_shape), tile.ttype)
+    packed = pack(gemm_of(tile.ttype, tile.known_shape, "float16"), host_cpu(), stored)
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
+    exact = case.meaning(x.double().numpy(), stored.dequantize().double().numpy().T)
+    assert np.linalg.norm(fused(x, packed).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
+
+
 def test_a_cpu_block_is_not_shared() -> None:
     with pytest.raises(ScheduleError, match="one CPU thread each"):
         Fused.build(Lowering(CASES["gated_mlp"].graph, (BlockSchedule(2),)), host_cpu())
+
+
+def test_constants_are_inputs_and_part_of_a_kernel() -> None:
+    graph, device = CASES["gated_mlp"].graph, get_device("cuda/sm_90a")
+    keys = {
+        job.key
+        for constants in ((), ("GATE",), ("GATE", "UP"))
+        for job in Lowering(graph, (BlockSchedule(),), constants).jobs(device)
+    }
+    assert len(keys) == 3
+    with pytest.raises(ScheduleError, match="no inputs of 'gated_mlp': W"):
+        Lowering(graph, (BlockSchedule(),), ("W",))
 
 
 def test_fused_programs_check_their_inputs(cache: None) -> None:

@@ -60,14 +60,22 @@ def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Itera
     clusters = grid.clusters if looped and "cluster" in device.features else (1,)
     groups, stages = (grid.groups, grid.stages) if looped else ((1,), (2,))
     for choice in itertools.product(groups, grid.row_warps, stages, clusters, grid.column_warps, copies):
-        schedule = _legal(program, device, choice)
-        if schedule is not None:
-            yield schedule
+        plan = BlockSchedule(*choice)
+        for products in ("mma", "wgmma") if _suits_warpgroups(program, device, plan) else ("mma",):
+            schedule = _legal(program, device, replace(plan, products=products))
+            if schedule is not None:
+                yield schedule
 
 
-def _legal(program: BlockProgram, device: TileDevice, choice: tuple[object, ...]) -> BlockSchedule | None:
-    """Return the schedule of a choice, or None if it does not fit."""
-    schedule = BlockSchedule(*choice)  # type: ignore[arg-type]
+def _suits_warpgroups(program: BlockProgram, device: TileDevice, plan: BlockSchedule) -> bool:
+    """Whether products of warpgroups are worth a look: `Geometry` then says whether they are legal."""
+    products = [node for node in program.block.nodes if node.operator == "matmul"]
+    rows = {program.shape(node.name)[0] for node in products}
+    return "wgmma" in device.features and plan.copies == "tensor" and rows == {16 * plan.row_warps}
+
+
+def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> BlockSchedule | None:
+    """Return a schedule, with the time at which the next kernel may start, or None if it does not fit."""
     try:
         geo = Geometry(program, device, schedule)
         registers, crowded = geo.least_registers, geo.shared_bytes > CROWDED_BYTES
