@@ -146,7 +146,7 @@ def kernel_rows(kernels: Sequence[Kernel]) -> list[tuple[str, ...]]:
 def _plan(schedule: Any) -> str:
     """Return what of a schedule is not the default."""
     values = ((field.name, getattr(schedule, field.name), field.default) for field in fields(schedule))
-    return " ".join(f"{name}={value}" for name, value, usual in values if value != usual) or "one warp"
+    return " ".join(f"{name}={value}" for name, value, usual in values if value != usual) or "default"
 
 
 def _total(kernel: Kernel, name: str, of: Any) -> str:

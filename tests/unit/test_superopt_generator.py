@@ -516,7 +516,8 @@ def test_programs_by_name():
 
 def test_the_page_draws_everything(reports):
     text = page(reports["lora"])
-    assert text.count("<svg") == 1 + min(8, len(reports["lora"].found))
+    assert text.count("<svg") == 2 * min(8, len(reports["lora"].found))  # each beside the program
+    assert "omap=" in text
     assert "states explored" in text
     assert "concat" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
