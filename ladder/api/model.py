@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.fx
@@ -15,6 +16,9 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
+
+if TYPE_CHECKING:
+    from ladder.api.onnx_model import OnnxModel
 
 log = logging.getLogger("ladder.model")
 
@@ -98,7 +102,15 @@ def place_of(examples: list[Any]) -> torch.device:
     return next(value.device for value in examples if isinstance(value, torch.Tensor))
 
 
-def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured:
+@overload
+def compile(function: str | os.PathLike[str]) -> OnnxModel: ...
+
+
+@overload
+def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured: ...
+
+
+def compile(function: Any, *, backend: Backend | None = None) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -107,13 +119,19 @@ def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     Parameters
     ----------
     function
-        A Python function, method, `torch.nn.Module` or other callable.
+        A Python function, method, `torch.nn.Module` or other callable; or an ONNX model, as a path or as an
+        ``onnx.ModelProto``, which is imported as it is: see `OnnxModel`.
     backend
         What runs graphs instead: ``backend(graph_module, example_inputs)`` returns a callable.
 
     Returns
     -------
     A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`.
+
+    Raises
+    ------
+    ArtifactError, ImportRefused
+        If an ONNX file cannot be read, or uses what is not supported; the message names it.
 
     Examples
     --------
@@ -122,4 +140,10 @@ def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     ...     y = fast(x)
     >>> print(fast.plan())
     """
+    if isinstance(function, str | os.PathLike) or type(function).__name__ == "ModelProto":
+        from ladder.api.onnx_model import OnnxModel
+
+        if backend is not None:
+            raise TypeError("an ONNX model is not captured: leave out backend")
+        return OnnxModel(function)
     return Compiled(function) if backend is None else capture(function, backend=backend)
