@@ -66,7 +66,9 @@ class Compiler:
         reason = reason_to_refuse(examples)
         if not reason:
             try:
-                built = build_model(import_fx(module, examples), place_of(examples))
+                place = place_of(examples)
+                program = import_fx(module, examples, join=place.type == "cuda")
+                built = build_model(program, place)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's

@@ -99,6 +99,24 @@ def _take(values: Values, attributes: Attributes) -> Any:
     return np.asarray(values[0])[np.asarray(values[1]).astype(np.int64)]
 
 
+def _put_shape(tiles: Tiles, attributes: Attributes) -> Shape:
+    """Numbers ``ids[n]`` say where the ``n`` rows along ``axis`` go in what is otherwise of their shape."""
+    base, ids, rows = (tile.shape for tile in tiles)
+    axis = attributes["axis"]
+    if not 0 <= axis < len(base) or rows != (*base[:axis], *ids, *base[axis + 1 :]) or len(ids) != 1:
+        raise ShapeError(f"put along axis {axis} cannot take {', '.join(map(show_shape, (base, ids, rows)))}")
+    return base
+
+
+def _put(values: Values, attributes: Attributes) -> Any:
+    base, ids, rows = (np.asarray(value) for value in values)
+    result = np.array(base, np.float64)
+    np.moveaxis(result, attributes["axis"], 0)[ids.astype(np.int64)] = np.moveaxis(
+        rows, attributes["axis"], 0
+    )
+    return result
+
+
 def _table_type(tiles: Tiles, attributes: Attributes) -> TType:
     return tiles[0].ttype
 
@@ -173,6 +191,10 @@ LIBRARY = (
     Operator(
         "take", (2, 2), _taken, _take, None, _named("take"), "other", result_type=_table_type,
         engine="library", doc="rows of a table by number (embedding)",
+    ),
+    Operator(
+        "put", (3, 3), _put_shape, _put, None, _named("put"), "other", attributes={"axis": Attribute("int")},
+        result_type=_table_type, engine="library", doc="rows replaced by number (a cache of keys or values)",
     ),
     Operator(
         "attention", (3, 4), _attended, _attention, None, _named("attention"), "other", _attention_flops,

@@ -21,8 +21,10 @@ from ladder.ir.graph import Graph, Node
 from ladder.lower import builder as b
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, is_zero
 from ladder.lower.chain.values import Index, computed_type, stored_type
+from ladder.lower.cuda.launch import Overlap
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
+from targets import TileDevice
 
 Expr = Any
 
@@ -48,8 +50,9 @@ LOAD, STORE = "ld.global.v4.u32", "st.global.v4.u32"
 class GpuNest(Nest):
     """One kernel being emitted."""
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph, align=WIDE)
+    def __init__(self, graph: Graph, device: TileDevice) -> None:
+        super().__init__(graph, device, align=WIDE)
+        self.overlap = Overlap(device)
         self.width = self.vector_width()
         self.words: dict[Any, Any] = {}
         self.lane_of_vector: Expr = 0
@@ -99,6 +102,11 @@ class GpuNest(Nest):
         self.count = self.extent(product(self.graph.tile(self.graph.outputs[0]).shape[: self.rows]))
         (self.emit_flat if self.lanes == 1 else self.emit_rows)()
 
+    def take_over(self) -> None:
+        """Let the next kernel of a plan start, and wait for those before."""
+        self.overlap.release()
+        self.overlap.wait()
+
     # threads alone ---------------------------------------------------------------------------------
     def emit_flat(self) -> None:
         """Emit one vector per thread, for every result and every piece of its columns."""
@@ -112,9 +120,11 @@ class GpuNest(Nest):
                 if not (isinstance(most, int) and isinstance(count, int))
                 else max(most, count)
             )
+        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=False)
         b.device()
         (block,) = b.block_index([tirx.floordiv(most + BLOCK - 1, BLOCK)])
         item = b.bind(block * BLOCK + b.thread_index(BLOCK))
+        self.take_over()
         for (value, start, stop), count in zip(pieces, counts, strict=True):
             with b.when(item < count):
                 self.flat_item(value, item, start, stop)
@@ -193,14 +203,19 @@ class GpuNest(Nest):
             found.append(self.stored(value, self.values.at(value, place)))
         self.lane_of_vector = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
+        with self.placed(value, places) as target:
+            self.write(self.results[value], dtype, target, found)
+
+    def write(self, target: Any, dtype: str, places: Sequence[Index], elements: Sequence[Expr]) -> None:
+        """Store neighbouring elements."""
         per_access = WIDE // BYTES.get(dtype, 1)
         if len(places) % per_access or dtype not in ("float32", "float16", "bfloat16", "int32"):
-            for place, element in zip(places, found, strict=True):
-                b.store(self.results[value], element, *(place or (0,)))
+            for place, element in zip(places, elements, strict=True):
+                b.store(target, element, *(place or (0,)))
             return
         for first in range(0, len(places), per_access):
-            words = _words(found[first : first + per_access], dtype)
-            b.ptx(STORE, self.results[value].ptr_to(list(places[first])), *words)
+            words = _words(elements[first : first + per_access], dtype)
+            b.ptx(STORE, target.ptr_to(list(places[first])), *words)
 
     # loads -----------------------------------------------------------------------------------------
     def load(self, name: str, index: Index) -> Expr:
@@ -245,6 +260,7 @@ class GpuNest(Nest):
         """Emit a row per team of lanes."""
         teams = 4 if self.lanes == WARP else 1  # rows of several warps meet at the block's barrier
         shared = self.lanes > WARP
+        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=shared)
         b.device()
         (block,) = b.block_index([tirx.floordiv(self.count + teams - 1, teams)])
         thread = b.thread_index(teams * self.lanes)
@@ -254,6 +270,7 @@ class GpuNest(Nest):
             pool.commit()
         self.lane = b.bind(tirx.floormod(thread, self.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.lanes)) if teams > 1 else block
+        self.take_over()
         with b.when(row < self.count) if teams > 1 else _nothing():
             self.row(row)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.ir.extents import bind_shape
+from ladder.partition.puts import written
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
@@ -94,7 +95,7 @@ class Frame:
             if step.constant or not _writes_in_place(step, self.sizes):
                 continue
             for value in step.part.outputs:
-                if value not in kept:
+                if value not in kept and value not in plan.in_place:
                     nbytes = prod(self.shapes[value]) * torch_type(plan.tiles[value].ttype.name).itemsize
                     lifetimes.append(Lifetime(value, nbytes, number, plan.last_use[value]))
         self.total = sum(lifetime.nbytes for lifetime in lifetimes)
@@ -122,6 +123,10 @@ class Frame:
 
     def target(self, value: str) -> Callable[[], torch.Tensor]:
         """Return what gives the memory that a step writes a value to."""
+        base = self.owner.plan.in_place.get(value)
+        if base is not None:
+            slot = self.slot[base]
+            return lambda: self.slots[slot]  # type: ignore[no-any-return]
         buffer = self.buffers.get(value)
         return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
 
@@ -157,7 +162,8 @@ def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
 def _bind_chain(frame: Frame, step: Step) -> Bound:
     entry = frame.owner.kernels[step.entry]
     numbers = tuple(frame.sizes[name] for name in step.sizes)
-    reads = frame.reads(step)
+    in_place = set(written(step.part).values())
+    reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
     empty = any(0 in frame.shapes[value] for value in step.part.outputs)
 
@@ -168,8 +174,13 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
         for slot, target in writes:
             slots[slot] = result = target()
             results.append(result)
-        if not empty:
-            entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, results))
+        if empty:
+            return
+        into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
+        entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, into))
+        for result, copy in zip(results, into, strict=True):
+            if copy is not result:  # an argument that lies otherwise
+                result.copy_(copy)
 
     return run
 

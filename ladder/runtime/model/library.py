@@ -44,11 +44,20 @@ def library_title(graph: Graph) -> str:
     return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
 
 
-_TITLES = {"take": "torch.embedding", "attention": "torch.scaled_dot_product_attention"}
+_TITLES = {
+    "take": "torch.embedding",
+    "put": "torch.index_copy",
+    "attention": "torch.scaled_dot_product_attention",
+}
 
 
 def _take(node: Node, sizes: Sizes) -> Run:
     return torch.embedding
+
+
+def _put(node: Node, sizes: Sizes) -> Run:
+    axis = node_attributes(node)["axis"]
+    return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
 
 
 def _attention(node: Node, sizes: Sizes) -> Run:
@@ -68,7 +77,12 @@ def _call(node: Node, sizes: Sizes) -> Run:
     return run
 
 
-_RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {"take": _take, "attention": _attention, "call": _call}
+_RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {
+    "take": _take,
+    "put": _put,
+    "attention": _attention,
+    "call": _call,
+}
 
 
 def resolve(target: str) -> Any:
