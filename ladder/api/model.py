@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -50,6 +51,54 @@ class Compiled(Captured):
         """Return the plan of every graph as text: one line per step, with what executes it."""
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
         return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
+
+    def export(self, path: str | os.PathLike[str], *arguments: Any, **named: Any) -> Path:
+        """Write the model to one file that `ladder.load` runs without its source and without a compiler.
+
+        Parameters
+        ----------
+        path
+            The file; replaced in one step if it exists.
+        *arguments, **named
+            Example inputs: the file is for their shapes, types and device.
+
+        Returns
+        -------
+        The path. State that the model changes in place is in the file, as it was before.
+
+        Raises
+        ------
+        LadderError
+            If the model is not one graph, or takes or returns what no file can hold; the message says what.
+        """
+        from ladder.api.freeze import freeze
+        from ladder.runtime.model.saved import save_model
+
+        return save_model(freeze(self.function, arguments, named).whole(), path)
+
+    def to_onnx(
+        self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
+    ) -> Path:
+        """Write the tile graph, with its tTypes as attributes, as an ONNX model that `compile` reads.
+
+        Parameters
+        ----------
+        path
+            The file.
+        *arguments, **named
+            Example inputs.
+        external
+            Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
+
+        Raises
+        ------
+        LadderError
+            As `export`; also if the model changes state in place, which ONNX models do not have.
+        """
+        from ladder.api.freeze import freeze
+        from ladder.frontend.onnx_export import export_onnx
+
+        return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
 
 
 class Compiler:
@@ -109,7 +158,11 @@ def compile(function: str | os.PathLike[str]) -> OnnxModel: ...
 
 
 @overload
-def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured: ...
+def compile(function: Callable[..., Any]) -> Compiled: ...
+
+
+@overload
+def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
 def compile(function: Any, *, backend: Backend | None = None) -> Captured | OnnxModel:

@@ -118,7 +118,8 @@ def build_imported(imported: Imported, where: torch.device) -> WholeModel:
     results = tuple(
         item if isinstance(item, int) else (item[0].to(where),) for item in imported.program.results
     )
-    program = replace(imported.program, sources=sources, held=(), results=results)
+    count = len(imported.inputs) + len(stored)
+    program = replace(imported.program, sources=sources, held=(), results=results, arguments=count)
     return whole_model(program, where, imported, stored)
 
 
@@ -130,7 +131,8 @@ def whole_model(
     parameters: Mapping[str, Any] = {name: {"tensor": at} for at, name in enumerate(imported.inputs)}
     several = [{"tensor": at} for at in range(len(imported.outputs))]
     results: Any = several[0] if len(several) == 1 else {"tuple": several}
-    return WholeModel(built.graph, built.executable, parameters, results, stored, imported.limits)
+    libraries = {name: kernel.library for name, kernel in built.kernels.items()}
+    return WholeModel(built.graph, built.executable, parameters, results, stored, imported.limits, libraries)
 
 
 def _placed(source: Source, weights: list[tuple[int, ...]], held: int) -> Source:

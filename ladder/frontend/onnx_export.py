@@ -19,8 +19,8 @@ import numpy as np
 import onnx
 import torch
 
-from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
 from ladder.frontend.onnx_call import Value, identifier
+from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
 from ladder.frontend.onnx_import import Imported, Walk, Weight
 from ladder.frontend.onnx_values import TYPE_NAMES, Known, as_tensor
 from ladder.ir.extents import canonical
@@ -64,12 +64,10 @@ def export_onnx(imported: Imported, path: str | os.PathLike[str], *, external: b
     Raises
     ------
     ShapeError
-        If the program changes tensors in place: ONNX models keep no state.
+        If an input takes no part in the graph.
     ArtifactError
         If the file cannot be written.
     """
-    if imported.program.updates:
-        raise ShapeError("this model changes tensors in place; ONNX models keep no state, export() does")
     target = Path(os.fspath(path))
     model, arrays = _Writer(imported).model()
     total = sum(array.nbytes for array in arrays.values())
@@ -210,7 +208,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
     name = str(plain.dtype).removeprefix("torch.")
     if hasattr(ml_dtypes, name):
         bits: np.ndarray = plain.reshape(-1).view(torch.uint8).numpy()
-        return bits.view(getattr(ml_dtypes, name)).reshape(tuple(plain.shape))
+        return np.asarray(bits.view(getattr(ml_dtypes, name)).reshape(tuple(plain.shape)))
     found: np.ndarray = plain.numpy()
     return found
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import require_quantizable
-from ladder.runtime.build import Job, find_or_build
+from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT, torch_dtype
@@ -96,9 +97,41 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     return codes, scale
 
 
+Key = tuple[Any, ...]
+_adopted: dict[Key, Any] = {}
+
+
+def adopt(key: Key, entry: Any) -> None:
+    """Use a kernel that was loaded with a saved model, where it would otherwise be found or built."""
+    _adopted[key] = entry
+
+
+def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device) -> list[tuple[Key, Kernel]]:
+    """Return the kernels, and the keys to `adopt` them by, of (type, activation, group, K) on a device.
+
+    What torch computes there has none.
+    """
+    found: dict[Key, Kernel] = {}
+    for source, activation, group, k in calls:
+        if where.type == "cpu":
+            if activation == "int8" and not group:
+                found["cpu", source] = _cpu_job(source)
+        else:
+            target = target_of(where)
+            found["cuda", source, activation, group, k, target] = _cuda_job(
+                source, activation, group, k, target
+            )
+    return list(found.items())
+
+
 @cache
 def _cpu_kernel(source: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes int8[M,K], token_scale float32[M])``."""
+    return _adopted.get(("cpu", source)) or load_entry(_cpu_job(source), "cpu")
+
+
+def _cpu_job(source: str) -> Kernel:
+    """Find or build the kernel for rows of a type."""
     from targets import host_cpu
 
     device = host_cpu()
@@ -108,12 +141,18 @@ def _cpu_kernel(source: str) -> Any:
 
         return emit_quantize(source, device, name)
 
-    return _load({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+    return _kernel({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
 
 
 @cache
 def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
+    known = _adopted.get(("cuda", source, activation, group, k, target))
+    return known or load_entry(_cuda_job(source, activation, group, k, target), "cuda")
+
+
+def _cuda_job(source: str, activation: str, group: int, k: int, target: str) -> Kernel:
+    """Find or build the kernel for rows of a length."""
     from ladder.lower.cuda import quantize
     from targets import get_device
 
@@ -123,16 +162,15 @@ def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) 
         return quantize.emit(plan, device, name)
 
     name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
-    return _load({"quantize_tokens": asdict(plan)}, name, device, emit)
+    return _kernel({"quantize_tokens": asdict(plan)}, name, device, emit)
 
 
-def _load(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Any:
-    """Find or build the kernel that ``emit`` emits, and load its entry."""
+def _kernel(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
+    """Find or build the kernel that ``emit`` emits."""
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
 
         return build_function(emit, name, device, folder)
 
-    kernel = find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
-    return load_entry(kernel, "cuda" if device.is_gpu else "cpu")
+    return find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]

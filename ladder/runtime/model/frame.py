@@ -10,7 +10,6 @@ import torch
 
 from ladder.ir.extents import bind_shape
 from ladder.partition.puts import written
-from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
 from ladder.runtime.model.memory import Arena, Lifetime, lay_out
@@ -198,7 +197,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
-    kernel = compiled(Request(gemm).text, frame.owner.where)
+    kernel = frame.owner.operator(gemm)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     slots_of = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ladder.runtime.compile import Request, family_of, obtain, target_of
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan, Step
+from ladder.runtime.model.structure import SEQUENCES, Structure
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import parse_plan
@@ -58,11 +59,13 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
     """
     from targets import get_device
 
+    if model.libraries is None:
+        raise ArtifactError("this model was loaded from a file: copy that file")
     device = get_device(target_of(model.where))
     executable, plan = model.executable, model.steps
-    kernels, gemms, rows = _kernels(model)
+    kernels, gemms, rows = _kernels(model, model.libraries)
     members = {f"{name}.so": data for name, data in kernels.items()}
-    order, members[STORED] = _stored_bytes(model.stored)
+    order, members[STORED] = _stored_bytes(_needed(model))
     manifest = {
         "format": artifact.FORMAT,
         "kind": KIND,
@@ -90,9 +93,39 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
     return artifact.write_archive(Path(os.fspath(path)), manifest, members)
 
 
-def _kernels(model: WholeModel) -> tuple[dict[str, bytes], list[Any], list[Any]]:
+def _needed(model: WholeModel) -> list[torch.Tensor | None]:
+    """Return the tensors that a plan reads beyond those of a call, weights side by side as they are.
+
+    Weights that only such arrays are made of are left out.
+    """
+    executable, count = model.executable, _count(model.parameters)
+    values = [None] * count + list(model.stored)
+    joined = () if executable.joined is None else executable.joined.of(values)
+    read = {*executable.bindings.values(), *(at for found in executable.packs.values() for at in found)}
+    read |= {at for at, _ in executable.updates} | set(_positions(model.results, len(executable.results)))
+    stored = [value if at in read else None for at, value in enumerate(values)]
+    return [*stored[count:], *joined]
+
+
+def _count(parameters: Mapping[str, Structure]) -> int:
+    """Return how many tensors a call takes."""
+    return sum(len(_positions(structure, 0)) for structure in parameters.values())
+
+
+def _positions(structure: Structure, first: int) -> list[int]:
+    """Return the positions of tensors in a structure, from ``first`` on and counted from there."""
+    ((kind, held),) = structure.items()
+    if kind == "tensor":
+        return [held - first] if held >= first else []
+    items = held.values() if kind == "dict" else held if kind in SEQUENCES else ()
+    return [position for item in items for position in _positions(item, first)]
+
+
+def _kernels(
+    model: WholeModel, libraries: Mapping[str, Path]
+) -> tuple[dict[str, bytes], list[Any], list[Any]]:
     """Return kernel -> library; which serve the quantized products; and which quantize tokens."""
-    found = {name: Path(path).read_bytes() for name, path in model.libraries.items()}
+    found = {name: path.read_bytes() for name, path in libraries.items()}
     gemms, rows = [], []
     for request in _requests(model.steps):
         plan, kernels = obtain(request.on(model.where))
@@ -126,18 +159,14 @@ def _token_calls(plan: Plan) -> list[tuple[str, str, int, int]]:
     return found
 
 
-def _stored_bytes(tensors: Sequence[torch.Tensor]) -> tuple[list[str], bytes]:
-    """Return the name of every stored tensor, and the file; tensors that are one are written once."""
+def _stored_bytes(tensors: Sequence[torch.Tensor | None]) -> tuple[list[str], bytes]:
+    """Return the name of every stored tensor, empty for none, and the file; one tensor is written once."""
     from safetensors.torch import save
 
-    names: dict[int, str] = {}
-    for tensor in tensors:
-        names.setdefault(id(tensor), f"t{len(names)}")
-    written = {
-        names[id(tensor)]: tensor.detach().cpu().contiguous().clone()
-        for tensor in {id(tensor): tensor for tensor in tensors}.values()
-    }
-    return [names[id(tensor)] for tensor in tensors], bytes(save(written))
+    distinct = {id(tensor): tensor for tensor in tensors if tensor is not None}
+    names = {key: f"t{at}" for at, key in enumerate(distinct)}
+    written = {names[key]: tensor.detach().cpu().contiguous().clone() for key, tensor in distinct.items()}
+    return ["" if tensor is None else names[id(tensor)] for tensor in tensors], bytes(save(written))
 
 
 # plans as data ---------------------------------------------------------------------------------------
@@ -145,20 +174,17 @@ def _stored_bytes(tensors: Sequence[torch.Tensor]) -> tuple[list[str], bytes]:
 
 def _plan_to_json(plan: Plan) -> dict[str, Any]:
     tiles = {value: [tile.ttype.name, list(tile.shape), tile.level] for value, tile in plan.tiles.items()}
-    return {
-        "steps": [_to_json(step) for step in plan.steps],
-        "tiles": tiles,
-        "outputs": plan.outputs,
-        "last_use": dict(plan.last_use),
-    }
+    rest = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    return {**rest, "steps": [_to_json(step) for step in plan.steps], "tiles": tiles}
 
 
 def _plan_from_json(data: Mapping[str, Any]) -> Plan:
     tiles = {
-        value: Tile(get_type(ttype), tuple(shape), level) for value, (ttype, shape, level) in data["tiles"].items()
+        value: Tile(get_type(ttype), tuple(shape), level)
+        for value, (ttype, shape, level) in data["tiles"].items()
     }
     steps = tuple(_step(step) for step in data["steps"])
-    return Plan(steps, tiles, tuple(data["outputs"]), data["last_use"])
+    return Plan(**{**{name: _tuples(value) for name, value in data.items()}, "steps": steps, "tiles": tiles})
 
 
 def _to_json(value: Any) -> Any:
@@ -208,7 +234,9 @@ def load_model(
         graph = parse(manifest["graph"])
         limits = tuple((a, b) for a, b in manifest["limits"])
     except (KeyError, TypeError, AttributeError, ValueError, LadderError) as error:
-        raise ArtifactError(f"{path} does not fit this version of Ladder: {error}; export it again") from error
+        raise ArtifactError(
+            f"{path} does not fit this version of Ladder: {error}; export it again"
+        ) from error
     return WholeModel(graph, executable, manifest["parameters"], manifest["returns"], stored, limits)
 
 
@@ -248,8 +276,10 @@ def _executable(manifest: Mapping[str, Any], entries: Mapping[str, Any], where: 
     return executable
 
 
-def _stored_tensors(manifest: Mapping[str, Any], data: bytes, where: torch.device) -> list[torch.Tensor]:
+def _stored_tensors(
+    manifest: Mapping[str, Any], data: bytes, where: torch.device
+) -> list[torch.Tensor | None]:
     from safetensors.torch import load
 
     tensors = {name: tensor.to(where) for name, tensor in load(data).items()}
-    return [tensors[name] for name in manifest["stored"]]
+    return [tensors[name] if name else None for name in manifest["stored"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,19 +33,23 @@ class WholeModel:
     parameters
         Name -> structure of what a call takes, in order.
     results
-        Structure of what it returns.
+        Structure of what it returns, over the plan's results, then its arguments.
     stored
-        The tensors that it keeps: weights, packed for the device, and state that it changes in place.
+        The tensors that it keeps: weights, packed for the device, and state that it changes in place; None
+        where nothing reads one.
     limits
         Pairs (extent, at most) of symbolic sizes.
+    libraries
+        Kernel of a chain -> its library on disk; None for a model that was loaded from a file.
     """
 
     graph: Graph
     executable: Executable
     parameters: Mapping[str, Structure]
     results: Structure
-    stored: Sequence[torch.Tensor]
+    stored: Sequence[torch.Tensor | None]
     limits: Limits = ()
+    libraries: Mapping[str, Path] | None = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run.
@@ -61,7 +66,7 @@ class WholeModel:
         self.executable.check(values)
         if self.limits:
             self._check_limits(values)
-        return build(self.results, self.executable(*values))
+        return build(self.results, (*self.executable(*values), *values))
 
     @property
     def where(self) -> torch.device:
@@ -80,7 +85,8 @@ class WholeModel:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors that it keeps."""
-        return sum(tensor.nbytes for tensor in {id(tensor): tensor for tensor in self.stored}.values())
+        kept = {id(tensor): tensor for tensor in self.stored if tensor is not None}
+        return sum(tensor.nbytes for tensor in kept.values())
 
     def _given(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
