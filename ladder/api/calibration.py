@@ -58,7 +58,7 @@ class Moments:
 
 
 def observe(
-    model: torch.nn.Module, layers: Iterable[torch.nn.Linear], batches: Iterable[Any]
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module], batches: Iterable[Any]
 ) -> dict[torch.nn.Module, Moments]:
     """Run a model on examples and return the second moments of what its layers get.
 
@@ -91,9 +91,7 @@ def observe(
 
 
 @contextmanager
-def watching(
-    layers: Iterable[torch.nn.Linear], moments: dict[torch.nn.Module, Moments]
-) -> Iterator[None]:
+def watching(layers: Iterable[torch.nn.Linear], moments: dict[torch.nn.Module, Moments]) -> Iterator[None]:
     """Add up what layers get while the block runs."""
 
     def note(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -137,11 +135,11 @@ def calibrated(weight: torch.Tensor, moments: Moments, ttype: str, **options: An
     grid = first.rescaled(scale)
     places = _compensated(wide, second, grid)
     before, after = (_errors(found - wide, second) for found in (_decoded(plain), grid.decode(places)))
-    worse = (after > before)[:, None]
+    worse = after > before
     if plain.block[0] > 1:  # rows share scales: all of them, or none
-        worse = worse & False if after.sum() <= before.sum() else worse | True
-    codes = torch.where(worse, torch.as_tensor(plain.codes()).to(torch.int64), grid.codes[places])
-    kept = torch.where(worse, torch.as_tensor(plain.scale).double(), scale)
+        worse = (after.sum() > before.sum()).expand(len(worse))
+    codes = torch.where(worse[:, None], torch.as_tensor(plain.codes()).to(torch.int64), grid.codes[places])
+    kept = torch.where(worse[:: plain.block[0], None], torch.as_tensor(plain.scale).double(), scale)
     return QuantizedTensor.from_codes(
         codes.to(torch.uint8),
         plain.ttype,
@@ -258,7 +256,10 @@ def _compensated(weight: torch.Tensor, second: torch.Tensor, grid: Grid) -> torc
     """
     order = second.diagonal().argsort(descending=True)
     back = _triangle(second[order][:, order])
-    rest, places = weight[:, order].clone(), torch.zeros(weight.shape, dtype=torch.int64, device=weight.device)
+    rest, places = (
+        weight[:, order].clone(),
+        torch.zeros(weight.shape, dtype=torch.int64, device=weight.device),
+    )
     for begin in range(0, len(order), BLOCK):
         end = min(begin + BLOCK, len(order))
         passed = torch.zeros(len(weight), end - begin, dtype=weight.dtype, device=weight.device)
@@ -287,6 +288,7 @@ def _triangle(second: torch.Tensor) -> torch.Tensor:
         factor, failed = torch.linalg.cholesky_ex(second + damping * mean * eye)
         if not failed:
             inverse = torch.cholesky_inverse(factor)
+            found: torch.Tensor
             found, failed = torch.linalg.cholesky_ex(inverse, upper=True)
             if not failed:
                 return found

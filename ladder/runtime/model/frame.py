@@ -125,7 +125,7 @@ class Frame:
         base = self.owner.plan.in_place.get(value)
         if base is not None:
             slot = self.slot[base]
-            return lambda: self.slots[slot]  # type: ignore[no-any-return]
+            return lambda: self.slots[slot]
         buffer = self.buffers.get(value)
         return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
 
