@@ -91,7 +91,7 @@ def observe(
 
 
 @contextmanager
-def watching(layers: Iterable[torch.nn.Linear], moments: dict[torch.nn.Module, Moments]) -> Iterator[None]:
+def watching(layers: Iterable[torch.nn.Module], moments: dict[torch.nn.Module, Moments]) -> Iterator[None]:
     """Add up what layers get while the block runs."""
 
     def note(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:

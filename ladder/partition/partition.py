@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
 from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
+from targets import TileDevice
 
 SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
@@ -27,9 +30,12 @@ SIMPLIFY = (
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def simplify(graph: Graph) -> Graph:
-    """Return the graph without what changes nothing."""
-    return run_passes(graph, SIMPLIFY)
+ATTENTION = (rewriting("attention takes in what lies around it", ATTENTION_FORMS),)
+
+
+def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
+    """Return the graph without what changes nothing; attention as the device's kernels take it."""
+    return run_passes(graph, (*SIMPLIFY, *(ATTENTION if has_kernels(device) else ())))
 
 
 def partition(
@@ -38,6 +44,7 @@ def partition(
     updated: Mapping[str, str] = NOTHING,
     *,
     side_by_side: bool = False,
+    device: TileDevice | None = None,
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -51,6 +58,8 @@ def partition(
         Result -> the input that takes it once all has run.
     side_by_side
         Whether chains that read one value become one launch: where launches cost more than threads do.
+    device
+        What runs it: decides which attention is ours.
 
     Raises
     ------
@@ -64,7 +73,9 @@ def partition(
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
     written = {node.name for node in puts}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
-    parts += [_library(graph, node) for node in library]
+    for node in library:
+        ours = node.operator == "attention"
+        parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
     found = ordered(graph, parts + _views(graph, parts, library))
     return join_siblings(graph, found) if side_by_side else found
 

@@ -11,9 +11,9 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = ("gemm", "chain", "product", "library", "view")
-"""``gemm``: a quantized product by a kernel of ours; ``product``: one that torch computes; the others as
-`ladder.ir.operator.ENGINES`."""
+KINDS = ("gemm", "chain", "attention", "product", "library", "view")
+"""``gemm``: a quantized product by a kernel of ours; ``attention``: attention by one; ``product``: one that
+torch computes; the others as `ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
-from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 
 if TYPE_CHECKING:
@@ -28,19 +27,9 @@ def canonical_chain(graph: Graph) -> Graph:
     return replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
 
 
-def chain_kernels(graphs: Sequence[Graph], device: TileDevice) -> list[Kernel]:
-    """Return the kernel of every chain; those that are missing are compiled.
-
-    Raises
-    ------
-    CompilerError, MissingToolError
-        If one must be built and cannot.
-    """
-    identity = Identity.of(None, device)
-    return find_or_build([_job(canonical_chain(graph), device, identity) for graph in graphs])
-
-
-def _job(graph: Graph, device: TileDevice, identity: Identity) -> Job:
+def chain_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel that a chain wants."""
+    graph, identity = canonical_chain(graph), Identity.of(None, device)
     text = print_graph(graph)
     name = f"ladder_chain_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 

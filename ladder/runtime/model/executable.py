@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ladder.ir.extents import match_shape
-from ladder.ir.gemm import Gemm
-from ladder.runtime.compile import Request, compiled
+from ladder.runtime.compile import compiled
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.graphs import Replay
@@ -105,10 +104,9 @@ class Executable:
                 values[at].copy_(found[output])
         return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
 
-    def operator(self, gemm: Gemm) -> CompiledGemm:
+    def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
-        text = Request(gemm).text
-        return self.operators.get(text) or compiled(text, self.where)
+        return self.operators.get(request) or compiled(request, self.where)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
         """Read the symbolic sizes off the arguments."""
@@ -152,6 +150,11 @@ class Executable:
             self._frames.setdefault(key, []).append(frame)
             if len(self._frames) > FRAMES:
                 self._frames.pop(next(iter(self._frames)))
+
+    def recorded(self) -> list[Any]:
+        """Return the CUDA graphs that calls have recorded so far."""
+        kept = [frame for frames in self._frames.values() for frame in frames]
+        return [frame.graph for frame in kept if isinstance(frame, Replay) and frame.graph is not None]
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""

@@ -10,7 +10,9 @@ import torch
 
 from ladder.ir.extents import bind_shape
 from ladder.partition.puts import written
+from ladder.runtime.compile import Request
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
 from ladder.runtime.model.memory import Arena, Lifetime, lay_out
 from ladder.runtime.model.plan import Step
@@ -155,7 +157,7 @@ def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
     """Tell whether a step writes into memory that it is given."""
     if step.part.kind == "product":
         return product_run(step.part.graph, sizes)[1]
-    return step.part.kind in ("gemm", "chain")
+    return step.part.kind in ("gemm", "chain", "attention")
 
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
@@ -197,7 +199,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
-    kernel = frame.owner.operator(gemm)
+    kernel = frame.owner.operator(step.entry or Request(gemm).text)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     slots_of = {
@@ -213,6 +215,18 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
         weight = [frame.values[position] for position in arrays]
         extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
         kernel.into(slots[rows], weight, out, *extras)
+
+    return run
+
+
+def _bind_attention(frame: Frame, step: Step) -> Bound:
+    call = attention_call(frame.owner.kernels[step.entry], step.part.graph)
+    reads, value = frame.reads(step), step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        call(*(slots[slot] for slot in reads), out)
 
     return run
 
@@ -254,6 +268,7 @@ def _bind_view(frame: Frame, step: Step) -> Bound:
 _BINDERS: Mapping[str, Callable[[Frame, Step], Bound]] = {
     "chain": _bind_chain,
     "gemm": _bind_gemm,
+    "attention": _bind_attention,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.extents import bind, bind_shape
 from ladder.ir.graph import Graph, Node
-from ladder.runtime.operator import attend
+from ladder.runtime.model.attention import library_attention
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
@@ -60,11 +60,6 @@ def _put(node: Node, sizes: Sizes) -> Run:
     return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
 
 
-def _attention(node: Node, sizes: Sizes) -> Run:
-    given = node_attributes(node)
-    return partial(attend, causal=given["causal"], scale=given["scale"])
-
-
 def _call(node: Node, sizes: Sizes) -> Run:
     given = node_attributes(node)
     function = resolve(given["target"])
@@ -80,7 +75,7 @@ def _call(node: Node, sizes: Sizes) -> Run:
 _RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {
     "take": _take,
     "put": _put,
-    "attention": _attention,
+    "attention": lambda node, sizes: library_attention(node),
     "call": _call,
 }
 

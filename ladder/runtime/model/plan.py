@@ -29,7 +29,7 @@ class Step:
     executor
         ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
     entry
-        For chains: the name of the kernel.
+        For chains the name of the kernel, for quantized products the text of the request for theirs.
     constant
         Whether it reads nothing that changes from call to call.
     sizes
@@ -90,7 +90,7 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     parts
         In order.
     entries
-        Number of a chain among the parts -> its kernel.
+        Number of a chain or quantized product among the parts -> its `Step.entry`.
     family
         ``"cpu"`` or ``"cuda"``.
     """
@@ -116,6 +116,7 @@ def _gemm_title(part: Part, entry: str, family: str) -> str:
 _EXECUTORS: Mapping[str, Any] = {
     "gemm": _gemm_title,
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
+    "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part.graph),
     "library": lambda part, entry, family: library_title(part.graph),
     "view": lambda part, entry, family: "address",

@@ -127,21 +127,23 @@ def _kernels(
     """Return kernel -> library; which serve the quantized products; and which quantize tokens."""
     found = {name: path.read_bytes() for name, path in libraries.items()}
     gemms, rows = [], []
-    for request in _requests(model.steps):
-        plan, kernels = obtain(request.on(model.where))
+    for text in _requests(model.steps):
+        plan, kernels = obtain(Request.parse(text).on(model.where))
         found |= {kernel.entry: kernel.library.read_bytes() for kernel in kernels}
         entries = [kernel.entry for kernel in kernels]
-        gemms.append({"gemm": asdict(request.gemm), "plan": str(plan), "entries": entries})
+        gemms.append({"request": text, "plan": str(plan), "entries": entries})
     for key, kernel in tokens.kernels_for(_token_calls(model.steps), model.where):
         found[kernel.entry] = kernel.library.read_bytes()
         rows.append({"key": key, "entry": kernel.entry})
     return found, gemms, rows
 
 
-def _requests(plan: Plan) -> list[Request]:
+def _requests(plan: Plan) -> list[str]:
     """Return what a plan's quantized products ask for, each once."""
-    gemms = [step.part.gemm for step in plan.steps if step.part.gemm is not None]
-    return list({request.text: request for request in map(Request, gemms)}.values())
+    products = [step for step in plan.steps if step.part.gemm is not None]
+    return list(
+        dict.fromkeys(step.entry or Request(step.part.gemm).text for step in products if step.part.gemm)
+    )
 
 
 def _token_calls(plan: Plan) -> list[tuple[str, str, int, int]]:
@@ -265,10 +267,10 @@ def _executable(manifest: Mapping[str, Any], entries: Mapping[str, Any], where: 
         where,
     )
     for item in manifest["gemms"]:
-        gemm = gemm_from_dict(item["gemm"])
+        gemm = Request.parse(item["request"]).gemm
         limits = [limit for limit, _ in parse_plan(item["plan"]).entries]
         names = item["entries"]
-        executable.operators[Request(gemm).text] = CompiledGemm(
+        executable.operators[item["request"]] = CompiledGemm(
             gemm, manifest["family"], limits, [entries[name] for name in names], names
         )
     for item in manifest["token_kernels"]:
