@@ -11,8 +11,7 @@ import torch
 
 from ladder.api.linear import Linear
 from ladder.capture import capture
-from ladder.frontend.onnx_call import identifier
-from ladder.frontend.onnx_import import Imported, Weight
+from ladder.frontend.importer import identifier
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.build import Built, bind_program
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import torch.fx
 
     from ladder.api.model import Compiler
+    from ladder.frontend.onnx_import import Imported
 
 
 @dataclass
@@ -114,6 +114,8 @@ class Frozen:
         LadderError
             If a weight's canonical storage was not kept.
         """
+        from ladder.frontend.onnx_import import Imported, Weight
+
         plain = import_fx(self.graph, self.examples)
         if plain.updates:
             raise ShapeError("this model changes tensors in place; ONNX models keep no state, export() does")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -145,12 +144,6 @@ def title(node: Any) -> str:
     return (
         f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
     )
-
-
-def identifier(name: str) -> str:
-    """Return a name that tile graphs can print."""
-    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
-    return f"v{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 def element_type(code: int, name: str) -> str:

@@ -19,7 +19,8 @@ import numpy as np
 import onnx
 import torch
 
-from ladder.frontend.onnx_call import Value, identifier
+from ladder.frontend.importer import identifier
+from ladder.frontend.onnx_call import Value
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
 from ladder.frontend.onnx_import import Imported, Walk, Weight
 from ladder.frontend.onnx_values import TYPE_NAMES, Known, as_tensor

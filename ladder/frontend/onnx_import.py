@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 import torch
 
-from ladder.frontend.importer import Importer
-from ladder.frontend.onnx_call import Call, Row, Value, element_type, identifier, title
+from ladder.frontend.importer import Importer, identifier
+from ladder.frontend.onnx_call import Call, Row, Value, element_type, title
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
 from ladder.frontend.onnx_values import SYMBOLIC, Known, as_tensor, known_extents
 from ladder.ir.build import prune
