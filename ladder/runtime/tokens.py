@@ -91,7 +91,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
         if on_cpu:
             entry = _cpu_kernel(source)
         else:
-            entry = _cuda_kernel(source, activation, group, x.shape[-1], target_of(x.device))
+            entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
         entry(rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups))
     return codes, scale
@@ -141,12 +141,18 @@ def _cpu_job(source: str) -> Kernel:
 
         return emit_quantize(source, device, name)
 
+<<<<<<< HEAD
     return _kernel({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+=======
+    kernel = _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+    return load_entry(kernel, "cpu")
+>>>>>>> main
 
 
 @cache
-def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) -> Any:
+def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
+<<<<<<< HEAD
     known = _adopted.get(("cuda", source, activation, group, k, target))
     return known or load_entry(_cuda_job(source, activation, group, k, target), "cuda")
 
@@ -154,18 +160,43 @@ def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) 
 def _cuda_job(source: str, activation: str, group: int, k: int, target: str) -> Kernel:
     """Find or build the kernel for rows of a length."""
     from ladder.lower.cuda import quantize
+=======
+>>>>>>> main
     from targets import get_device
 
-    device, plan = get_device(target), quantize.tiled(source, activation, group, k)
+    return load_entry(gpu_kernel(source, activation, group, k, get_device(target)), "cuda")
+
+
+def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDevice) -> Kernel:
+    """Return the compiled kernel that quantises rows of K elements of a type on a GPU; it need not be here.
+
+    Raises
+    ------
+    ConversionError
+        If the device does not multiply the type.
+    MissingToolError, CompilerError
+        If the kernel cannot be compiled.
+    """
+    from ladder.lower.build import emit_quantizer
+    from ladder.lower.gpu import quantize
+
+    plan = quantize.tiled(source, activation, group, k, device.vendor)
 
     def emit(name: str) -> Any:
-        return quantize.emit(plan, device, name)
+        return emit_quantizer(plan, device, name)
 
     name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
+<<<<<<< HEAD
     return _kernel({"quantize_tokens": asdict(plan)}, name, device, emit)
 
 
 def _kernel(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
+=======
+    return _built({"quantize_tokens": asdict(plan)}, name, device, emit)
+
+
+def _built(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
+>>>>>>> main
     """Find or build the kernel that ``emit`` emits."""
 
     def make(folder: Path) -> BuiltModule:
