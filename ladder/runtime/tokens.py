@@ -111,6 +111,8 @@ def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device)
 
     What torch computes there has none.
     """
+    from targets import get_device
+
     found: dict[Key, Kernel] = {}
     for source, activation, group, k in calls:
         if where.type == "cpu":
@@ -118,9 +120,8 @@ def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device)
                 found["cpu", source] = _cpu_job(source)
         else:
             target = target_of(where)
-            found["cuda", source, activation, group, k, target] = _cuda_job(
-                source, activation, group, k, target
-            )
+            kernel = gpu_kernel(source, activation, group, k, get_device(target))
+            found["cuda", source, activation, group, k, target] = kernel
     return list(found.items())
 
 
@@ -141,27 +142,15 @@ def _cpu_job(source: str) -> Kernel:
 
         return emit_quantize(source, device, name)
 
-<<<<<<< HEAD
-    return _kernel({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
-=======
-    kernel = _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
-    return load_entry(kernel, "cpu")
->>>>>>> main
+    return _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
 
 
 @cache
 def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
-<<<<<<< HEAD
     known = _adopted.get(("cuda", source, activation, group, k, target))
-    return known or load_entry(_cuda_job(source, activation, group, k, target), "cuda")
-
-
-def _cuda_job(source: str, activation: str, group: int, k: int, target: str) -> Kernel:
-    """Find or build the kernel for rows of a length."""
-    from ladder.lower.cuda import quantize
-=======
->>>>>>> main
+    if known is not None:
+        return known
     from targets import get_device
 
     return load_entry(gpu_kernel(source, activation, group, k, get_device(target)), "cuda")
@@ -186,17 +175,10 @@ def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDev
         return emit_quantizer(plan, device, name)
 
     name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
-<<<<<<< HEAD
-    return _kernel({"quantize_tokens": asdict(plan)}, name, device, emit)
-
-
-def _kernel(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
-=======
     return _built({"quantize_tokens": asdict(plan)}, name, device, emit)
 
 
 def _built(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
->>>>>>> main
     """Find or build the kernel that ``emit`` emits."""
 
     def make(folder: Path) -> BuiltModule:
