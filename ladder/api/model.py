@@ -96,7 +96,7 @@ def reason_to_refuse(examples: list[Any]) -> str:
 
 
 def has_room(examples: list[Any], place: torch.device) -> bool:
-    """Tell whether a GPU could hold all arguments twice more: weights laid out for few launches are copies."""
+    """Tell whether a GPU could hold all arguments twice more: weights laid out for plans are copies."""
     needed = sum(value.nbytes for value in examples if isinstance(value, torch.Tensor))
     free = torch.cuda.mem_get_info(place)[0]
     kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
