@@ -84,6 +84,22 @@ class Core:
         if self.site is not None and self.site.poisoned and self.here() in self.site.poisoned:
             raise CaptureError("this instruction cannot be recorded")
 
+    def recorded(
+        self, do: Callable[..., Any], args: tuple[Any, ...], otherwise: tuple[Any, ...], after: str = "push"
+    ) -> Any:
+        """Return ``do(*args)``; where that cannot be recorded, split at the call `otherwise`.
+
+        `otherwise` is (function, args) or (function, args, kwargs).
+        """
+        try:
+            self.refuse_poisoned()
+            return do(*args)
+        except CaptureError as error:
+            why = str(error)
+        # Not in the handler above: what is called now would find our error as the one being handled.
+        function, given, *named = otherwise
+        return self.opaque(function, given, named[0] if named else {}, after, why)
+
     @contextmanager
     def barrier(self) -> Iterator[None]:
         """Mark that what is called meanwhile returns to native code: no segment can end there."""
@@ -121,23 +137,26 @@ class Core:
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str, why: str
     ) -> Any:
         """Run a call of unknown effect: the segment ends before it, the next begins after it."""
+        if not self.recording:
+            return self.natively(function, *args, **kwargs)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        if not self.recording:
-            return self._natively(function, args, kwargs)
         function = Through([place_of(frame) for frame in self.frames], function)
         plan = self.try_plan(function, args, kwargs, after, why)
         if plan is None:
-            return self._natively(function, args, kwargs)
+            return self.natively(function, *args, **kwargs)
         try:
-            result = self._natively(function, args, kwargs)
+            result = self.natively(function, *args, **kwargs)
         except BaseException as error:
             self.finish(plan, error)
             raise
         return self.finish(plan, result)
 
-    def _natively(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        handled = self.frames[-1].handled if self.frames else []
+    def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` as CPython would here."""
+        args = tuple(map(self.plain, args))
+        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        handled = next((frame.handled for frame in reversed(self.frames) if frame.handled), [])
         if not handled or handled[-1] is None:
             return function(*args, **kwargs)
         # Natives may ask which exception is being handled: let it be handled here.
@@ -172,11 +191,17 @@ class Core:
             after in ("redo", "next") or waiting[-1] in LAST
         )
 
+    def leave(self, why: str) -> CaptureError:
+        """Give up this function for good: when objects die matters to it. Returns what to raise."""
+        self.stop(why)
+        return CaptureError(why)
+
     def stop(self, why: str, origin: Any = None) -> None:
         """Give up recording for the rest of this run; `origin` is run natively from now on."""
         if not self.recording:
             return
         self.recording = False
+        self.segment.release()
         if self.site is not None:
             self.site.note_failure(why, origin)
         for frame in self.frames:

@@ -188,8 +188,11 @@ LEAVES: frozenset[Any] = frozenset(
 
 FRAME_NAMES = frozenset(
     words(
-        "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval"
-        " exec getouterframes _getframemodulename"
+        "_getframe currentframe f_locals f_back f_globals settrace setprofile _current_frames getouterframes"
+        " _getframemodulename"
     )
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""
+
+FRAME_FUNCTIONS = frozenset(words("locals eval exec"))
+"""Built-in functions that do; attributes of these names are something else."""

@@ -78,7 +78,7 @@ class Record:
     """A guard, a graph and a mock; `run` is all three in one function.
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
-    ``check(*roots)`` is the guard alone.
+    ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
     """
 
     run: Callable[..., Any]
@@ -89,6 +89,7 @@ class Record:
     operators: int
     split: str
     site: Site
+    pinned: frozenset[int]
 
 
 class Site:
@@ -128,11 +129,13 @@ class Site:
 
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars and extents whose guards have missed repeatedly."""
-        for record in self.records:
+        for record in list(self.records):
             failed = record.check(*roots)
             if type(failed) is int and failed > 0:
-                path = record.checks[failed - 1].path
-                failed = (path,) if path is not None else ()
+                check = record.checks[failed - 1]
+                if check.holds in record.pinned:
+                    self.captured.forget(check.holds)
+                failed = (check.path,) if check.path is not None else ()
             elif type(failed) is tuple and not self.captured.lifts_shapes:
                 failed = ()
             for path in failed if type(failed) is tuple else ():
@@ -249,6 +252,12 @@ class Captured:
         if key not in self.sites:
             self.sites[key] = Site(self, layouts, after, names)
         return self.sites[key]
+
+    def forget(self, pinned: int) -> None:
+        """Drop the records that hold an object which is no longer where it was: it may die now."""
+        for site in (*self.entries.values(), *self.sites.values()):
+            site.records = [record for record in site.records if pinned not in record.pinned]
+            site.runs = [record.run for record in site.records]
 
     # what was captured ------------------------------------------------------------------------
     @property

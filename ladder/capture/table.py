@@ -119,7 +119,7 @@ class Table:
         self.instances: dict[int, tuple[Any, Any]] = {}
         self.kinds: dict[int, tuple[Any, type]] = {}
         self.versions: list[int] = []
-        self.paths: list[str] = []
+        self.facts: list[Entry] = []
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
         """Add a fact."""
@@ -128,15 +128,15 @@ class Table:
             self.homes.append(home)
         self.entries[id(home)].append(Entry(home, key, value, path))
 
-    def finish(self, first: int) -> list[str]:
-        """Prepare for use; `first` is the number of the first fact. Returns the paths of all."""
+    def finish(self, first: int) -> list[Entry]:
+        """Prepare for use; `first` is the number of the first fact. Returns all facts."""
         self.first = first
         self.rows: list[list[tuple[int, Entry]]] = []
         for home in self.homes:
             row = []
             for entry in self.entries[id(home)]:
-                row.append((first + len(self.paths), entry))
-                self.paths.append(entry.path)
+                row.append((first + len(self.facts), entry))
+                self.facts.append(entry)
             self.rows.append(row)
         self._sort()
         self.versions = [-1] * len(self.homes)
@@ -144,7 +144,7 @@ class Table:
             # What the recorded run itself has changed is looked at in the next call.
             if VERSION is not None and _versioned(self.homes[number]) and all(e.holds() for _, e in row):
                 self.versions[number] = VERSION(self.homes[number])
-        return self.paths
+        return self.facts
 
     def _sort(self) -> None:
         """Arrange the facts for `unchanged`."""
@@ -181,7 +181,7 @@ class Table:
     def lines(self, constant: Callable[[Any], str]) -> list[str]:
         """Return the lines of the guard; each returns a number where a fact does not hold."""
         lines = []
-        last = self.first + len(self.paths)
+        last = self.first + len(self.facts)
         if self.homes and VERSION is not None and all(map(_versioned, self.homes)):
             homes, version = constant(tuple(self.homes)), constant(VERSION)
             lines.append(f"if [*map({version}, {homes})] != {constant(self)}.versions:")
