@@ -1,8 +1,8 @@
 """Attention for few query tokens: keys and values stream from memory straight into matrix operands.
 
 A block has up to 16 rows of q: tokens times the heads that share keys. Its warps, and those of the other
-blocks of its cluster, take fragments of 16 keys in turn. A lane loads K and V in pieces of up to 16 bytes, in that order
-of elements in which the pieces *are* operands: ``sᵀ = K qᵀ`` takes rows of K as they lie (q is
+blocks of its cluster, take fragments of 16 keys in turn. A lane loads K and V in pieces of up to 16 bytes, in
+that order of elements in which the pieces *are* operands: ``sᵀ = K qᵀ`` takes rows of K as they lie (q is
 loaded in the same order), ``oᵀ = Vᵀ pᵀ`` takes pairs of neighbouring keys, which one byte permutation per
 register makes. Nothing passes through shared memory but the sums of the warps at the end (`attention_join`).
 Scores stay in float32; sums are rescaled when a larger score comes (online softmax).
