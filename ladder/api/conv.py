@@ -15,10 +15,10 @@ CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
 
 class Conv(torch.nn.Module):
-    """``y[n, f, h, w] = bias[f] + sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s]``, W in a low-bit type.
+    """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
-    The product runs over rows: windows of x are gathered (``im2col``; kernels of one point only reorder x), and
-    one quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
+    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and one
+    quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
 
     Parameters
     ----------

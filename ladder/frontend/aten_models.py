@@ -247,7 +247,7 @@ def _attention(
 def _restrided(
     im: Importer, out: str, x: str, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Any:
-    """The same elements in the same order; anything else stays a call."""
+    """Return x where strides are those that it has; anything else stays a call."""
     wanted, step = [], 1
     for extent in reversed(size):
         wanted.append(step)

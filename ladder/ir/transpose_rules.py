@@ -1,7 +1,7 @@
 """Rules that keep channels last between convolutions: transposes move behind what is computed of them.
 
-Products leave rows of channels, ``[N, H, W, C]``; models see ``[N, C, H, W]``, a transpose of it. Where the next
-product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are views of
+Products leave rows of channels, ``[N, H, W, C]``; models see ``[N, C, H, W]``, a transpose of it. Where the
+next product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are views of
 chains that read them at no cost.
 """
 
@@ -181,11 +181,46 @@ def _windows_last(match: Match) -> str | None:
     return match.builder.add("transpose", value, permutation=permutation[:-1])
 
 
+def _depthwise(match: Match) -> str | None:
+    """Convolution of each channel of turned x by itself -> sums over windows, channels last.
+
+    Such sums are bound by memory, and fuse with what follows; elsewhere they stay a library's.
+    """
+    opened = match.builder.node(match.root.inputs[0])
+    if opened.operator != "reshape":
+        return None
+    inner = _inner(match, opened.inputs[0])
+    given = node_attributes(match.root)
+    indexing = parse_indexing(given["spec"])
+    image, kernel = indexing.operands
+    weight = match.root.inputs[1]
+    shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
+    if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
+        return None
+    if match.builder.tile(opened.name).shape[1] != shape[0]:
+        return None
+    taps = [str(axis.index) for axis in kernel[3:]]
+    outer = list(indexing.result[3:])
+    channel = str(image[1].index)
+    axes = (image[0], *image[3:], image[1])
+    spec = _spec(axes, (indexing.result[0], *outer, channel, *taps))
+    value = match.builder.add("map", inner, spec=spec, sizes=given["sizes"], pad=given["pad"])
+    value = match.builder.add("convert", value, type="float32")
+    flat = match.builder.add("reshape", weight, shape=(shape[0], *shape[3:]))
+    value = match.builder.add("mul", value, match.builder.add("convert", flat, type="float32"))
+    for _ in taps:
+        axis = len(match.builder.tile(value).shape) - 1
+        value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
+    value = _turned(match, match.builder.add("convert", value, type=match.root.tile.ttype.name))
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
 TRANSPOSE_SINKING: Rules = (
     Rule("channels last in windows", pattern("map"), _sink_windows),
+    Rule("channels by themselves", pattern("contract"), _depthwise),
     Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
     Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
     Rule("channels last in boxes", pattern("pad|slice"), _sink_box),

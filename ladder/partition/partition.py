@@ -9,8 +9,8 @@ from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
-from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains
 from ladder.partition.parts import Part, engine, extract, outside_inputs
