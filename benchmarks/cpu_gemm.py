@@ -136,6 +136,7 @@ def build(activation: str, n: int, k: int, quantized: Any, m: int) -> tuple[Any,
     """Compile the policy's schedule for ``m`` and pack the weight."""
     from ladder.ir.gemm import Gemm
     from ladder.lower import cpu
+    from ladder.lower.build import emit
     from ladder.lower.cpu.toolchain import compile_module
     from schedules.cpu_policy import cpu_schedule
     from targets import host_cpu
@@ -143,7 +144,7 @@ def build(activation: str, n: int, k: int, quantized: Any, m: int) -> tuple[Any,
     gemm = Gemm(n, k, "int4", activation, "bfloat16", GROUP, token_scale=activation == "int8")
     device = host_cpu()
     schedule = cpu_schedule(gemm, device, m)
-    module = compile_module({"entry": cpu.emit(gemm, device, schedule, "entry")}, device)
+    module = compile_module({"entry": emit(gemm, device, schedule, "entry")}, device)
     return module["entry"], cpu.pack(gemm, quantized)
 
 

@@ -29,18 +29,30 @@ MOVES = (*VIEWS, "aten.permute.default", "aten.transpose.int", "aten.t.default",
 """Operators whose result may be a view."""
 
 
-def joined_products(module: torch.fx.GraphModule) -> dict[Node, tuple[Node, ...]]:
+def joined_products(module: torch.fx.GraphModule, few: int = 0) -> dict[Node, tuple[Node, ...]]:
     """Return product -> all products of the same value whose weights can lie side by side, itself included.
 
-    A product that the graph returns stays alone: its result would be columns of a wider matrix.
+    A product that the graph returns stays alone: its result would be columns of a wider matrix. So does one
+    that is alone anyway, unless `is_packed` says that its weight must be laid out.
     """
     groups: dict[Key, list[Node]] = {}
     for node in module.graph.nodes:
         describe = _KEYS.get(str(node.target)) if node.op == "call_function" else None
         key = None if describe is None else describe(node)
-        if key is not None and width_of(node) % ROW_MULTIPLE == 0 and not _is_returned(node):
-            groups.setdefault(key, []).append(node)
-    return {node: tuple(group) for group in groups.values() if len(group) > 1 for node in group}
+        if key is not None:
+            alone = width_of(node) % ROW_MULTIPLE or _is_returned(node)
+            groups.setdefault((key, node) if alone else (key,), []).append(node)
+    wanted = (group for group in groups.values() if len(group) > 1 or is_packed(group[0], few))
+    return {node: tuple(group) for group in wanted for node in group}
+
+
+def is_packed(node: Node, few: int) -> bool:
+    """Tell whether a product of plain halves is for kernels of ours: it has ``few`` tokens or less."""
+    value = node.meta["val"]
+    rows = value.shape[0]
+    known = rows.node.maybe_as_int() if isinstance(rows, torch.SymInt) else rows
+    small = known is not None and 0 < known <= few
+    return small and str(node.target).startswith("aten.") and value.dtype in (torch.float16, torch.bfloat16)
 
 
 def width_of(node: Node) -> int:
@@ -74,7 +86,7 @@ def _same(value: Any) -> Any:
         root = value
         while isinstance(root, Node) and str(root.target) in VIEWS:
             root = root.args[0]  # type: ignore[assignment]
-        return ("view", _same(root), tuple(value.meta["val"].shape))
+        return ("view", _same(root), tuple(map(str, value.meta["val"].shape)))
     if value.target is operator.getitem or str(value.target) == "ladder.quantize_tokens.default":
         return (str(value.target), *map(_same, value.args))
     return value

@@ -19,7 +19,7 @@ import torch.fx
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.importer import Importer
-from ladder.frontend.joined import joined_products, stored_weight, width_of
+from ladder.frontend.joined import is_packed, joined_products, stored_weight, width_of
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.extents import canonical, product
 from ladder.ir.gemm import Gemm
@@ -40,7 +40,12 @@ STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 
 
 def import_fx(
-    module: torch.fx.GraphModule, examples: Sequence[Any], name: str = "model", *, join: bool = False
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    name: str = "model",
+    *,
+    join: bool = False,
+    few: int = 0,
 ) -> Program:
     """Import a graph.
 
@@ -54,6 +59,8 @@ def import_fx(
         Of the tile graph.
     join
         Whether products of one value become one product of their weights side by side.
+    few
+        Tokens up to which products of plain halves are computed by kernels of ours, on packed copies.
 
     Raises
     ------
@@ -61,13 +68,13 @@ def import_fx(
         If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
         lack; the message says which.
     """
-    return _Walk(to_aten(module, examples), name, join).program()
+    return _Walk(to_aten(module, examples), name, join, few).program()
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
     _refuse_state(module)
-    prepared = _with_whole_attention(module)
+    prepared = _with_whole_operators(module)
 
     def run(*arguments: Any) -> Any:
         return prepared(*arguments)
@@ -132,11 +139,25 @@ def _refuse_state(module: torch.fx.GraphModule) -> None:
             raise ImportRefused(f"{name} changes the state of torch")
 
 
+def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Return ``torch.nn.functional.linear`` by the rows of one matrix, however the input lies."""
+    count = 1
+    for extent in input.shape[:-1]:
+        count = count * extent
+    rows = input.reshape(count, input.shape[-1])
+    result = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+    return result.reshape(*input.shape[:-1], weight.shape[0])
+
+
+_LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
 _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
 
 
-def _with_whole_attention(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the graph with attention as one operator, which tracing does not take apart."""
+def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the graph with attention as one operator, and linear layers as products of two matrices.
+
+    Tracing would take attention apart, and make products of tensors of some linear layers.
+    """
     graph = torch.fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
@@ -144,6 +165,8 @@ def _with_whole_attention(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
         if node.op == "call_function" and (node.target in _ATTENTION or aten):
             _name_attention(node)
+        if node.op == "call_function" and node.target in _LINEAR:
+            node.target = matrix_linear
     return torch.fx.GraphModule(module, graph)
 
 
@@ -180,9 +203,9 @@ def _used_results(node: torch.fx.Node) -> frozenset[int]:
 class _Walk:
     """Goes through an ATen graph node by node."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str, join: bool = False) -> None:
-        self.module = module
-        self.groups = joined_products(module) if join else {}
+    def __init__(self, module: torch.fx.GraphModule, name: str, join: bool = False, few: int = 0) -> None:
+        self.module, self.few = module, few
+        self.groups = joined_products(module, few) if join else {}
         self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
         self.values: dict[torch.fx.Node, Any] = {}
@@ -362,12 +385,14 @@ class _Walk:
             quantized = "matmul" in str(node.target)
             self.wholes[group[0]] = (self.products if quantized else self.plain_products)(group)
         whole = self.wholes[group[0]]
+        if len(group) == 1:
+            return whole
         begin = sum(width_of(other) for other in group[: group.index(node)])
         return self.im.take_axis(whole, -1, begin, width_of(node))
 
     def products(self, nodes: Sequence[torch.fx.Node]) -> str:
         """Return the product of one value with the quantized weights of all nodes side by side."""
-        x, _, bias, token_scale, text = nodes[0].args
+        x, _, _, token_scale, text = nodes[0].args
         one, im = Request.parse(str(text)).gemm, self.im
         gemm = replace(one, n=sum(map(width_of, nodes)))
         value = self.values[x]  # type: ignore[index]
@@ -390,14 +415,18 @@ class _Walk:
         """Return the product of one value with the weights ``[N, K]`` of all nodes side by side."""
         x, _ = nodes[0].args[-2:]
         value, out = self.values[x], _type_and_shape(nodes[0].meta["val"])[0]  # type: ignore[index]
-        stored = [stored_weight(node.args[-1]) for node in nodes]  # type: ignore[arg-type]
-        widths, depth = [width_of(node) for node in nodes], self.im.shape(value)[-1]
-        source = self.side_by_side("argument", [[weight] for weight in stored])
-        weight = self.new_input("weight", source, self.im.ttype(value), (sum(widths), depth))
+        stored = [[stored_weight(node.args[-1])] for node in nodes]  # type: ignore[arg-type]
+        width, depth = sum(map(width_of, nodes)), self.im.shape(value)[-1]
+        biases = [node.args[0] for node in nodes if len(node.args) == 3]
+        if is_packed(nodes[0], self.few):
+            gemm = Gemm(width, int(depth), out, out, out, scale=False, bias=bool(biases))
+            source = replace(self.side_by_side("weight", stored, gemm), dense=True)
+            weight = self.new_input("weight", source, out, (width, depth))
+            given = {"bias": self.vectors(biases)} if biases else {}
+            return insert_gemm(self.im.g, gemm, value, weight, self.im.shape(value)[0], given)
+        weight = self.new_input("weight", self.side_by_side("argument", stored), out, (width, depth))
         total = self.im.g.add("matmul", value, weight, transpose_b=True, type=out)
-        if len(nodes[0].args) == 2:
-            return total
-        return self.im.arithmetic("add", [total, self.vectors([node.args[0] for node in nodes])], out)
+        return self.im.arithmetic("add", [total, self.vectors(biases)], out) if biases else total
 
     def vectors(self, nodes: Sequence[Any]) -> str:
         """Return the biases of several products one after the other."""

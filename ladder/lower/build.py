@@ -18,16 +18,16 @@ from schedules.schedule import Plan, Schedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError, unknown_name
 
-EMITTERS = {
-    "gemv": "ladder.lower.cuda.gemv:emit",
-    "digits": "ladder.lower.cuda.digits:emit",
-    "mma": "ladder.lower.cuda.mma:emit",
-    "wgmma": "ladder.lower.cuda.wgmma:emit",
-    "mfma": "ladder.lower.rocm.gemm:emit",
-    "dot": "ladder.lower.rocm.gemm:emit",
-    "cpu": "ladder.lower.cpu:emit",
+KERNELS = {
+    "gemv": "ladder.lower.cuda.gemv:Gemv",
+    "digits": "ladder.lower.cuda.digits:Digits",
+    "mma": "ladder.lower.cuda.mma:Mma",
+    "wgmma": "ladder.lower.cuda.wgmma8:wgmma_kernel",
+    "mfma": "ladder.lower.rocm.gemm:Kernel",
+    "dot": "ladder.lower.rocm.gemm:Kernel",
+    "cpu": "ladder.lower.cpu.kernel:Nest",
 }
-"""Pipeline -> ``module:function`` that emits ``(gemm, device, schedule, name) -> PrimFunc``."""
+"""Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
 
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
@@ -86,13 +86,41 @@ def entry_name(gemm: Gemm, device: TileDevice, schedule: Schedule) -> str:
 
 
 def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
-    """Emit one schedule's PrimFunc."""
+    """Emit one kernel, generic in M, N and K.
+
+    Parameters
+    ----------
+    gemm
+        The problem; only its ``shape_free()`` part matters.
+    device
+        What to emit for; it need not be present.
+    schedule
+        Says which pipeline, and its tiles.
+    name
+        Symbol of the kernel's host entry.
+
+    Returns
+    -------
+    A TIRx PrimFunc.
+
+    Raises
+    ------
+    DeviceError
+        If the device has no core for the activations.
+    ScheduleError
+        If the schedule does not fit the problem or the device, or its pipeline does not serve the problem.
+    """
+    from ladder.lower import builder
+
     pipeline = getattr(schedule, "pipeline", None)
     if pipeline is None:
         raise ScheduleError(f"{type(schedule).__name__} names no pipeline")
     if not serves(gemm, pipeline):
         raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
-    return resolve(EMITTERS, "pipeline", pipeline)(gemm, device, schedule, name)
+    kernel = resolve(KERNELS, "pipeline", pipeline)
+    with builder.function(name) as result:
+        kernel(gemm, device, schedule).emit()
+    return result.func
 
 
 def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None) -> BuiltModule:

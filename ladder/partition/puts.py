@@ -36,7 +36,7 @@ def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Nod
 
 
 def with_puts(graph: Graph, users: Users, chains: Sequence[Part], puts: Sequence[Node]) -> list[Part]:
-    """Return the chains with every ``put`` in the chain that computes its rows, or in one that copies them."""
+    """Return the chains with every ``put`` in the one that computes its rows, or in one that copies them."""
     parts = list(chains)
     for node in puts:
         rows = node.inputs[2]

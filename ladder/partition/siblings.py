@@ -39,9 +39,9 @@ def _mate(parts: Sequence[Part], at: int) -> int | None:
     for later in range(at + 1, len(parts)):
         part = parts[later]
         shared = set(first.inputs) & set(part.inputs) & changing
-        if _is_plain(part) and shared and len({*first.inputs, *part.inputs}) <= MOST_INPUTS:
-            if not made & set(part.inputs):
-                return later
+        few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
+        if _is_plain(part) and shared and few and not made & set(part.inputs):
+            return later
         made |= set(part.outputs)
     return None
 

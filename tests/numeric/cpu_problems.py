@@ -9,6 +9,7 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import cpu
+from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from tile_types import QuantizedTensor, get_type
 
@@ -68,7 +69,7 @@ def activations(gemm, m, seed=1):
 
 def compile_entries(gemm, device, schedules):
     names = {f"entry_{index}": schedule for index, schedule in enumerate(schedules)}
-    module = compile_module({name: cpu.emit(gemm, device, s, name) for name, s in names.items()}, device)
+    module = compile_module({name: emit(gemm, device, s, name) for name, s in names.items()}, device)
     return [module[name] for name in names]
 
 

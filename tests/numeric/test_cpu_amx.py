@@ -7,7 +7,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower import cpu
+from ladder.lower.build import emit
 from ladder.lower.cpu import amx
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.toolchain import compile_module
@@ -94,7 +94,7 @@ def test_loop_nest_with_emulated_tiles(weight, activation, group, zero, monkeypa
     case = problem(weight, activation, 45, 700, group, zero=zero)
     bound = BOUNDS["bfloat16" if weight == "nf4" else "float32"]
     functions = {
-        f"entry_{tokens}": cpu.emit(case.gemm, AMX, schedule_for(activation, tokens), f"entry_{tokens}")
+        f"entry_{tokens}": emit(case.gemm, AMX, schedule_for(activation, tokens), f"entry_{tokens}")
         for tokens in (16, 32)
     }
     module = compile_module(functions, HOST)
@@ -108,7 +108,7 @@ def test_amx_kernels_compile_anywhere(activation: str, instruction: str) -> None
     case = problem("int4", activation, 64, 256, 128)
     schedule = cpu_schedule(case.gemm, AMX, 128)
     assert schedule == schedule_for(activation, 32)
-    module = compile_module({"entry": cpu.emit(case.gemm, AMX, schedule, "entry")}, AMX)
+    module = compile_module({"entry": emit(case.gemm, AMX, schedule, "entry")}, AMX)
     assembly = module.mod.inspect_source("asm")
     assert assembly.count(f"\t{instruction}\t") >= 4
     assert all(f"\t{name}" in assembly for name in ("ldtilecfg", "tileloadd", "tilestored", "tilerelease"))
@@ -129,4 +129,4 @@ def test_amx_kernels_on_hardware(weight, activation, group, zero) -> None:
 def test_amx_tile_shapes_are_checked() -> None:
     case = problem("int4", "bfloat16", 64, 256, 128)
     with pytest.raises(ScheduleError, match="16 or 32 tokens"):
-        cpu.emit(case.gemm, AMX, CpuSchedule("amx_bf16", 8, 32), "entry")
+        emit(case.gemm, AMX, CpuSchedule("amx_bf16", 8, 32), "entry")

@@ -8,6 +8,7 @@ import torch
 
 from ladder.ir.gemm import ACTIVATIONS
 from ladder.lower import cpu
+from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from schedules.cpu_policy import CORE_OPERANDS, cpu_candidates, operand_type
 from schedules.schedule import CpuSchedule
@@ -132,7 +133,7 @@ def test_accumulators_stay_in_registers() -> None:
     if "avx512_bf16" not in HOST.features:
         pytest.skip("the assembly checked here is AVX-512 BF16; this CPU has none")
     case = problem("int4", "bfloat16", 128, 256, 128)
-    function = cpu.emit(case.gemm, HOST, CpuSchedule("avx512_bf16", 16, 16), "entry")
+    function = emit(case.gemm, HOST, CpuSchedule("avx512_bf16", 16, 16), "entry")
     assembly = compile_module({"entry": function}, HOST).mod.inspect_source("asm").splitlines()
     places = [index for index, line in enumerate(assembly) if "vdpbf16ps" in line]
     assert len(places) == 16 * 16
@@ -144,11 +145,11 @@ def test_accumulators_stay_in_registers() -> None:
 def test_errors_name_what_fits() -> None:
     case = problem("int4", "bfloat16", N, K, GROUP)
     with pytest.raises(ScheduleError, match="no core 'avx512_bf16'"):
-        cpu.emit(case.gemm, get_device("cpu/avx2"), CpuSchedule("avx512_bf16", 1, 16), "e")
+        emit(case.gemm, get_device("cpu/avx2"), CpuSchedule("avx512_bf16", 1, 16), "e")
     with pytest.raises(ScheduleError, match="needs bfloat16"):
-        cpu.emit(case.gemm, HOST, CpuSchedule("avx512_vnni", 1, 16), "e")
+        emit(case.gemm, HOST, CpuSchedule("avx512_vnni", 1, 16), "e")
     with pytest.raises(ScheduleError, match="power of two"):
-        cpu.emit(case.gemm, HOST, CpuSchedule("fma", 3, 16), "e")
+        emit(case.gemm, HOST, CpuSchedule("fma", 3, 16), "e")
     with pytest.raises(DTypeError, match="bfloat16, float16, float32"):
         cpu.emit_quantize("int8", HOST, "q")
 
@@ -168,5 +169,5 @@ def test_rows_of_x_may_be_padded_with_zeros() -> None:
 def test_portable_kernels_compile_for_arm() -> None:
     arm = get_device("cpu/dotprod")
     case = problem("nf4", "float16", N, K, 32)
-    module = compile_module({"entry": cpu.emit(case.gemm, arm, CpuSchedule("fma", 4, 16), "entry")}, arm)
+    module = compile_module({"entry": emit(case.gemm, arm, CpuSchedule("fma", 4, 16), "entry")}, arm)
     assert "fmla" in module.mod.inspect_source("asm")

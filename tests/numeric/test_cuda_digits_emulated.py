@@ -12,7 +12,8 @@ import torch
 from test_cuda_mma_emulated import NUMPY, Problem
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda import digit_shape, digits
+from ladder.lower.build import emit
+from ladder.lower.cuda import digit_shape
 from ladder.lower.gpu.decode import packed_layout
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
@@ -32,7 +33,7 @@ EXPONENTS = {"int1": 6, "int2": 4, "int4": 0}
 
 def kernel(gemm: Gemm, folder: Path, schedule: GpuSchedule = SCHEDULE) -> cuda_emulator.Kernel:
     assert is_legal(gemm, H200, schedule)
-    return cuda_emulator.Kernel(digits.emit(gemm, H200, schedule, "emulated"), H200, folder)
+    return cuda_emulator.Kernel(emit(gemm, H200, schedule, "emulated"), H200, folder)
 
 
 def outputs(gemm: Gemm, problem: Problem, compiled: cuda_emulator.Kernel) -> np.ndarray:
@@ -122,4 +123,4 @@ def test_what_it_cannot_do_is_not_legal(change: dict[str, object]) -> None:
 
 def test_codes_that_are_not_evenly_spaced_are_refused() -> None:
     with pytest.raises(ScheduleError, match="multiplied where they are"):
-        digits.emit(replace(INT2, weight="fp4_e2m1"), H200, SCHEDULE, "k")
+        emit(replace(INT2, weight="fp4_e2m1"), H200, SCHEDULE, "k")

@@ -484,11 +484,10 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_emulated_kernel_is_the_matmul(case: str, tmp_path: Path) -> None:
-    from ladder.lower.cuda import digits, gemv, mma
+    from ladder.lower.build import emit
 
     arch, gemm, schedule, sizes = CASES[case]
     device = get_device(f"cuda/{arch}")
-    emit = {"gemv": gemv.emit, "digits": digits.emit, "mma": mma.emit}[schedule.pipeline]
     kernel = cuda_emulator.Kernel(emit(gemm, device, schedule, "emulated"), device, tmp_path)
     bound = max(BOUNDS[gemm.activation], {"float16": 5e-4, "bfloat16": 3e-3}.get(gemm.output, 0))
     for m in sizes:

@@ -12,7 +12,7 @@ EARLY = "tirx.use_programtic_dependent_launch"
 
 
 def emitted(name: str):
-    from ladder.lower.cuda.gemv import emit
+    from ladder.lower.build import emit
 
     gemm = Gemm(n=4096, k=4096, weight="int4", group_size=128, scale=True)
     schedule = GpuSchedule("gemv", 8, stages=4, warps=14, split_k=2, placement="accumulator")

@@ -267,7 +267,7 @@ def test_entry_names_depend_on_what_shapes_the_code() -> None:
 
 def test_an_unknown_pipeline_is_named() -> None:
     with pytest.raises(UnknownNameError, match="did you mean 'wgmma'"):
-        lower_build.resolve(lower_build.EMITTERS, "pipeline", "wgmm")
+        lower_build.resolve(lower_build.KERNELS, "pipeline", "wgmm")
 
 
 @needs_nvcc

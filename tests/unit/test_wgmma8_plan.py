@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.wgmma import emit
+from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma8_plan import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from schedules.legal import FP8_INTERVAL, math_registers

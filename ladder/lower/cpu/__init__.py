@@ -11,26 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.ir.gemm import Gemm
 from ladder.lower.cpu.layout import CpuLayout, cpu_layout
 from ladder.lower.cpu.pack import pack, unpack
-from schedules.schedule import Schedule
 from targets import TileDevice
 
-__all__ = ["CpuLayout", "cpu_layout", "emit", "emit_quantize", "pack", "unpack"]
-
-
-def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
-    """Emit the PrimFunc of one schedule (TVM is imported here).
-
-    Raises
-    ------
-    ScheduleError
-        If the schedule's core is not one of the device, or cannot multiply these types.
-    """
-    from ladder.lower.cpu.kernel import emit_kernel
-
-    return emit_kernel(gemm, device, schedule, name)
+__all__ = ["CpuLayout", "cpu_layout", "emit_quantize", "pack", "unpack"]
 
 
 def emit_quantize(source: str, device: TileDevice, name: str) -> Any:

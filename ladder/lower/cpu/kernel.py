@@ -25,8 +25,9 @@ from ladder.lower.cpu.epilogue import store_rows
 from ladder.lower.cpu.layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
 from ladder.lower.cpu.pack import offset_of
 from schedules.cpu_policy import core_operand, require_core
-from schedules.schedule import CpuSchedule, Schedule, check
+from schedules.schedule import CpuSchedule, Schedule
 from targets import TileDevice
+from tile_types.errors import ScheduleError
 
 Expr = Any
 
@@ -109,23 +110,26 @@ class Kernel:
         return wide[0] - wide[1] * wide[2]
 
 
-def emit_kernel(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
-    """Emit the PrimFunc of one schedule.
+class Nest:
+    """One kernel being emitted.
 
     Raises
     ------
     ScheduleError
-        If the schedule does not fit the device or the types.
+        If the schedule's core is not one of the device, or cannot multiply these types.
     """
-    if not isinstance(schedule, CpuSchedule):
-        check(False, f"the CPU pipeline needs a CpuSchedule, got {type(schedule).__name__}")
-        raise AssertionError
-    require_core(gemm, device, schedule)
-    with b.function(name) as result:
-        args = declare_arguments(gemm, cpu_layout(gemm))
+
+    def __init__(self, gemm: Gemm, device: TileDevice, schedule: Schedule) -> None:
+        if not isinstance(schedule, CpuSchedule):
+            raise ScheduleError(f"the CPU pipeline needs a CpuSchedule, got {type(schedule).__name__}")
+        require_core(gemm, device, schedule)
+        self.gemm, self.device, self.schedule = gemm, device, schedule
+
+    def emit(self) -> None:
+        """Emit the whole body."""
+        args = declare_arguments(self.gemm, cpu_layout(self.gemm))
         with v.helpers():
-            _emit_body(gemm, device, schedule, args)
-    return result.func
+            _emit_body(self.gemm, self.device, self.schedule, args)
 
 
 def _emit_body(gemm: Gemm, device: TileDevice, schedule: CpuSchedule, args: Arguments) -> None:

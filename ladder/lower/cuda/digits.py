@@ -42,35 +42,6 @@ Expr = Any
 PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 
 
-def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
-    """Emit one kernel, generic in M, N and K.
-
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        An NVIDIA device from compute capability 8.0 on.
-    schedule
-        A ``"digits"`` schedule: ``tile_m`` tokens, ``warps`` in ``split_k`` slices of ``warp_rows`` rows.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    ScheduleError
-        If the weight's codes are no such integers, or the schedule does not fit.
-    """
-    check_legal(gemm, device, schedule)
-    with b.function(name) as result:
-        Digits(gemm, device, schedule).emit()
-    return result.func
-
-
 def integer_form(weight: str) -> Affine:
     """Return the affine form of a type with the smallest offset that is a whole number of steps."""
     forms = [form for form in affine_forms(get_type(weight)) if (form.offset / form.factor).is_integer()]
@@ -94,6 +65,7 @@ class Digits:
     """One kernel being emitted."""
 
     def __init__(self, gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> None:
+        check_legal(gemm, device, schedule)
         self.gemm, self.schedule = gemm, schedule
         self.groups = Groups(gemm, "accumulator")
         self.shape = Shape(self.groups, device, schedule)

@@ -76,36 +76,6 @@ TABLE_ROOMS = (2 * TABLE_BYTES, TABLE_BYTES, 0)
 """Bytes of shared memory that a decoder's table may take, best first."""
 
 
-def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
-    """Emit one kernel, generic in M, N and K.
-
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        Any NVIDIA device with tensor cores.
-    schedule
-        A ``"gemv"`` schedule: ``tile_m`` tokens (8 or 16), ``warps`` in ``split_k`` slices.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    DeviceError
-        If the device has no tensor core for the activations.
-    ScheduleError
-        If the schedule does not fit.
-    """
-    with b.function(name) as result:
-        Gemv(gemm, device, schedule).emit()
-    return result.func
-
-
 class Gemv:
     """One kernel being emitted."""
 

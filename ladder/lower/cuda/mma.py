@@ -44,36 +44,6 @@ RUN = 8
 ELEMENT_BYTES = {"float32": 4, "uint32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
-def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
-    """Emit one kernel, generic in M, N and K.
-
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        Any NVIDIA device with tensor cores.
-    schedule
-        An ``"mma"`` schedule.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    DeviceError
-        If the device has no tensor core for the activations.
-    ScheduleError
-        If the schedule does not fit.
-    """
-    with b.function(name) as result:
-        Mma(gemm, device, schedule).emit()
-    return result.func
-
-
 @dataclass(frozen=True)
 class Geometry:
     """Sizes that follow from a problem, a device and a schedule."""

@@ -302,7 +302,7 @@ def _driver_stub() -> Path:
 
 
 _running = threading.local()
-"""Per thread: device and `Compilation` of TVM's request for device code, and whether arguments may overlap."""
+"""Per thread: device and `Compilation` of TVM's request for device code; whether arguments may overlap."""
 
 
 def _compile_source(code: str, *_: Any) -> bytes:

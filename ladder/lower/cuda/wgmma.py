@@ -59,37 +59,6 @@ __device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
 """
 
 
-def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
-    """Emit one kernel, generic in M, N and K.
-
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        An sm_90a device.
-    schedule
-        A ``"wgmma"`` schedule.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    ScheduleError
-        If the device has no wgmma or the schedule does not fit.
-    """
-    from ladder.lower.cuda.wgmma8 import kernel_class
-
-    check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
-    with b.function(name) as result:
-        kernel_class(Geometry(gemm, schedule))(gemm, device, schedule).emit()
-    return result.func
-
-
 class Kernel:
     """One kernel being emitted: arguments, shared memory, and the two roles."""
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
 from ladder.lower.cuda.wgmma import INSTRUCTIONS, Kernel, pin_registers
@@ -22,6 +23,8 @@ from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.gpu.decode import make_decoder
 from ladder.lower.gpu.instructions import PTX_FP8
 from schedules.layouts import TILE
+from schedules.schedule import GpuSchedule, check
+from targets import TileDevice
 
 Expr = Any
 Step = Callable[[], None]
@@ -31,13 +34,21 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def kernel_class(geo: Geometry) -> type[Kernel]:
-    """Return what emits a problem's kernel."""
+def wgmma_kernel(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Kernel:
+    """Return what emits a problem's kernel.
+
+    Raises
+    ------
+    ScheduleError
+        If the device has no wgmma or the schedule does not fit.
+    """
     from ladder.lower.cuda.wgmma_carry import CarryKernel
 
+    check("wgmma" in device.features, f"{device.name} has no wgmma; use the 'mma' pipeline")
+    geo = Geometry(gemm, schedule)
     if geo.carries:
-        return CarryKernel
-    return ByteKernel if geo.lane == 8 else Kernel
+        return CarryKernel(gemm, device, schedule)
+    return (ByteKernel if geo.lane == 8 else Kernel)(gemm, device, schedule)
 
 
 class ByteKernel(Kernel):

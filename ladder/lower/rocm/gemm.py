@@ -47,36 +47,6 @@ SPAN_GROUPS = 4
 """Groups of four words in 64 bytes of K, one for each quarter of a wave."""
 
 
-def emit(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, name: str) -> Any:
-    """Emit one kernel, generic in M, N and K.
-
-    Parameters
-    ----------
-    gemm
-        The problem; only its ``shape_free()`` part matters.
-    device
-        An AMD device with MFMA.
-    schedule
-        An ``"mfma"`` or ``"dot"`` schedule.
-    name
-        Symbol of the kernel's host entry.
-
-    Returns
-    -------
-    A TIRx PrimFunc.
-
-    Raises
-    ------
-    DeviceError
-        If the device has no matrix core for the activations.
-    ScheduleError
-        If the schedule does not fit.
-    """
-    with b.function(name) as result:
-        Kernel(gemm, device, schedule).emit()
-    return result.func
-
-
 class Kernel:
     """One kernel being emitted."""
 

@@ -143,6 +143,11 @@ class Executable:
             if len(self._frames) > FRAMES:
                 self._frames.pop(next(iter(self._frames)))
 
+    def recorded(self) -> list[Any]:
+        """Return the CUDA graphs that calls have recorded so far."""
+        kept = [frame for frames in self._frames.values() for frame in frames]
+        return [frame.graph for frame in kept if isinstance(frame, Replay) and frame.graph is not None]
+
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""
         kept = [frame for frames in self._frames.values() for frame in frames]

@@ -127,7 +127,7 @@ class Frame:
         base = self.owner.plan.in_place.get(value)
         if base is not None:
             slot = self.slot[base]
-            return lambda: self.slots[slot]  # type: ignore[no-any-return]
+            return lambda: self.slots[slot]
         buffer = self.buffers.get(value)
         return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
 
@@ -199,7 +199,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
-    kernel = compiled(Request(gemm).text, frame.owner.where)
+    kernel = compiled(step.entry or Request(gemm).text, frame.owner.where)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     slots_of = {

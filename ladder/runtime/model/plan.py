@@ -29,7 +29,7 @@ class Step:
     executor
         ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
     entry
-        For chains: the name of the kernel.
+        For chains the name of the kernel, for quantized products the text of the request for theirs.
     constant
         Whether it reads nothing that changes from call to call.
     sizes
@@ -90,7 +90,7 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     parts
         In order.
     entries
-        Number of a chain among the parts -> its kernel.
+        Number of a chain or quantized product among the parts -> its `Step.entry`.
     family
         ``"cpu"`` or ``"cuda"``.
     """

@@ -31,12 +31,15 @@ class Source:
         For weights: the problem that the arrays were packed for.
     joined
         Instead of ``at``: the positions of each of several weights that lie side by side here.
+    dense
+        Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
     """
 
     kind: str
     at: tuple[int, ...] = ()
     gemm: Gemm | None = None
     joined: tuple[tuple[int, ...], ...] = ()
+    dense: bool = False
 
 
 @dataclass(frozen=True)
