@@ -17,8 +17,8 @@ CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 class Conv(torch.nn.Module):
     """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
-    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and one
-    quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
+    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and
+    one quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
 
     Parameters
     ----------
@@ -93,10 +93,11 @@ class Conv(torch.nn.Module):
         if self.kernel == (1, 1) and self.padding == (0, 0):
             points = x[:, :, :: self.stride[0], :: self.stride[1]]
             return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        batch, channels, points = *x.shape[:2], self.kernel[0] * self.kernel[1]
         windows = functional.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
-        points, taps = self.kernel[0] * self.kernel[1], self._extents(x)
-        rows = windows.unflatten(1, (-1, points)).permute(0, 3, 2, 1).flatten(2)
-        return self.product(rows).unflatten(1, taps).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        rows = windows.reshape(batch, channels, points, -1).permute(0, 3, 2, 1).flatten(2)
+        y: torch.Tensor = self.product(rows)
+        return y.reshape(batch, *self._extents(x), -1).permute(0, 3, 1, 2)
 
     def _extents(self, x: torch.Tensor) -> list[int]:
         """Return the spatial extents of the result."""

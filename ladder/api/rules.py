@@ -219,8 +219,8 @@ class _Rules:
         if isinstance(chosen, str):
             return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
         try:
-            made = Linear.from_linear if isinstance(module, torch.nn.Linear) else Conv.from_conv
-            layer = replaced[module] = made(module, **chosen)  # type: ignore[operator]
+            made: Any = Linear.from_linear if isinstance(module, torch.nn.Linear) else Conv.from_conv
+            layer = replaced[module] = made(module, **chosen)
         except LadderError as error:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise

@@ -1,8 +1,8 @@
 """Rules that keep channels last between convolutions: transposes move behind what is computed of them.
 
 Products leave rows of channels, ``[N, H, W, C]``; models see ``[N, C, H, W]``, a transpose of it. Where the
-next product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are views of
-chains that read them at no cost.
+next product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are
+views of chains that read them at no cost.
 """
 
 from __future__ import annotations
