@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,34 @@ from tile_types.errors import ShapeError
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
 
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where a convolution looks: two numbers each, rows and columns."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @property
+    def points(self) -> int:
+        """Elements of a channel in a window."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def are_points(self) -> bool:
+        """Whether windows are single elements."""
+        return self.points == 1 and self.padding == (0, 0)
+
+    def extents(self, x: torch.Tensor) -> list[int]:
+        """Return how many windows there are along rows and columns of ``x[N, C, H, W]``."""
+        settings = zip(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(extent + 2 * p - d * (k - 1) - 1) // s + 1 for extent, k, s, p, d in settings]
+
+
 class Conv(torch.nn.Module):
     """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
@@ -24,25 +53,15 @@ class Conv(torch.nn.Module):
     ----------
     product
         Of the kernel ``[F, R · S · C]``.
-    kernel, stride, padding, dilation
-        Two numbers each.
+    windows
+        What it multiplies.
     rank
         Spatial axes of x: 1 or 2.
     """
 
-    def __init__(
-        self,
-        product: Linear,
-        kernel: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        rank: int,
-    ) -> None:
+    def __init__(self, product: Linear, windows: Windows, rank: int) -> None:
         super().__init__()
-        self.product = product
-        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
-        self.rank = rank
+        self.product, self.windows, self.rank = product, windows, rank
 
     @classmethod
     def from_conv(cls, conv: torch.nn.Conv1d | torch.nn.Conv2d, weight: str = "int4", **options: Any) -> Conv:
@@ -69,9 +88,9 @@ class Conv(torch.nn.Module):
         if options.get("group_size") is not None:  # kernels of few channels have one group
             options["group_size"] = min(options["group_size"], matrix.shape[1])
         product = Linear.from_linear(linear, weight, **options)
-        settings = (conv.kernel_size, conv.stride, conv.padding, conv.dilation)
-        pairs = (_pair(values, neutral) for values, neutral in zip(settings, (1, 1, 0, 1), strict=True))
-        return cls(product, *pairs, rank)
+        kernel, stride = _pair(conv.kernel_size, 1), _pair(conv.stride, 1)
+        padding, dilation = _pair(conv.padding, 0), _pair(conv.dilation, 1)
+        return cls(product, Windows(kernel, stride, padding, dilation), rank)
 
     @property
     def problem(self) -> Gemm:
@@ -90,26 +109,19 @@ class Conv(torch.nn.Module):
         return self._convolve(x)
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kernel == (1, 1) and self.padding == (0, 0):
-            points = x[:, :, :: self.stride[0], :: self.stride[1]]
+        at = self.windows
+        if at.are_points:
+            points = x[:, :, :: at.stride[0], :: at.stride[1]]
             return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
-        batch, channels, points = *x.shape[:2], self.kernel[0] * self.kernel[1]
-        windows = functional.unfold(x, self.kernel, self.dilation, self.padding, self.stride)
-        rows = windows.reshape(batch, channels, points, -1).permute(0, 3, 2, 1).flatten(2)
+        batch, channels = x.shape[:2]
+        found = functional.unfold(x, at.kernel, at.dilation, at.padding, at.stride)
+        rows = found.reshape(batch, channels, at.points, -1).permute(0, 3, 2, 1).flatten(2)
         y: torch.Tensor = self.product(rows)
-        return y.reshape(batch, *self._extents(x), -1).permute(0, 3, 1, 2)
-
-    def _extents(self, x: torch.Tensor) -> list[int]:
-        """Return the spatial extents of the result."""
-        settings = zip(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return [(extent + 2 * p - d * (k - 1) - 1) // s + 1 for extent, k, s, p, d in settings]
+        return y.reshape(batch, *at.extents(x), -1).permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         """Return what the module is."""
-        return (
-            f"kernel={self.kernel}, stride={self.stride}, padding={self.padding}, dilation={self.dilation},"
-            f" rank={self.rank}"
-        )
+        return f"{self.windows}, rank={self.rank}"
 
 
 def refusal(conv: torch.nn.Module) -> str:
@@ -123,7 +135,7 @@ def refusal(conv: torch.nn.Module) -> str:
     return ""
 
 
-def _pair(values: Any, neutral: int) -> tuple[int, int]:
+def _pair(values: Any, neutral: int) -> Pair:
     """Return two numbers of one or two; one axis becomes the last of two."""
     found = tuple(int(value) for value in values)
     return (neutral, found[0]) if len(found) == 1 else (found[0], found[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row
@@ -248,12 +249,9 @@ def _restrided(
     im: Importer, out: str, x: str, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
 ) -> Any:
     """Return x where strides are those that it has; anything else stays a call."""
-    wanted, step = [], 1
-    for extent in reversed(size):
-        wanted.append(step)
-        step = step * extent if isinstance(extent, int) and isinstance(step, int) else None
-    pairs = zip(size, stride, reversed(wanted), strict=True)
-    same = all(extent == 1 or given == dense for extent, given, dense in pairs)
+    extents = [extent if isinstance(extent, int) else 0 for extent in size]
+    dense = [prod(extents[at + 1 :]) for at in range(len(extents))]
+    same = all(e == 1 or (e and s == d) for e, s, d in zip(extents, stride, dense, strict=True))
     return x if same and not offset and tuple(size) == tuple(im.shape(x)) else None
 
 
