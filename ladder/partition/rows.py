@@ -147,13 +147,14 @@ def row_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     return None
 
 
-def shared_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
-    """Return how many leading axes all results share, their columns apart; None where something is reduced.
+def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
+    """Return what `row_axes` does or, where nothing is reduced, how many leading axes all results share.
 
     Results without reductions are loops of their own, one after the other: they need share nothing.
     """
-    if any(node.operator in REDUCTIONS for node in graph.nodes):
-        return None
+    rows = row_axes(graph, outputs)
+    if rows is not None or any(node.operator in REDUCTIONS for node in graph.nodes):
+        return rows
     shapes = [graph.tile(value).shape for value in outputs]
     most = max(min(map(len, shapes)) - 1, 0)
     return next(rows for rows in range(most, -1, -1) if len({shape[:rows] for shape in shapes}) == 1)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.chain_programs import PROGRAMS
+from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
+from ladder.movement.choose import ranked
+from ladder.movement.mapping import Mapping
+from ladder.partition import simplify
 from ladder.simulate import simulate_launch
 from targets import get_device
 
@@ -84,18 +91,22 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_simulated(case: str) -> None:
     make, width, ttype = CASES[case]
-    graph = make(width, ttype)
+    check(make(width, ttype), NUMPY[ttype])
+
+
+def check(graph: Graph, dtype: type, mapping: Mapping | None = None) -> None:
+    """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
-    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(NUMPY[ttype]) for node in graph.inputs]
-    outputs = [np.full(graph.tile(value).shape, np.nan, NUMPY[ttype]) for value in graph.outputs]
-    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain")
+    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
+    outputs = [np.full(graph.tile(value).shape, np.nan, dtype) for value in graph.outputs]
+    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
     result = simulate_launch(function, [*inputs, *outputs], outputs=places)
     assert not result.findings, result.report()
     expected = evaluate(graph, inputs)
     for got, exact in zip(outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
         error = np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)
-        assert error < (1e-6 if ttype == "float32" else 1e-3)
+        assert error < (1e-6 if dtype is np.float32 else 1e-3)
 
 
 def cached(heads: int, kept: int, tokens: int, size: int, ttype: str) -> Graph:
@@ -137,3 +148,27 @@ def test_rows_are_put_in_place(target: str, ttype: str, tokens: int, size: int) 
     for got, before, rows in zip(outputs[1:], caches, heads[1:], strict=True):
         before[:, :, ids[inside]] = -rows[:, :, inside]
         assert np.array_equal(got, before)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_measured_programs(name: str) -> None:
+    """What `benchmarks.chains` measures is right in every mapping that it may take."""
+    program = PROGRAMS[name]
+    arguments = [torch.zeros(shape, dtype=torch.float16) for shape in program.shapes["small"]]
+    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    for moves in ranked(graph):
+        check(graph, np.float16, moves.mapping)
+
+
+@pytest.mark.parametrize("ttype", NUMPY)
+def test_tiles_at_edges(ttype: str) -> None:
+    """Tiles that the result does not fill, batches beside them, and rows of 4 elements per plane."""
+    g = GraphBuilder("chain")
+    x = g.input("x", ttype, (3, 72, 4, 20))
+    y = g.add("mul", g.add("transpose", x, permutation=(0, 2, 3, 1)), g.input("w", ttype, (72,)))
+    for moves in ranked(graph := g.finish(y)):
+        if moves.mapping.tile[0]:
+            check(graph, NUMPY[ttype], moves.mapping)
+            break
+    else:
+        pytest.fail("no mapping with tiles")

@@ -12,13 +12,11 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.build import node_attributes
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.chain.puts import split_puts
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, Values, computed_type, stored_type
-from ladder.partition.rows import row_axes, shared_axes
-from targets import TileDevice
+from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -35,24 +33,19 @@ class Nest:
 
     Parameters
     ----------
-    graph
-        The chain.
-    device
-        What it is emitted for.
+    chain
+        What it computes.
     align
         Bytes at which arguments begin; 0: at an element.
     """
 
-    def __init__(self, graph: Graph, device: TileDevice, align: int = 0) -> None:
-        names = size_names(graph)
-        graph, self.puts = split_puts(graph)
-        rows = row_axes(graph, graph.outputs)
-        if rows is None:
-            rows = shared_axes(graph, graph.outputs)
+    def __init__(self, chain: Chain, align: int = 0) -> None:
+        graph, self.puts = chain.graph, chain.puts
+        rows = loop_axes(graph, graph.outputs)
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
-        self.graph, self.device, self.rows, self.align = graph, device, rows, align
-        self.sizes = {name: I.arg(name, I.int32()) for name in names}
+        self.graph, self.rows, self.align = graph, rows, align
+        self.sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
         self.values = Values(graph, self.load, self.sizes)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
         self.results = {

@@ -46,7 +46,7 @@ class Overlap:
             Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``,
             ``"clusterCtaIdx.x"``, ...
         shared
-            Whether the kernel has dynamic shared memory.
+            Whether it uses dynamic shared memory.
         """
         if self.possible:
             last = [DYNAMIC_SHARED] if shared else []
