@@ -58,6 +58,26 @@ def _rows_put(
     )
 
 
+SMALLEST_SCALE = 2.0**-126
+"""Of a token: rows of zeros have it."""
+
+
+def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0) -> Any:
+    """Return (codes, scales) of rows: a chain like any other, so that it joins what computes x.
+
+    As `ladder.lower.cuda.quantize` computes them; other types than int8, and groups, have kernels of their own.
+    """
+    if activation != "int8" or group:
+        return None
+    wide, axis = im.cast(x, "float32"), len(im.shape(x)) - 1
+    largest = im.reduce("reduce_max", im.g.add("abs", wide), [axis], True)
+    scale = im.g.add("div", largest, im.number(127, "float32"))
+    scale = im.g.add("maximum", scale, im.number(SMALLEST_SCALE, "float32"))
+    inverse = im.g.add("div", im.number(1, "float32"), scale)
+    codes = im.g.add("encode", im.g.add("mul", wide, inverse), type="int8")
+    return codes, im.reshape(scale, im.shape(x)[:-1])
+
+
 def _softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
     wide = im.cast(x, "float32")
     powers = im.g.add("exp", im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True)))
@@ -263,6 +283,7 @@ MODEL_ROWS: dict[str, Row] = {
     "embedding.default": _embedded,
     "index.Tensor": _indexed,
     "index_put.default": _rows_put,
+    "quantize_tokens.default": _token_codes,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "native_layer_norm.default": _layer_norm,

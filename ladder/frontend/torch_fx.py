@@ -108,7 +108,8 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
     trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
     with torch.no_grad():
         if mode is None:
-            return trace(*examples)
+            with torch._guards.tracing(None):  # torch.compile's own would leave sizes open
+                return trace(*examples)
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
             with torch._dispatch.python.enable_python_dispatcher():
