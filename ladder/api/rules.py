@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.cache import KVCache
+from ladder.api.conv import Conv, refusal
 from ladder.api.linear import Linear
 from tile_types.errors import LadderError, ShapeError
 
@@ -118,6 +119,7 @@ def quantize_(
     skip: Sequence[str] = (),
     overrides: Mapping[str, Options | str | None] | None = None,
     kv_cache: str | None = None,
+    convolutions: bool = False,
     **options: Any,
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
@@ -139,6 +141,8 @@ def quantize_(
         given for all; None: the layer stays as it is. The first pattern that matches a name counts.
     kv_cache
         Type in which `KVCache` modules of the model store keys and values: ``"int8"``, ``"fp8_e4m3"``, ...
+    convolutions
+        Whether to replace convolutions without groups too, by `Conv`.
     **options
         For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scaling``, ...
 
@@ -160,8 +164,8 @@ def quantize_(
         raise ShapeError(
             "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
         )
-    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}))
-    replaced: dict[torch.nn.Module, Linear] = {}
+    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
+    replaced: dict[torch.nn.Module, Linear | Conv] = {}
     rows = [plan.row(model, name, module, replaced) for name, module in _weighted(model)]
     caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
     if kv_cache is not None:
@@ -189,7 +193,9 @@ class _Rules:
         filter: Filter | None,
         skip: tuple[str, ...],
         overrides: dict[str, Options | str | None],
+        convolutions: bool,
     ) -> None:
+        self.convolutions = convolutions
         self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
         self.used: set[str] = set()
 
@@ -202,7 +208,7 @@ class _Rules:
         model: torch.nn.Module,
         name: str,
         module: torch.nn.Module,
-        replaced: dict[torch.nn.Module, Linear],
+        replaced: dict[torch.nn.Module, Linear | Conv],
     ) -> Row:
         """Quantize a layer, or say why it stays."""
         weight = module.weight
@@ -213,7 +219,8 @@ class _Rules:
         if isinstance(chosen, str):
             return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
         try:
-            layer = replaced[module] = Linear.from_linear(module, **chosen)  # type: ignore[arg-type]
+            made: Any = Linear.from_linear if isinstance(module, torch.nn.Linear) else Conv.from_conv
+            layer = replaced[module] = made(module, **chosen)
         except LadderError as error:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
@@ -235,8 +242,17 @@ class _Rules:
                     return f"overridden: {pattern!r} leaves it"
                 options |= {"weight": given} if isinstance(given, str) else given
                 break
-        if type(module) is not torch.nn.Linear:
-            return f"{type(module).__name__} is not torch.nn.Linear itself"
+        reason = self.unfit(module)
+        if reason:
+            return reason
         if self.filter is not None and not self.filter(name, module):
             return "the filter leaves it"
         return options
+
+    def unfit(self, module: torch.nn.Module) -> str:
+        """Say why a module's class is not replaced; empty if it is."""
+        if type(module) is torch.nn.Linear:
+            return ""
+        if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):
+            return refusal(module)
+        return f"{type(module).__name__} is not torch.nn.Linear itself"

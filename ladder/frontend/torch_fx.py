@@ -32,7 +32,7 @@ from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
-KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange")
+KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
 """Operators that torch would take apart and that are rows of ours."""
 
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
