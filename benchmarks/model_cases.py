@@ -168,8 +168,8 @@ def decoder(step: Step, where: str, weight: str = "") -> tuple[nn.Module, nn.Mod
             values = torch.as_tensor(quantized.dequantize("float32"), device=where)
             exact.get_submodule(name).weight.data = values
             owner, _, field = name.rpartition(".")
-            given: dict[str, Any] = {"dtype": torch.float16, "device": where, "activation": activation or None}
-            low = ladder.Linear.from_quantized(quantized, keep_canonical=False, **given)
+            given: dict[str, Any] = {"dtype": torch.float16, "device": where, "keep_canonical": False}
+            low = ladder.Linear.from_quantized(quantized, activation=activation or None, **given)
             setattr(layer.get_submodule(owner), field, low)
     return Stack(layer, step.layers).eval(), exact.float()
 
