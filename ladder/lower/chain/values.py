@@ -260,6 +260,16 @@ def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, 
     return source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
 
 
+def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    """Round to the nearest whole number of 8 bits, ties to even."""
+    kind = node.tile.ttype.name
+    if kind != "int8":
+        raise DTypeError(f"chains of memory-bound operators do not round to {kind}")
+    source = values.at(node.inputs[0], index)
+    near = T.Cast("int32", T.nearbyint(source))
+    return tirx.max(tirx.min(near, tirx.const(127, "int32")), tirx.const(-128, "int32"))
+
+
 def _constant(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
     dtype = computed_type(node.tile.ttype.name)
     number = attributes["value"]
@@ -437,6 +447,7 @@ def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,
     "convert": _stretched,
+    "encode": _stretched,
     "reshape": _reshaped,
     "transpose": _transposed,
     "slice": _sliced,
@@ -448,6 +459,7 @@ _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index
 """Operator -> where it reads its operands."""
 
 _MAKERS: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], Expr]] = {
+    "encode": _encoded,
     "constant": _constant,
     "size": _size,
     "iota": _iota,

@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.memory import Pointer
+from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.nvidia import digits, stream
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
@@ -277,6 +277,26 @@ def _read_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: s
     return action
 
 
+def _write_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Store 16 bytes to another block of the cluster (st.shared::cluster)."""
+    place, rank, *values = (t.read(operand) for operand in call.operands)
+    kind, statement = NUMPY["float32"], call.statement
+
+    def action(c: Cohort) -> None:
+        data = np.stack([spread(value(c), c.count, kind) for value in values], axis=2)
+        own, cluster = c.block, c.machine.cluster_blocks
+        c.block = own // cluster * cluster + np.asarray(rank(c))
+        for _, warp, _, block in each_active(c, c.block):
+            if c.machine.block_has_left(block):
+                c.machine.log.add("barrier", statement, "a store to a block that has ended", "left")
+            c.machine.mbarriers.visit(warp, block, statement)
+        c.machine.memory.store_shared(c, place(c).offset, to_bytes(data), None, statement)
+        c.block = own
+        c.machine.memory.traffic["cluster write"] += int(c.active.sum()) * 16
+
+    return action
+
+
 def _carry(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
     """Move what a bfloat16 holds of each sum to its head; the rest stays in the sum."""
     sums, heads = (t.expression(operand).target for operand in call.operands)
@@ -428,6 +448,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
+    Helper(r"ladder_write_peer", "st.shared::cluster.v4.f32", _write_peer),
     Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),
     Helper(r"ladder_hand_over_(\d+)_(\d+)", "__stcg(place + i * {1}", stream.hand_over),
     Helper(r"ladder_announce_(\d+)", "st.release.gpu.global.u64", stream.announce),
