@@ -1,4 +1,4 @@
-"""Random chains for NVIDIA GPUs in some of their mappings, on the simulator: right, in bounds, all written."""
+"""Random chains for NVIDIA GPUs on the simulator, in some of their mappings: right and in bounds."""
 
 from __future__ import annotations
 
