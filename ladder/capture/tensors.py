@@ -139,7 +139,7 @@ def torch_state() -> tuple[Any, ...]:
 
 
 def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
-    """Undo what the nodes of an interrupted graph did to the state; `autocast`: what `autocast_state` gave."""
+    """Undo what nodes of an interrupted graph did to the state; `autocast` is of `autocast_state`."""
     torch._C._set_grad_enabled(grad)
     count = len(_AUTOCAST_DEVICES)
     for device, enabled, dtype in zip(_AUTOCAST_DEVICES, autocast, autocast[count:], strict=False):
