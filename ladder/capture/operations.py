@@ -143,6 +143,8 @@ class Operations(Containers):
         """Say why the program must be split at an operator that has just run; empty if it need not."""
         if function in tensors.STATE_WRITES:
             self.segment.state_written = True
+            if "autocast" in function.__name__:
+                self.segment.meet_autocast()
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
