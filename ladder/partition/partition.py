@@ -24,7 +24,7 @@ SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING),
+    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING),
     Pass("merge equal nodes again", merge_equal),
 )
 

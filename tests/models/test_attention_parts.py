@@ -122,3 +122,16 @@ def test_decoding_is_ours_and_right(case: str, tokens: int) -> None:
     assert np.linalg.norm(got - expected) < 2e-3 * np.linalg.norm(expected)
     torchs = library_attention(node)(*operands).double().numpy()
     assert np.linalg.norm(torchs - expected) < 2e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("ttype", ["float16", "int8"])
+def test_a_cache_that_is_updated_by_position(ttype: str) -> None:
+    """The same as a cache that counts, whose tokens so far are those up to the position."""
+    torch.manual_seed(0)
+    counted, placed = ladder.KVCache(1, 2, 8, 16, ttype), ladder.KVCache(1, 2, 8, 16, ttype)
+    for at in range(3):
+        keys, values = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1, 16)
+        expected = counted.append(keys, values)
+        found = placed.update(keys, values, torch.tensor([at]))
+        for got, wanted in zip(found, expected, strict=True):
+            assert torch.equal(got[:, :, : at + 1], wanted)
