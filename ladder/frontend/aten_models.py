@@ -65,7 +65,7 @@ SMALLEST_SCALE = 2.0**-126
 def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0) -> Any:
     """Return (codes, scales) of rows: a chain like any other, so that it joins what computes x.
 
-    As `ladder.lower.cuda.quantize` computes them; other types than int8, and groups, have kernels of their own.
+    As `ladder.lower.cuda.quantize` computes them; what is not int8 by rows has a kernel of its own.
     """
     if activation != "int8" or group:
         return None

@@ -12,7 +12,7 @@ from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
-from ladder.partition.chains import Chains
+from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
@@ -78,7 +78,7 @@ def partition(
     for node in library:
         ours = node.operator == "attention"
         parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
-    found = ordered(graph, parts + _views(graph, parts, library))
+    found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
     return join_siblings(graph, found) if side_by_side else found
 
 

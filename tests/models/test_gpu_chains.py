@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -96,12 +98,12 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
-def check(graph: Graph, dtype: type, mapping: Mapping | None = None) -> None:
+def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a") -> None:
     """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
     inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
     outputs = [np.full(graph.tile(value).shape, np.nan, dtype) for value in graph.outputs]
-    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", mapping)
+    function = emit_chain(graph, get_device(device), "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
     result = simulate_launch(function, [*inputs, *outputs], outputs=places)
     assert not result.findings, result.report()
@@ -160,6 +162,11 @@ def test_measured_programs(name: str) -> None:
     graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
     for moves in ranked(graph):
         check(graph, np.float16, moves.mapping)
+
+
+@pytest.mark.parametrize("case", [softmax, residual_norm, rotary])
+def test_ampere(case: Callable[[int, str], Graph]) -> None:
+    check(case(64, "float16"), np.float16, device="cuda/sm_80")
 
 
 @pytest.mark.parametrize("ttype", NUMPY)
