@@ -211,7 +211,7 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
         weight = row["engine"].removeprefix("ladder ")
         exact = exacts[weight if weight in exacts else "float16"]
         row["error"] = max(relative_error(a, b) for a, b in zip(engine.result, exact, strict=True))
-        bits = {"int4": 4.125, "float16": 16}.get(weight, 16)
+        bits = {"int4": 4.125, "int8:int8": 8, "int8": 8.125}.get(weight, 16)
         yield {
             "case": step.name,
             "layers": step.layers,

@@ -76,8 +76,11 @@ class Containers(Calls):
             return self._computed_dynamic(function, args)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        if function in _LAZY[:2] or (function in natives.CONSUMERS and function not in _MAPPINGS):
+        if function is zip:
             args = tuple(self.iterated(item, function) for item in args)
+        elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+            several = function in (min, max) and len(args) > 1  # these compare their arguments
+            args = args if several or not args else (self.iterated(args[0], function), *args[1:])
         hidden = any(self._is_hidden(item) for item in args)
         if _consumes(function):
             given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)

@@ -67,7 +67,7 @@ def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0
 
     As `ladder.lower.cuda.quantize` computes them; what is not int8 by rows has a kernel of its own.
     """
-    if activation != "int8" or group:
+    if activation != "int8" or group or not im.few_launches:
         return None
     wide, axis = im.cast(x, "float32"), len(im.shape(x)) - 1
     largest = im.reduce("reduce_max", im.g.add("abs", wide), [axis], True)

@@ -209,6 +209,7 @@ class _Walk:
         self.groups = joined_products(module, few) if join else {}
         self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
+        self.im.few_launches = join
         self.values: dict[torch.fx.Node, Any] = {}
         self.sources: dict[str, Source] = {}
         self.held: list[Any] = []

@@ -188,6 +188,7 @@ def test_tiles_at_edges(ttype: str) -> None:
 def test_tokens_are_quantized_in_the_chain(target: str, width: int) -> None:
     """Codes and scales as the kernel for tokens gives them, ties to even."""
     im = Importer("chain")
+    im.few_launches = True
     x = im.g.input("x", "float16", (3, width))
     codes, scale = MODEL_ROWS["quantize_tokens.default"](im, "int8", im.g.add("relu", x), "int8")
     graph = im.g.finish(codes, scale)
