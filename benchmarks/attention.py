@@ -1,6 +1,6 @@
 """Attention for few query tokens on a GPU: kernels of ours beside torch's, caches read from HBM.
 
-``python -m benchmarks.attention [--output FILE] [--cases NAME,...] [--schedules policy|all]``
+``python -m benchmarks.attention [--output FILE] [--cases NAME,...] [--policy]``
 """
 
 from __future__ import annotations
@@ -278,18 +278,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", default="")
     parser.add_argument("--cases", default="", help="names, comma-separated")
+    parser.add_argument("--policy", action="store_true", help="only the schedules that plans take")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     chosen = arguments.cases.split(",") if arguments.cases else [case.name for case in CASES]
     cases = [case for case in CASES if case.name in chosen]
+    tried = {case.name: [policy(case)] if arguments.policy else candidates(case) for case in cases}
     with tempfile.TemporaryDirectory() as folder:
-        jobs = list(dict.fromkeys((case.form, plan, folder) for case in cases for plan in candidates(case)))
+        jobs = list(dict.fromkeys((case.form, plan, folder) for case in cases for plan in tried[case.name]))
         with ProcessPoolExecutor(arguments.jobs, get_context("spawn")) as pool:
             built = {job[:2]: found for job, found in zip(jobs, pool.map(build, jobs), strict=True)}
         print(f"{len(built)} kernels", flush=True)
         rows = []
         for case in cases:
-            rows.append(measure(case, {plan: built[case.form, plan] for plan in candidates(case)}))
+            rows.append(measure(case, {plan: built[case.form, plan] for plan in tried[case.name]}))
             print("\n".join(show(rows[-1])), flush=True)
             if arguments.output:
                 Path(arguments.output).write_text(json.dumps(rows, indent=1))
