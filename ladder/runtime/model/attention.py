@@ -76,11 +76,16 @@ def attention_job(graph: Graph, device: TileDevice) -> Job:
     schedule = choice.schedule
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
+    def emitted(name: str) -> Any:
+        """Emit the kernel; imports the compiler, so it waits for its turn with it."""
         from ladder.lower.cuda.attention import emit
 
-        return build_function(lambda name: emit(form, device, schedule, name), name, device, folder)
+        return emit(form, device, schedule, name)
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emitted, name, device, folder)
 
     return Job({"attention": str(form), "schedule": str(schedule)}, Identity.of(None, device), device, make)
 
