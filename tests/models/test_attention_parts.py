@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -186,3 +188,25 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+PROBE = """
+import sys
+from pathlib import Path
+import ladder.lower.build as build
+from ladder.ir import GraphBuilder
+from ladder.runtime.model.attention import attention_job
+from targets import get_device
+g = GraphBuilder("part")
+q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 64), ("v", 64)))
+job = attention_job(g.finish(g.add("attention", q, k, v)), get_device("cuda/sm_90a"))
+build.build_function = lambda emitted, name, device, folder: name
+job.make(Path())
+assert "tvm" not in sys.modules, "TVM is imported outside of the turn with it"
+"""
+
+
+def test_the_compiler_is_imported_in_its_turn() -> None:
+    """Two threads that import TVM at once see modules that are not whole."""
+    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
