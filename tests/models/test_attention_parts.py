@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
-from ladder.ir import evaluate
+from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
@@ -188,6 +188,14 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+def test_nothing_to_attend_to_is_torchs() -> None:
+    g = GraphBuilder("part")
+    q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 0), ("v", 0)))
+    graph = g.finish(g.add("attention", q, k, v))
+    (part,) = (part for part in partition(graph, device=DEVICE) if "attention" in part.operators)
+    assert (part.kind, part.reason) == ("library", "torch's: there is nothing to attend to")
 
 
 PROBE = """
