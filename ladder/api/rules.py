@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ladder.api.cache import KVCache
+from ladder.api.calibration import Moments, observe
 from ladder.api.linear import Linear
 from tile_types.errors import LadderError, ShapeError
 
@@ -35,6 +36,8 @@ class Row:
         Bytes of the weight.
     reason
         Why it was left as it is; empty if it was quantized.
+    observed
+        Rows of example inputs that its codes were chosen by; 0: rounded to nearest.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Row:
     before: int
     after: int
     reason: str = ""
+    observed: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ def quantize_(
     skip: Sequence[str] = (),
     overrides: Mapping[str, Options | str | None] | None = None,
     kv_cache: str | None = None,
+    calibration: Iterable[Any] | None = None,
     **options: Any,
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
@@ -139,6 +144,10 @@ def quantize_(
         given for all; None: the layer stays as it is. The first pattern that matches a name counts.
     kv_cache
         Type in which `KVCache` modules of the model store keys and values: ``"int8"``, ``"fp8_e4m3"``, ...
+    calibration
+        Example inputs, one call of the model each: a tensor, a tuple or list of arguments, or a dict of named
+        ones. Scales and codes are then chosen so that products of such inputs err least (`calibrated`), for
+        every type up to 8 bits; a layer that no example reaches is rounded to nearest.
     **options
         For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scaling``, ...
 
@@ -161,6 +170,8 @@ def quantize_(
             "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
         )
     plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}))
+    if calibration is not None:
+        plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear] = {}
     rows = [plan.row(model, name, module, replaced) for name, module in _weighted(model)]
     caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
@@ -192,6 +203,12 @@ class _Rules:
     ) -> None:
         self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
         self.used: set[str] = set()
+        self.moments: dict[torch.nn.Module, Moments] = {}
+
+    def observe(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
+        """Run the model on examples and keep what the layers to quantize get."""
+        layers = [m for name, m in _weighted(model) if isinstance(self.chosen(name, m), dict)]
+        self.moments = observe(model, layers, batches)
 
     def unused(self) -> tuple[str, ...]:
         """Return the patterns that named no layer."""
@@ -213,13 +230,20 @@ class _Rules:
         if isinstance(chosen, str):
             return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
         try:
-            layer = replaced[module] = Linear.from_linear(module, **chosen)  # type: ignore[arg-type]
+            layer = replaced[module] = self.layer(module, chosen)
         except LadderError as error:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
         gemm = layer.problem
         group = f"_g{gemm.group_size}" if gemm.scale else ""
-        return Row(name, kind, f"{gemm.weight}{group}", gemm.activation, nbytes, layer.weight_nbytes)
+        observed = self.moments[module].rows if module in self.moments else 0
+        stored = f"{gemm.weight}{group}"
+        return Row(name, kind, stored, gemm.activation, nbytes, layer.weight_nbytes, observed=observed)
+
+    def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear:
+        """Quantize one layer, by what it got if examples were given."""
+        assert isinstance(module, torch.nn.Linear)  # `chosen` gives options for no other
+        return Linear.from_linear(module, moments=self.moments.get(module), **options)
 
     def chosen(self, name: str, module: torch.nn.Module) -> dict[str, Any] | str:
         """Return a layer's options, or the reason why it stays as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,6 +167,12 @@ class Importer:
         node = Node(self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles))
         self.g.insert(node)
         return node
+
+
+def identifier(name: str) -> str:
+    """Return a name that tile graphs can print, for any name."""
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    return f"v{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 Row = Callable[..., Any]
