@@ -29,6 +29,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "iota": ((), {"extent": 5, "axis": 1, "rank": 2, "begin": 3, "step": 2, "type": "int64"}),
     "size": ((), {"extent": 5, "type": "float32"}),
     "take": (((5, 6), (2, 3)), {}),
+    "put": (((4, 5, 6), (1,), (4, 1, 6)), {"axis": 1}),
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     "select": (((4, 6), (4, 6), (6,)), {}),
     **dict.fromkeys(("log", "sin", "cos", "abs", "floor", "erf", "negation"), (((4, 6),), {})),

@@ -18,6 +18,9 @@ from tile_types.errors import DeviceError
 
 log = logging.getLogger("ladder.model")
 
+FEW_TOKENS = 16
+"""Tokens up to which plain products run on kernels of ours on a GPU: then they are as fast as they read."""
+
 
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
@@ -62,7 +65,10 @@ class Compiler:
         reason = reason_to_refuse(examples)
         if not reason:
             try:
-                built = build_model(import_fx(module, examples), place_of(examples))
+                place = place_of(examples)
+                on_gpu = place.type == "cuda"
+                program = import_fx(module, examples, join=on_gpu, few=FEW_TOKENS if on_gpu else 0)
+                built = build_model(program, place)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's

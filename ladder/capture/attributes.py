@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import by_identity, by_value, is_constant
+from ladder.capture.kinds import by_identity, by_value, is_a, is_constant
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import Symbolic
-from ladder.capture.tensors import METADATA, VIEWS_BY_ATTRIBUTE, is_plain_tensor
+from ladder.capture.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
 _OBJECT_GET: Any = object.__getattribute__
 _OBJECT_SET: Any = object.__setattr__
@@ -48,7 +48,7 @@ def instance_dict(value: Any) -> Any:
         found = _OBJECT_GET(value, "__dict__")
     except AttributeError:
         return NULL
-    return found if isinstance(found, dict) else NULL
+    return found if is_a(found, dict) else NULL
 
 
 class Attributes(Symbolic):
@@ -58,24 +58,20 @@ class Attributes(Symbolic):
         """Return ``value.name``."""
         value = self.plain(value)
         if not self.recording:
-            return getattr(value, name)
-        try:
-            self.refuse_poisoned()
-            return self._load(value, name)
-        except CaptureError as error:
-            return self.opaque(getattr, (value, name), {}, "push", str(error))
+            return self.natively(getattr, value, name)
+        return self.recorded(self._load, (value, name), (getattr, (value, name)))
 
     def _load(self, value: Any, name: str) -> Any:
         kind = type(value)
         if kind is types.ModuleType:
             return self.namespace_item(vars(value), name, value.__name__, lambda: getattr(value, name))
-        if isinstance(value, type):
+        if is_a(value, type):
             return self._class_attr(value, name)
         if kind is super:
             return self._super_attr(value, name)
         if kind is types.MethodType and name in ("__func__", "__self__", "__name__", "__doc__"):
             return getattr(value, name)
-        if is_constant(value) and not isinstance(value, types.FunctionType | torch.jit.ScriptFunction):
+        if is_constant(value) and not is_a(value, types.FunctionType | torch.jit.ScriptFunction):
             return self._constant_attr(value, name)
         return self._object_attr(value, kind, name)
 
@@ -86,8 +82,22 @@ class Attributes(Symbolic):
         return getattr(value, name)
 
     def _object_attr(self, value: Any, kind: type, name: str) -> Any:
+        fallback = self.segment.class_attribute(kind, "__getattr__")
+        if fallback is NULL:
+            return self._attribute(value, kind, name)
+        if not is_a(fallback, types.FunctionType):
+            raise CaptureError("a native __getattr__")
+        try:
+            with self.barrier():
+                return self._attribute(value, kind, name)
+        except AttributeError:
+            pass
+        return self.call_function(fallback, (value, name), {})
+
+    def _attribute(self, value: Any, kind: type, name: str) -> Any:
+        """Return what ``__getattribute__`` gives."""
         getter = self.segment.class_attribute(kind, "__getattribute__")
-        if isinstance(getter, types.FunctionType):
+        if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
         if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
@@ -100,12 +110,7 @@ class Attributes(Symbolic):
             return inside
         if found is not NULL:
             return self.bind(found, value, kind) if hasattr(described, "__get__") else found
-        fallback = self.segment.class_attribute(kind, "__getattr__")
-        if isinstance(fallback, types.FunctionType):
-            return self.call_function(fallback, (value, name), {})
-        if fallback is not NULL:
-            raise CaptureError("a native __getattr__")
-        return getattr(value, name)  # raises the AttributeError of this type
+        return _OBJECT_GET(value, name)  # raises the AttributeError of this type
 
     def instance_item(self, value: Any, name: str) -> Any:
         """Return the entry `name` of the instance dictionary, or `NULL`."""
@@ -176,12 +181,12 @@ class Attributes(Symbolic):
         return found
 
     def _bound_to_class(self, found: Any, value: type, name: str) -> Any:
-        if isinstance(found, classmethod):
+        if is_a(found, classmethod):
             return types.MethodType(self.part(found.__func__), value)
-        if isinstance(found, staticmethod):
+        if is_a(found, staticmethod):
             return self.part(found.__func__)
-        if hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType | property):
-            if isinstance(type(found).__get__, types.FunctionType):
+        if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
+            if is_a(type(found).__get__, types.FunctionType):
                 raise CaptureError("a descriptor written in Python, read from a class")
             return getattr(value, name)
         return found
@@ -200,10 +205,6 @@ class Attributes(Symbolic):
                     return found
                 return self.bind(found, None if owner is kind else owner, kind)
         return getattr(value, name)
-
-    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
-        """Return one item of a tuple."""
-        raise NotImplementedError
 
     def part(self, value: Any) -> Any:
         """Return `value`, a read-only part of a constant, after pinning it."""
@@ -233,14 +234,14 @@ class Attributes(Symbolic):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found
-        if described is _TUPLE_GETTER and isinstance(value, tuple):
+        if described is _TUPLE_GETTER and is_a(value, tuple):
             return self.tuple_item(value, found.__reduce__()[1][0])
         if described is types.MemberDescriptorType:
             return self._slot(found, value)
         if described is types.GetSetDescriptorType:
             return self._computed(found, value, kind)
         getter = self.segment.class_attribute(described, "__get__")
-        if isinstance(getter, types.FunctionType):
+        if is_a(getter, types.FunctionType):
             return self.call_function(getter, (found, value, kind), {})
         raise CaptureError(f"a descriptor of type {described.__qualname__}")
 
@@ -261,13 +262,13 @@ class Attributes(Symbolic):
             inside = found.__get__(value)
             self.dict_node(value, inside)
             return inside
-        if isinstance(value, torch.Tensor) and found.__objclass__ is torch._C.TensorBase:
+        if is_a(value, torch.Tensor) and found.__objclass__ is torch._C.TensorBase:
             return self._tensor_attr(value, name)
-        if isinstance(value, types.FunctionType) and name in _FUNCTION_FIELDS:
+        if is_a(value, types.FunctionType) and name in _FUNCTION_FIELDS:
             return self._function_field(value, name)
         if is_constant(value):
             return found.__get__(value)
-        if isinstance(value, BaseException):
+        if is_a(value, BaseException):
             return self._error_field(found, value, name)
         raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
 
@@ -287,35 +288,44 @@ class Attributes(Symbolic):
         node = self.segment.node(value)
         if name in VIEWS_BY_ATTRIBUTE or name == "data":
             return self.operator(getattr, (value, name), {})
-        if name in ("requires_grad", "is_leaf") and node.external and name not in node.seen:
-            node.seen.add(name)
-            self.segment.check(f"{node.var}.{name} is {getattr(value, name)}", f"{node.var}.{name}")
         if name in METADATA and not node.dynamic:
+            self.meet_metadata(value, name)
             return self.open_metadata(value, name, ()) if self.is_open(value) else getattr(value, name)
         if name == "grad" and node.external:
             # Within a segment no gradient changes: backward passes and assignments split.
             return self.segment.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
         raise CaptureError(f"the tensor attribute {name}")
 
+    def meet_metadata(self, value: torch.Tensor, name: str) -> None:
+        """Guard metadata that do not follow from what is guarded of every tensor."""
+        node = self.segment.node(value)
+        if name not in UNGUARDED or name in node.seen:
+            return
+        if not node.external:
+            if name not in ("is_leaf", "requires_grad", "is_nested"):
+                raise CaptureError(f"{name} of a tensor made here")
+            return
+        node.seen.add(name)
+        found = getattr(value, name)
+        text = f"{node.var}.{name}{'()' if callable(found) else ''}"
+        found = self.segment.constant(found() if callable(found) else found)
+        self.segment.check(f"{text} == {found}", f"{node.var}.{name}")
+
     # stores -----------------------------------------------------------------------------------
     def store_attr(self, value: Any, name: str, item: Any) -> None:
         """Do ``value.name = item``."""
         value = self.plain(value)
         if not self.recording:
-            setattr(value, name, self.plain(item))
+            self.natively(setattr, value, name, item)
             return
-        try:
-            self.refuse_poisoned()
-            self._store(value, name, item)
-        except CaptureError as error:
-            self.opaque(setattr, (value, name, item), {}, "push", str(error))
+        self.recorded(self._store, (value, name, item), (setattr, (value, name, item)))
 
     def _store(self, value: Any, name: str, item: Any) -> None:
         kind = type(value)
-        if isinstance(value, type | types.ModuleType):
+        if is_a(value, type | types.ModuleType):
             raise CaptureError("an attribute of a class or module is set")
         setter = self.segment.class_attribute(kind, "__setattr__")
-        if isinstance(setter, types.FunctionType):
+        if is_a(setter, types.FunctionType):
             self.call_in_statement(setter, (value, name, item))
             return
         if getattr(setter, "__objclass__", None) not in _PLAIN_HOMES:
@@ -347,21 +357,17 @@ class Attributes(Symbolic):
         """Do ``del value.name``."""
         value = self.plain(value)
         if not self.recording:
-            delattr(value, name)
+            self.natively(delattr, value, name)
             return
-        try:
-            self.refuse_poisoned()
-            self._delete(value, name)
-        except CaptureError as error:
-            self.opaque(delattr, (value, name), {}, "push", str(error))
+        self.recorded(self._delete, (value, name), (delattr, (value, name)))
 
     def _delete(self, value: Any, name: str) -> None:
         deleter = self.segment.class_attribute(type(value), "__delattr__")
         inside = instance_dict(value)
-        if isinstance(deleter, types.FunctionType):
+        if is_a(deleter, types.FunctionType):
             self.call_in_statement(deleter, (value, name))
             return
-        if deleter is not _OBJECT_DELETE or inside is NULL or isinstance(value, type):
+        if deleter is not _OBJECT_DELETE or inside is NULL or is_a(value, type):
             raise CaptureError("an attribute is deleted natively")
         if self.segment.class_attribute(type(value), name) is not NULL:
             raise CaptureError("a descriptor is deleted")
@@ -388,7 +394,7 @@ def _is_data(described: type) -> bool:
 
 
 def _brief_path(value: Any) -> str:
-    return getattr(value, "__qualname__", None) or type(value).__name__
+    return value.__qualname__ if is_a(value, type | types.FunctionType) else type(value).__name__
 
 
 __all__ = ["Attributes", "instance_dict", "operator"]

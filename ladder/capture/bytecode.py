@@ -70,6 +70,7 @@ class Program:
     instructions: list[Instruction]
     handlers: list[Handler]
     operations: frozenset[str]
+    intrinsics: frozenset[int]
 
     def handler_of(self, index: int) -> Handler | None:
         """Return the handler that guards instruction `index`."""
@@ -114,7 +115,9 @@ def _decode(code: CodeType) -> Program:
         instructions.append(Instruction(name, item.arg or 0, value, item.offset, line, item.argrepr, effect))
     # Jumps may land on an EXTENDED_ARG, which is a NOP here: it falls through to its instruction.
     handlers = _handlers(code, index_of, len(raw))
-    return Program(code, instructions, handlers, frozenset(item.op for item in instructions))
+    operations = frozenset(item.op for item in instructions)
+    intrinsics = frozenset(item.arg for item in instructions if item.op == "CALL_INTRINSIC_1")
+    return Program(code, instructions, handlers, operations, intrinsics)
 
 
 _programs: dict[int, tuple[CodeType, Program]] = {}

@@ -15,7 +15,8 @@ import torch
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes, instance_dict
 from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
-from ladder.capture.kinds import CONTAINERS, by_identity, is_constant, is_plain
+from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
+from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
 
@@ -44,13 +45,9 @@ class Calls(Attributes):
         """Call `function`: interpret, replay or split."""
         function = self.plain(function)
         if not self.recording:
-            plain = {key: self.plain(value) for key, value in kwargs.items()}
-            return function(*map(self.plain, args), **plain)
-        try:
-            self.refuse_poisoned()
-            return self._call(function, args, kwargs)
-        except CaptureError as error:
-            return self.opaque(function, args, kwargs, "push", str(error))
+            return self.natively(function, *args, **kwargs)
+        given = (function, args, kwargs)
+        return self.recorded(self._call, given, given)
 
     def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = type(function)
@@ -61,14 +58,14 @@ class Calls(Attributes):
             special = self.specials().get(function)
             if special is not None:
                 return special(*args, **kwargs)
-            if function in natives.DATA and not isinstance(function, type) and kind not in _NATIVE_TYPES:
+            if function in natives.DATA and not is_a(function, type) and kind not in _NATIVE_TYPES:
                 return self.replay(function, args, kwargs, looking=True)
-        if isinstance(function, type):
+        if is_a(function, type):
             return self.instantiate(function, args, kwargs)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
             return self._identified(function, args, kwargs)
         found = self.segment.class_attribute(kind, "__call__")
-        if isinstance(found, types.FunctionType):
+        if is_a(found, types.FunctionType):
             return self.call_function(found, (function, *args), kwargs)
         raise CaptureError(f"a call of {kind.__module__}.{kind.__qualname__}")
 
@@ -95,16 +92,24 @@ class Calls(Attributes):
             self._part(function, "__self__")
         if type(function) is _BUILTIN:
             if function in tensors.STATE_READS:
-                return function(*map(self.plain, args), **kwargs)
+                return self._state_read(function, args, kwargs)
             if function in tensors.NO_EFFECT:
                 return None
             if function in tensors.OVERRIDE_CHECKS:
                 return self._has_override(function, args)
         return self.native(function, args, kwargs)
 
-    def specials(self) -> dict[Any, Any]:
-        """Return the natives that the machine implements itself."""
-        raise NotImplementedError
+    def _state_read(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the answer of a function that reads the state of torch, guarded."""
+        given = tuple(map(self.plain, args))
+        found = function(*given, **kwargs)
+        if function not in tensors.STATE_GUARDED:
+            if self.segment.state_written or kwargs or not is_constant((given, found)):
+                raise CaptureError(f"{function.__name__} is read")
+            constant = self.segment.constant
+            text = f"{constant(function)}(*{constant(given)}) == {constant(found)}"
+            self.segment.check(text, f"{function.__name__} gives {found}")
+        return found
 
     def _part(self, value: Any, name: str) -> Any:
         """Return a part of a bound method or partial, met if the object is external."""
@@ -134,21 +139,33 @@ class Calls(Attributes):
             found = tuple(get(args[0], key) for key in keys)
         return found[0] if len(keys) == 1 else found
 
-    def subscript(self, container: Any, key: Any) -> Any:
-        """Return ``container[key]``."""
-        raise NotImplementedError
-
     def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node, target = self.segment.node(function), function()
-        if node.external:
-            return self.segment.read(node, "()", target, f"{node.var}()", f"{node.var}()")
+        if target is not None and id(target) not in self.segment.arguments and self._may_have_died():
+            raise self.leave("a weak reference to what may have died meanwhile")
+        if node.external and "()" not in node.seen:
+            # Never pinned: a record must not keep alive what is only weakly referred to.
+            node.seen.add("()")
+            self.segment.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
         return target
+
+    def _outlives(self, target: Any) -> bool:
+        """Say whether `target` lives longer than this segment."""
+        if id(target) in self.segment.arguments:
+            return True
+        node = self.segment.find(target)
+        return node is not None and node.external and not self._may_have_died()
+
+    def _may_have_died(self) -> bool:
+        """Say whether something from outside may have lost its last reference in this segment."""
+        taken_up = self.site is not None and bool(self.site.layouts)
+        return taken_up or any(step.keep for step in self.segment.steps)
 
     def _has_override(self, function: Any, args: tuple[Any, ...]) -> bool:
         """``has_torch_function`` and its forms: tensors of torch's own classes have none."""
-        flat = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
+        flat = args[0] if len(args) == 1 and is_a(args[0], tuple | list) else args
         for item in flat:
-            if isinstance(item, torch.Tensor):
+            if is_a(item, torch.Tensor):
                 self.segment.node(item)
                 if not tensors.is_plain_tensor(item):
                     raise CaptureError("a tensor subclass")
@@ -166,7 +183,7 @@ class Calls(Attributes):
     def call_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a Python function: as one operator, replayed, or interpreted."""
         if not self.recording:
-            return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
+            return self.natively(function, *args, **kwargs)
         annotated = self._annotation(function, kwargs)
         if annotated is not None:
             self._identify(function)
@@ -174,7 +191,7 @@ class Calls(Attributes):
         code = function.__code__
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
             raise CaptureError(f"{function.__qualname__} is not interpreted")
-        if natives.FRAME_NAMES.intersection(code.co_names):
+        if frame_names(code):
             raise CaptureError(f"{function.__qualname__} looks at frames")
         frame = self._frame(function, args, kwargs)
         if code.co_flags & inspect.CO_GENERATOR:
@@ -186,7 +203,7 @@ class Calls(Attributes):
         if function in tensors.PYTHON_OPERATORS:
             return self._python_operator
         if function in tensors.STATE_READS:
-            return lambda call, args, kwargs: call(*args, **kwargs)
+            return self._state_read
         if function is is_captured:
             return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
@@ -220,14 +237,6 @@ class Calls(Attributes):
             return self.native(function, args, kwargs)
         return self.operator(function, args, kwargs)
 
-    def known(self, code: types.CodeType) -> bool:
-        """Say whether the interpreter knows all instructions of `code`."""
-        raise NotImplementedError
-
-    def run(self, frame: Frame) -> Any:
-        """Run `frame` to its end, or to its next ``yield``."""
-        raise NotImplementedError
-
     def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         segment = self.segment
         node = segment.node(function)
@@ -249,10 +258,6 @@ class Calls(Attributes):
             self.new(named)
         return Frame(function, slots)
 
-    def new(self, value: Any) -> Any:
-        """Register a container made by the interpreter."""
-        raise NotImplementedError
-
     def _meet_function(self, node: Node) -> None:
         segment, function, var = self.segment, node.obj, node.var
         path = getattr(function, "__qualname__", var)
@@ -272,12 +277,8 @@ class Calls(Attributes):
 
     def _generator(self, frame: Frame) -> Any:
         generator = make_generator(frame, self.resume)
-        self.segment.hidden(generator, self.here())
+        self.segment.hidden_generator(generator, self.here())
         return generator
-
-    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
-        """Run a generator's frame to its next ``yield`` or its end."""
-        raise NotImplementedError
 
     # classes ----------------------------------------------------------------------------------
     def instantiate(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -287,32 +288,48 @@ class Calls(Attributes):
             return type(self.plain(args[0]))
         if kind in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[kind]), args, kwargs)
-        if kind is weakref.ref and len(args) == 1:
-            self.segment.node(args[0])
+        if issubclass(kind, weakref.ReferenceType):
+            if kind is not weakref.ref or len(args) != 1 or not self._outlives(args[0]):
+                raise self.leave("a weak reference to what may die meanwhile")
             return self.perform(kind, args, kwargs, [])
+        if kind is reversed and len(args) == 1 and not kwargs and self._indexed(args[0]):
+            return self.call_function(self.part(polyfills.reversed_), args, kwargs)
         if kind in natives.STRUCTURE or kind in natives.DATA:
             return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
         if kind is functools.partial:
             return self.replay(kind, args, kwargs, looking=False)
         meta_call = segment.class_attribute(type(kind), "__call__")
-        if isinstance(meta_call, types.FunctionType):
+        if is_a(meta_call, types.FunctionType):
             return self.call_function(meta_call, (kind, *args), kwargs)
         if meta_call is not type.__call__:
             raise CaptureError("a native metaclass __call__")
         return self.construct(kind, args, kwargs)
 
+    def _indexed(self, value: Any) -> bool:
+        """Say whether `reversed` indexes `value` by functions of torch's, as it does lists of modules.
+
+        Where it is made a list, it asks for the length again: that of torch may be asked any number of times.
+        """
+        names = ("__reversed__", "__getitem__", "__len__")
+        own, *found = (self.segment.class_attribute(type(value), name) for name in names)
+        return own is NULL and all(
+            is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
+        )
+
     def construct(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do ``type.__call__(kind, *args, **kwargs)``."""
         segment = self.segment
+        if segment.class_attribute(kind, "__del__") is not NULL:
+            raise self.leave(f"{kind.__qualname__} has a finalizer")
         if issubclass(kind, BaseException):
             return self._exception(kind, args, kwargs)
         new = segment.class_attribute(kind, "__new__")
         initialise = segment.class_attribute(kind, "__init__")
-        if isinstance(new, staticmethod):
+        if is_a(new, staticmethod):
             new = self.part(new.__func__)
-        if isinstance(new, types.FunctionType):
+        if is_a(new, types.FunctionType):
             if initialise is not object.__init__:
-                if not isinstance(initialise, types.FunctionType) or not self.known(initialise.__code__):
+                if not is_a(initialise, types.FunctionType) or not self.known(initialise.__code__):
                     raise CaptureError("__init__ is not interpreted")
                 with self.barrier():
                     made = self.call_function(new, (kind, *args), kwargs)
@@ -320,7 +337,7 @@ class Calls(Attributes):
                 return self.call_function(new, (kind, *args), kwargs)
         else:
             made = self._allocate(kind, new, args, kwargs)
-        if not isinstance(made, kind) or initialise is object.__init__:
+        if not is_a(made, kind) or initialise is object.__init__:
             return made
         return self._initialise(made, initialise, args, kwargs)
 
@@ -336,34 +353,23 @@ class Calls(Attributes):
             raise CaptureError("an abstract class")
         if home is tuple and len(args) == 1:
             items = args[0]
-            if not isinstance(items, tuple | list):
+            if not is_a(items, tuple | list):
                 with self.barrier():
-                    items = self._drained(self.iterate(items))
+                    items = self.drained(self.iterate(items))
             given = (kind, tuple(map(self.plain, items)))
-            try:
-                self.segment.touch(items, 1)
-                return self.perform(new, given, {}, [])
-            except CaptureError as error:
-                return self.opaque(new, given, {}, "push", str(error))
+            return self.recorded(self._touched_tuple, (items, new, given), (new, given))
         if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
             raise CaptureError(f"instances of {kind.__qualname__} are made natively")
         made = new(kind)
         self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())
         return made
 
-    def iterate(self, value: Any) -> Any:
-        """Return ``iter(value)``."""
-        raise NotImplementedError
-
-    def perform(self, function: Any, args: Any, kwargs: Any, changes: list[Node]) -> Any:
-        """Call a native with admitted arguments and add the step that calls it again."""
-        raise NotImplementedError
-
-    def _drained(self, value: Any) -> tuple[Any, ...]:
-        raise NotImplementedError
+    def _touched_tuple(self, items: Any, new: Any, given: tuple[Any, ...]) -> Any:
+        self.segment.touch(items, 1)
+        return self.perform(new, given, {}, [])
 
     def _initialise(self, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not isinstance(how, types.FunctionType):
+        if not is_a(how, types.FunctionType):
             with self.barrier():
                 self.native(how, (made, *args), kwargs)
             return made
@@ -377,9 +383,9 @@ class Calls(Attributes):
         plain = tuple(map(self.plain, args))
         lookup = self.segment.class_attribute
         new, initialise = lookup(kind, "__new__"), lookup(kind, "__init__")
-        if isinstance(new, types.FunctionType | staticmethod):
+        if is_a(new, types.FunctionType | staticmethod):
             raise CaptureError("an exception class with its own __new__")
-        if not isinstance(initialise, types.FunctionType):
+        if not is_a(initialise, types.FunctionType):
             made = self.perform(kind, plain, kwargs, [])
             return made
         made = new(kind, *plain, **kwargs)
@@ -399,29 +405,25 @@ class Calls(Attributes):
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
-        if name == "__new__" and isinstance(owner, type) and args and isinstance(args[0], type):
+        if name == "__new__" and is_a(owner, type) and args and is_a(args[0], type):
             if owner is object and len(args) > 1:
                 raise CaptureError("object.__new__ with arguments")
             return self.allocate(owner, function, args[0], args[1:])
-        if name in ("__instancecheck__", "__subclasscheck__") and isinstance(owner, type):
+        if name in ("__instancecheck__", "__subclasscheck__") and is_a(owner, type):
             return function(*map(self.plain, args), **kwargs)
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
-        if isinstance(owner, natives.SCALAR_TYPES):
+        if is_a(owner, natives.SCALAR_TYPES):
             return self.replay(function, args, kwargs, looking=True)
-        if owner is object or isinstance(function, types.WrapperDescriptorType | types.MethodWrapperType):
+        if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
             return self._wrapper(function, owner, name, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
 
     def _is_tensor_method(self, function: Any) -> bool:
-        return type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(
-            function.__self__, torch.Tensor
-        )
+        return type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor)
 
     def _torch_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if type(function) in (_BUILTIN, types.MethodWrapperType) and isinstance(
-            function.__self__, torch.Tensor
-        ):
+        if type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor):
             args = (function.__self__, *args)
             function = getattr(torch._C.TensorBase, function.__name__)
         name = function.__name__
@@ -431,9 +433,10 @@ class Calls(Attributes):
 
     def _metadata(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for item in args:
-            if isinstance(item, torch.Tensor):
+            if is_a(item, torch.Tensor):
                 if self.segment.node(item).dynamic or not tensors.is_plain_tensor(item):
                     raise CaptureError("metadata that depends on values")
+                self.meet_metadata(item, function.__name__)
             elif not is_plain(item):
                 raise CaptureError("metadata of a structure")
         if any(map(self.is_open, args)):
@@ -445,7 +448,7 @@ class Calls(Attributes):
 
     def _open_metadata(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Metadata of tensors with open extents: those of one tensor may be open too."""
-        if sum(isinstance(item, torch.Tensor) for item in args) == 1 and self.is_open(args[0]):
+        if sum(is_a(item, torch.Tensor) for item in args) == 1 and self.is_open(args[0]):
             return self.open_metadata(args[0], function.__name__, (*args[1:], *kwargs.values()))
         self.segment.fix_shapes(f"{function.__name__} is read")
         return function(*map(self.plain, args), **kwargs)
@@ -457,7 +460,7 @@ class Calls(Attributes):
             return self._object_wrapper(owner, name, rest)
         if name == "__init__" and home is object:
             return None
-        if (name == "__call__" and home is type) or (isinstance(owner, type) and name == "__call__"):
+        if (name == "__call__" and home is type) or (is_a(owner, type) and name == "__call__"):
             return self.construct(owner, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
 
@@ -474,12 +477,6 @@ class Calls(Attributes):
             return None
         raise CaptureError(f"object.{name}")
 
-    def container_method(
-        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
-        raise NotImplementedError
-
     def _annotated(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[function]), args, kwargs)
@@ -490,27 +487,23 @@ class Calls(Attributes):
             return self.call_function(self.part(_POLYFILLS_OF_OBJECTS[function]), args, kwargs)
         return self.replay(function, args, kwargs, looking=looking)
 
-    def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:
-        """Call a replayable native and note how to call it again."""
-        raise NotImplementedError
-
 
 def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any, ...]]:
     """Return (receiver, method name, other arguments) of a native method; NULL if it has none."""
     name = getattr(function, "__name__", "")
-    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
         return (args[0], name, args[1:]) if args else (NULL, name, args)
     owner = getattr(function, "__self__", None)
-    if owner is None or isinstance(owner, types.ModuleType):
+    if owner is None or is_a(owner, types.ModuleType):
         return NULL, name, args
     return owner, name, args
 
 
 def _wraps(function: Any, home: type, name: str) -> bool:
     """Say whether `function` is the slot `name` of exactly `home`."""
-    if isinstance(function, types.WrapperDescriptorType):
+    if is_a(function, types.WrapperDescriptorType):
         return function.__objclass__ is home and function is home.__dict__.get(name)
-    if isinstance(function, types.MethodWrapperType):
+    if is_a(function, types.MethodWrapperType):
         return getattr(function, "__objclass__", None) is home
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -14,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ladder.capture import natives
+from ladder.capture import natives, polyfills
 from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
-from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_constant, is_plain
+from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_a, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.tensors import is_plain_tensor
 from ladder.capture.words import words
@@ -46,6 +47,25 @@ def advance(iterator: Iterator[Any]) -> Any:
     return next(iterator, STOP)
 
 
+def taken(value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
+    """Return items of `value` as unpacking takes them; see `Machine.unpacked`."""
+    if first is None:
+        return tuple(value)
+    stream = iter(value)
+    items: list[Any] = []
+    for _ in range(first if rest else first + 1):
+        item = next(stream, STOP)
+        if item is STOP:
+            return tuple(items)
+        items.append(item)
+    return (*items, *list(stream)) if rest else tuple(items)
+
+
+def items_of(value: Any) -> list[Any]:
+    """Return all items of `value`, without asking it how many there are."""
+    return [item for item in value]  # noqa: C416 `list` would ask
+
+
 class Containers(Calls):
     """`replay`, `container_method`, iteration."""
 
@@ -57,32 +77,30 @@ class Containers(Calls):
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         if function is zip:
-            args = tuple(map(self._iterated, args))
-        elif (
-            (function in natives.CONSUMERS or function is enumerate)
-            and function not in _MAPPINGS
-            and len(args) == 1
-        ):
-            args = (self._iterated(args[0]),)
+            args = tuple(self.iterated(item, function) for item in args)
+        elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+            several = function in (min, max) and len(args) > 1  # these compare their arguments
+            args = args if several or not args else (self.iterated(args[0], function), *args[1:])
         hidden = any(self._is_hidden(item) for item in args)
         if _consumes(function):
             given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)
-            args = tuple(self._drained(item) if any(test(item) for test in given) else item for item in args)
+            args = tuple(self.drained(item) if any(test(item) for test in given) else item for item in args)
         elif hidden and function not in _LAZY:
             raise CaptureError("a native given a generator")
         if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
             self.segment.touch(args[0], 1)
             args = (tuple(args[0]), *args[1:])
-        try:
-            for item in (*args, *kwargs.values()):
-                self._admit(item, looking)
-            if hidden and function in _LAZY:
-                return self._hidden_result(function, args, kwargs)
-            changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
-            return self.perform(function, args, kwargs, changes)
-        except CaptureError as error:
-            # What iterators had is in `args` by now: the call must not be made with the iterators again.
-            return self.opaque(function, args, kwargs, "push", str(error))
+        # What iterators had is in `args` by now: the call must not be made with the iterators again.
+        call = (function, args, kwargs)
+        return self.recorded(self._replayed, (*call, looking, hidden and function in _LAZY), call)
+
+    def _replayed(self, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
+        for item in (*args, *kwargs.values()):
+            self._admit(item, looking)
+        if hidden:
+            return self._hidden_result(function, args, kwargs)
+        changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
+        return self.perform(function, args, kwargs, changes)
 
     def _pure_dynamic(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         dynamic = any(type(item) is Dynamic for item in args)
@@ -99,26 +117,45 @@ class Containers(Calls):
         text = f"{segment.constant(function)}({', '.join(texts)})"
         return self.computed_extent(function, args, Dynamic(result, segment.bind(text, text)))
 
-    def _iterated(self, value: Any) -> Any:
-        """Return ``iter(value)`` where that is Python code, so that it is interpreted; else `value`."""
-        if is_constant(value) or isinstance(value, list | tuple | dict | set | frozenset | deque):
+    def iterated(self, value: Any, function: Any) -> Any:
+        """Return what the native `function` may iterate over in place of `value`, if that runs Python code.
+
+        Such code is interpreted: ``__iter__``, what natives ask for a length, and items of a consumer.
+        """
+        if is_constant(value) or is_a(value, list | tuple | dict | set | frozenset | deque):
             return value
         if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or self._is_hidden(value):
             return value
-        if not isinstance(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
+        if not is_a(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
             return value
         with self.barrier():
-            return self.iterate(value)
+            iterator = self.iterate(value)
+            if function in natives.ASKING:
+                self._ask_length(value)
+        if type(iterator) in natives.ITERATORS or self._is_hidden(iterator):
+            return iterator
+        if function in natives.CONSUMERS:
+            return self.drained(iterator)
+        return self.call_function(self.part(polyfills.stream), (iterator,), {})
+
+    def _ask_length(self, value: Any) -> None:
+        """Do what natives do to find out how much room items will take."""
+        lookup = self.segment.class_attribute
+        method = lookup(type(value), "__len__")
+        method = lookup(type(value), "__length_hint__") if method is NULL else method
+        if is_a(method, types.FunctionType):
+            with contextlib.suppress(TypeError):  # as they do
+                self.call_function(method, (value,), {})
 
     def _is_hidden(self, value: Any) -> bool:
         node = self.segment.nodes.get(id(value))
-        return node is not None and not node.recordable and hasattr(value, "__next__")
+        return node is not None and not node.recordable and hasattr(type(value), "__next__")
 
-    def _drained(self, value: Any) -> tuple[Any, ...]:
-        """Return what is left of an iterator, taken under watch."""
+    def drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
+        """Return what is left of an iterator, or `most` items of it, taken under watch."""
         items: list[Any] = []
         with self.barrier():
-            while (item := self.advance(value)) is not STOP:
+            while len(items) != most and (item := self.advance(value)) is not STOP:
                 items.append(item)
         return tuple(items)
 
@@ -129,9 +166,9 @@ class Containers(Calls):
         kind = type(value)
         if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
             raise CaptureError(f"a native that looks into {kind.__qualname__}")
-        if isinstance(value, list | tuple | dict | set | frozenset | deque):
+        if is_a(value, list | tuple | dict | set | frozenset | deque):
             self._check_not_overridden(kind)
-            if isinstance(value, set | frozenset):
+            if is_a(value, set | frozenset):
                 self.segment.constant_keys(value)
             self.segment.touch(value, 8 if looking else 1)
         elif kind in natives.ITERATORS:
@@ -139,7 +176,7 @@ class Containers(Calls):
         elif kind in natives.VIEWS:
             if self.segment.node(value).external:
                 raise CaptureError("a view from outside")
-        elif looking or not isinstance(value, types.FunctionType | types.MethodType | type(len)):
+        elif looking or not is_a(value, types.FunctionType | types.MethodType | type(len)):
             raise CaptureError(f"a native given {kind.__qualname__}")
 
     def _check_not_overridden(self, kind: type) -> None:
@@ -198,13 +235,13 @@ class Containers(Calls):
 
     def _note_inside(self, value: Any, var: str, depth: int, parents: set[str]) -> None:
         """Register the new mutable objects inside a new container by where they lie in it."""
-        if depth == 0 or not isinstance(value, list | tuple | dict):
+        if depth == 0 or not is_a(value, list | tuple | dict):
             return
-        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        entries = value.items() if is_a(value, dict) else enumerate(value)
         for key, item in list(entries):
             if is_constant(item) or self.segment.find(item) is not None:
                 continue
-            if isinstance(item, list | dict | set | deque | tuple) or hasattr(item, "__dict__"):
+            if is_a(item, list | dict | set | deque | tuple) or hasattr(type(item), "__dict__"):
                 if type(item) is types.MethodType:
                     continue
                 node = self.segment.fresh(item, f"{var}[{self.segment.constant(key)}]", {var})
@@ -216,55 +253,49 @@ class Containers(Calls):
         """Return ``iter(value)``."""
         value = self.plain(value)
         if not self.recording:
-            return iter(value)
-        try:
-            self.refuse_poisoned()
-            return self._iterate(value)
-        except CaptureError as error:
-            return self.opaque(iter, (value,), {}, "push", str(error))
+            return self.natively(iter, value)
+        return self.recorded(self._iterate, (value,), (iter, (value,)))
 
     def _iterate(self, value: Any) -> Any:
         kind = type(value)
-        if isinstance(value, types.GeneratorType) or kind in natives.ITERATORS:
+        if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
             return value
-        if kind in natives.METHODS or isinstance(value, str | bytes | range | torch.Size):
+        if kind in natives.METHODS or is_a(value, str | bytes | range | torch.Size):
             return self.replay(iter, (value,), {}, looking=False)
         if kind in natives.VIEWS:
             return self.replay(iter, (value,), {}, looking=False)
         method = self.segment.class_attribute(kind, "__iter__")
-        if isinstance(method, types.FunctionType):
+        if is_a(method, types.FunctionType):
             return self.call(types.MethodType(method, value), (), {})
-        if isinstance(value, list | tuple | dict | set | deque) and method is not NULL:
+        if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
             return self.replay(iter, (value,), {}, looking=False)
-        if method is NULL and isinstance(value, torch.Tensor):
+        if method is NULL and is_a(value, torch.Tensor):
             raise CaptureError("a tensor is iterated over")
         raise CaptureError(f"{kind.__qualname__} is iterated over")
 
     def advance(self, iterator: Any) -> Any:
         """Return the next item of an iterator, or `STOP`."""
         if not self.recording:
-            return advance(iterator)
+            return self.natively(advance, iterator)
         node = self.segment.find(iterator)
         kind = type(iterator)
         if self._is_hidden(iterator):
             with self.barrier():
                 return advance(iterator)
         if kind in natives.ITERATORS and node is not None:
-            try:
-                self._known_iterator(iterator)
-            except CaptureError as error:
-                return self.opaque(advance, (iterator,), {}, "next", str(error))
-            return self._advance_known(iterator, node)
+            return self.recorded(self._advance_known, (iterator,), (advance, (iterator,)), "next")
+        return self.recorded(self._advance_by_method, (iterator,), (advance, (iterator,)), "next")
+
+    def _advance_by_method(self, iterator: Any) -> Any:
+        kind = type(iterator)
         method = self.segment.class_attribute(kind, "__next__")
-        if isinstance(method, types.FunctionType):
-            try:
-                with self.barrier():
-                    return self.call_function(method, (iterator,), {})
-            except CaptureError:
-                pass
-            except StopIteration:
-                return STOP
-        return self.opaque(advance, (iterator,), {}, "next", f"{kind.__qualname__} is advanced")
+        if not is_a(method, types.FunctionType):
+            raise CaptureError(f"{kind.__qualname__} is advanced")
+        try:
+            with self.barrier():
+                return self.call_function(method, (iterator,), {})
+        except StopIteration:
+            return STOP
 
     def _known_iterator(self, iterator: Any, depth: int = 4) -> None:
         """Guard what an iterator from outside will give, by what it would be pickled as."""
@@ -289,8 +320,9 @@ class Containers(Calls):
             segment.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
         node.full = True
 
-    def _advance_known(self, iterator: Any, node: Node) -> Any:
-        item = advance(iterator)
+    def _advance_known(self, iterator: Any) -> Any:
+        self._known_iterator(iterator)
+        node, item = self.segment.node(iterator), advance(iterator)
         self.segment.change(f"next({node.var}, None)", [node], set())
         return item
 
@@ -311,47 +343,44 @@ class Containers(Calls):
         rest = tuple(map(self.plain, rest))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         if name in natives.CONSUMING:
-            rest = tuple(self._drained(item) if self._is_hidden(item) else item for item in rest)
+            rest = tuple(self.drained(item) if self._is_hidden(item) else item for item in rest)
         if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
             quick = self._dict_read(owner, name, rest, function)
             if quick is not NULL:
                 return quick
-        try:
-            self._admit_method(owner, name, rest, kwargs)
-            changes = [] if name in natives.READERS else [self.segment.node(owner)]
-            return self.perform(method, (owner, *rest), kwargs, changes)
-        except CaptureError as error:
-            return self.opaque(method, (owner, *rest), kwargs, "push", str(error))
+        given = (method, (owner, *rest), kwargs)
+        return self.recorded(self._known_method, (method, owner, name, rest, kwargs), given)
+
+    def _known_method(self, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
+        self._admit_method(owner, name, rest, kwargs)
+        changes = [] if name in natives.READERS else [self.segment.node(owner)]
+        return self.perform(method, (owner, *rest), kwargs, changes)
 
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        looking = name in natives.LOOKING and not isinstance(owner, dict)
+        looking = name in natives.LOOKING and not is_a(owner, dict)
         self.segment.node(owner)
-        if (
-            isinstance(owner, set)
-            and name in ("add", "discard", "remove")
-            and self.identity_key(owner, rest[0])
-        ):
+        if is_a(owner, set) and name in ("add", "discard", "remove") and self.identity_key(owner, rest[0]):
             return
         self.segment.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
             raise CaptureError(f"{name} compares elements")
-        if isinstance(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
+        if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
             raise CaptureError("dictionaries of objects are compared")
         if name in ("extend", "update", "__init__", "extendleft"):
             for item in rest:
                 self._admit_iterable(item)
-        hashed = isinstance(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
+        hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
         if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
             raise CaptureError("a key that is not a constant")
         for item in (*rest, *kwargs.values()):
-            if not is_constant(item) and isinstance(item, list | tuple | dict | set | frozenset | deque):
+            if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
                 self.segment.touch(item, 8 if looking else 1)
             if looking and not is_plain(item):
                 raise CaptureError(f"{name} compares objects")
 
     def _admit_iterable(self, item: Any) -> None:
-        if is_constant(item) or isinstance(item, list | tuple | dict | set | frozenset | deque):
+        if is_constant(item) or is_a(item, list | tuple | dict | set | frozenset | deque):
             return
         if self._is_hidden(item):
             return
@@ -375,7 +404,7 @@ class Containers(Calls):
         """Read one key, guarding no others; NULL if the general way must be taken."""
         key = rest[0]
         node = self.segment.node(owner)
-        if not is_constant(key) or (type(key) not in (str, int, type(None)) and not isinstance(key, type)):
+        if not is_constant(key) or (type(key) not in (str, int, type(None)) and not is_a(key, type)):
             return NULL
         found = dict.get(owner, key, NULL)
         constant = self.segment.constant(key)
@@ -389,7 +418,7 @@ class Containers(Calls):
                 missing = self.segment.class_attribute(type(owner), "__missing__")
                 if type(owner) is defaultdict and owner.default_factory is not None:
                     return self._default(owner, node, key)
-                if isinstance(missing, types.FunctionType):
+                if is_a(missing, types.FunctionType):
                     return self.call_function(missing, (owner, key), {})
                 raise KeyError(key)
             return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
@@ -409,10 +438,6 @@ class Containers(Calls):
             self.store_subscript(owner, key, value)
         return value
 
-    def store_subscript(self, container: Any, key: Any, item: Any) -> None:
-        """Do ``container[key] = item``."""
-        raise NotImplementedError
-
     def _other_method(
         self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -428,7 +453,7 @@ class Containers(Calls):
         if kind is types.GeneratorType and self._is_hidden(owner):
             with self.barrier():
                 return getattr(owner, name)(*rest, **kwargs)
-        if isinstance(owner, BaseException) and name == "__init__" and isinstance(function, _SLOT_CALLS):
+        if is_a(owner, BaseException) and name == "__init__" and is_a(function, _SLOT_CALLS):
             return self.perform(function, (owner, *rest), kwargs, [self.segment.node(owner)])
         if kind in _LOCKS and (
             name in ("__enter__", "__exit__") or (name in ("acquire", "release") and not rest)
@@ -477,12 +502,12 @@ class Containers(Calls):
         segment = self.segment
         uses: set[str] = set()
         try:
-            if isinstance(value, dict):
+            if is_a(value, dict):
                 pairs = [(segment.reference(k, uses), segment.reference(v, uses)) for k, v in value.items()]
                 text = "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
             else:
                 items = ", ".join(segment.reference(item, uses) for item in value)
-                text = f"[{items}]" if isinstance(value, list) else f"{{*({items},)}}" if value else "set()"
+                text = f"[{items}]" if is_a(value, list) else f"{{*({items},)}}" if value else "set()"
             segment.fresh(value, text, uses)
         except CaptureError as error:
             # Nothing of the user's has run: only a later use of this object ends the recording.

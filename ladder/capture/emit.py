@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from ladder.capture.errors import RECORD, again
+from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
@@ -22,7 +24,7 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
     if plan is None:
         uses: set[str] = set()
         value = segment.reference(result, uses)
-        tail = [f"raise {value}" if failed else f"return (None, {value})"]
+        tail = [f"{segment.constant(again)}({value})" if failed else f"return (None, {value})"]
     else:
         uses = plan.uses
         tail = _split_tail(segment, plan)
@@ -40,12 +42,14 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
     source = _function("run", roots, lines)
     alone = _function("check", roots, [*learning, "return 0"])
     try:
-        exec(compile(source + alone, "<ladder record>", "exec"), segment.space)
+        exec(compile(source + alone, RECORD, "exec"), segment.space)
     except SyntaxError as error:
         raise CaptureError(f"the generated record is not valid: {error}") from error
-    run, check = segment.space["run"], segment.space["check"]
+    # Not left in their own globals: a record that is dropped lets go of what it holds at once.
+    run, check = segment.space.pop("run"), segment.space.pop("check")
     why = plan.why if plan is not None else ""
-    return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site)
+    held = frozenset(id(node.obj) for node in segment.nodes.values() if node.pinned)
+    return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site, held)
 
 
 def _function(name: str, parameters: str, lines: list[str]) -> str:
@@ -59,8 +63,8 @@ def _split_tail(segment: Segment, plan: Plan) -> list[str]:
         "try:",
         f"    result = {plan.call}",
         "except Exception as error:",
-        f"    return ({failure}, ({roots}error))",
-        f"return ({site}, ({roots}result))",
+        f"    return ({failure}, ({roots}error,))",
+        f"return ({site}, ({roots}result,))",
     ]
 
 
@@ -111,9 +115,9 @@ def _guard_lines(
             lines.append(f"    {check.binds} = {check.text}")
         else:
             lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
-    paths = segment.table.finish(len(segment.checks) + 1)
+    facts = segment.table.finish(len(segment.checks) + 1)
     table = segment.table.lines(segment.constant)
-    segment.checks += [Check("True", None, path, path) for path in paths]
+    segment.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
     segment.checks.append(Check("True", None, "objects that stay", None))
     forms = [
         [*lines, *(f"    {line}" for line in (*bulk, *table)), "except Exception:", "    return -1"]
@@ -165,7 +169,10 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
             graph.erase_node(node)
     inputs = [(var, example) for _, var, example in segment.placeholders]
     try:
-        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        root = torch.nn.Module()
+        if getattr(machine.captured.backend, "loops", False):
+            root, graph = rolled(graph)
+        module = torch.fx.GraphModule(root, graph)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error

@@ -157,6 +157,11 @@ def _stand_in(file: str, name: str, line: int) -> CodeType:
     return _templates[key]
 
 
+def is_stand_in(code: CodeType) -> bool:
+    """Say whether `code` is that of a stand-in."""
+    return code.co_varnames == ("_call", "_args", "_kwargs")
+
+
 class Through:
     """`call`, made from beneath stand-ins for `places`, outermost first.
 

@@ -6,8 +6,11 @@ import builtins
 from typing import TYPE_CHECKING, Any
 
 from ladder.capture.bytecode import VERSION, Instruction
+from ladder.capture.containers import items_of
+from ladder.capture.errors import set_field
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.handlers import YIELD, handles, popn
+from ladder.capture.kinds import is_a
 from ladder.capture.segment import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize, Growing
 
@@ -113,7 +116,7 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
             target.items.extend(items)
         return
     value = m.plain(value)
-    if i.op == "DICT_MERGE" and not isinstance(value, dict):
+    if i.op == "DICT_MERGE" and not is_a(value, dict):
         f.stack.append(m.opaque(dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
         f.index -= 1
         return
@@ -122,18 +125,25 @@ def _extend(m: Machine, f: Frame, i: Instruction) -> None:
         key = next(iter(set(value) & set(target)), None)
         raise TypeError(f"{callee}() got multiple values for keyword argument {key!r}")
     method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
-    if i.op == "LIST_EXTEND" and not hasattr(value, "__iter__") and not hasattr(value, "__getitem__"):
+    if i.op == "LIST_EXTEND" and not _iterable(type(value)):
         raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
     try:
         m.extend(target, method, value)
     except CaptureError as error:
-        kind: Any = dict if i.op.startswith("DICT") else list
-        if type(value) is kind:
-            m.stop(str(error), m.here())
-            method(target, value)
-            return
-        f.stack.append(m.opaque(kind, (value,), {}, "redo", str(error)))
-        f.index -= 1
+        why = str(error)
+    else:
+        return
+    kind: Any = {"LIST_EXTEND": list, "SET_UPDATE": items_of}.get(i.op, dict)
+    if type(value) in (dict, list):
+        m.stop(why, m.here())
+        method(target, value)
+        return
+    f.stack.append(m.opaque(kind, (value,), {}, "redo", why))
+    f.index -= 1
+
+
+def _iterable(kind: type) -> bool:
+    return hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
 @handles("LIST_TO_TUPLE")
@@ -149,7 +159,7 @@ def _becomes_tuple(f: Frame, above: int) -> bool:
     """Say whether a list, `above` items below the top, goes into a tuple and is seen by nothing else."""
     for following in f.program.instructions[f.index :]:
         if above == 0 and following.op in ("LIST_TO_TUPLE", "CALL_INTRINSIC_1"):
-            return following.op == "LIST_TO_TUPLE" or following.arg == 6
+            return following.op == "LIST_TO_TUPLE" or following.arg == LIST_TO_TUPLE
         if following.effect is None or above + following.effect < 0:
             return False
         above += following.effect
@@ -158,7 +168,7 @@ def _becomes_tuple(f: Frame, above: int) -> bool:
 
 @handles("UNPACK_SEQUENCE")
 def _unpack(m: Machine, f: Frame, i: Instruction) -> None:
-    items = m.unpacked(f.stack.pop())
+    items = m.unpacked(f.stack.pop(), i.arg, False)
     if items is None:
         f.index -= 1
         return
@@ -172,7 +182,7 @@ def _unpack(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("UNPACK_EX")
 def _unpack_ex(m: Machine, f: Frame, i: Instruction) -> None:
     before, after = i.arg & 255, i.arg >> 8
-    items = m.unpacked(f.stack.pop())
+    items = m.unpacked(f.stack.pop(), before)
     if items is None:
         f.index -= 1
         return
@@ -189,7 +199,7 @@ def _unpack_ex(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("KW_NAMES")
 def _kw_names(m: Machine, f: Frame, i: Instruction) -> None:
     value = i.value
-    f.keywords = value if isinstance(value, tuple) else f.code.co_consts[i.arg]
+    f.keywords = value if is_a(value, tuple) else f.code.co_consts[i.arg]
 
 
 def _do_call(m: Machine, f: Frame, count: int, keywords: tuple[str, ...]) -> None:
@@ -247,21 +257,24 @@ def _make_function(m: Machine, f: Frame, i: Instruction) -> None:
     f.stack.append(m.make_function(f, code, parts))
 
 
+STOP_ITERATION_ERROR, UNARY_POSITIVE, LIST_TO_TUPLE = 3, 5, 6
+INTRINSICS = frozenset({STOP_ITERATION_ERROR, UNARY_POSITIVE, LIST_TO_TUPLE})
+"""The intrinsics that are interpreted; the others print, make type parameters or import names."""
+
+
 @handles("CALL_INTRINSIC_1")
 def _intrinsic(m: Machine, f: Frame, i: Instruction) -> None:
     value = f.stack.pop()
-    if i.arg == 5:  # INTRINSIC_UNARY_POSITIVE
+    if i.arg == UNARY_POSITIVE:
         f.stack.append(m.unary("+", value))
-    elif i.arg == 6:  # INTRINSIC_LIST_TO_TUPLE
+    elif i.arg == LIST_TO_TUPLE:
         f.stack.append(_as_tuple(value))
-    elif i.arg == 3 and isinstance(value, StopIteration):  # INTRINSIC_STOPITERATION_ERROR
+    elif is_a(value, StopIteration):
         error = RuntimeError("generator raised StopIteration")
         error.__cause__ = error.__context__ = value
         f.stack.append(error)
-    elif i.arg == 3:
-        f.stack.append(value)
     else:
-        raise CaptureError(f"the intrinsic {i.arg}")
+        f.stack.append(value)
 
 
 # generators --------------------------------------------------------------------------------------
@@ -318,11 +331,13 @@ def _pop_except(m: Machine, f: Frame, i: Instruction) -> None:
 
 @handles("CHECK_EXC_MATCH")
 def _check_match(m: Machine, f: Frame, i: Instruction) -> None:
-    kinds = f.stack.pop()
-    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+    given = f.stack.pop()
+    kinds = given if isinstance(given, tuple) else (given,)
+    for kind in kinds:
+        if not (is_a(kind, type) and issubclass(kind, BaseException)):
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
-    f.stack.append(isinstance(f.stack[-1], kinds))
+    order = type(f.stack[-1]).__mro__  # no `__instancecheck__` is asked
+    f.stack.append(any(kind in order for kind in kinds))
 
 
 @handles("RERAISE")
@@ -338,13 +353,13 @@ def _raise(m: Machine, f: Frame, i: Instruction) -> None:
         raise f.handled[-1]
     cause: Any = f.stack.pop() if i.arg == 2 else NULL
     error = f.stack.pop()
-    if isinstance(error, type) and issubclass(error, BaseException):
+    if is_a(error, type) and issubclass(error, BaseException):
         with m.barrier():
             error = m.call(error, (), {})
-    if not isinstance(error, BaseException):
+    if not is_a(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
     if cause is not NULL:
-        error.__cause__ = cause() if isinstance(cause, type) else cause
+        set_field(m, error, "__cause__", cause() if is_a(cause, type) else cause)
     raise error
 
 
@@ -367,7 +382,7 @@ def _with_except(m: Machine, f: Frame, i: Instruction) -> None:
 @handles("CLEANUP_THROW")
 def _cleanup_throw(m: Machine, f: Frame, i: Instruction) -> None:
     error = f.stack.pop()
-    if not isinstance(error, StopIteration):
+    if not is_a(error, StopIteration):
         raise error
     f.stack.pop()
     f.stack[-1] = None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import types
 from typing import Any, cast
 
-from ladder.capture import handlers_calls as handlers_calls
 from ladder.capture.bytecode import Instruction, Program, program_of
+from ladder.capture.errors import leaves
 from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
 from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
+from ladder.capture.handlers_calls import INTRINSICS
 from ladder.capture.operations import Operations
+from ladder.capture.segment import CaptureError
 
 
 class Interpreter(Operations):
@@ -22,7 +24,8 @@ class Interpreter(Operations):
 
     def known(self, code: types.CodeType) -> bool:
         """Say whether every instruction of `code` has a handler."""
-        return program_of(code).operations <= HANDLERS.keys()
+        program = program_of(code)
+        return program.operations <= HANDLERS.keys() and program.intrinsics <= INTRINSICS
 
     def run(self, frame: Frame, error: BaseException | None = None) -> Any:
         """Run `frame` until it returns, yields or raises; `error` is raised where it stands."""
@@ -40,8 +43,16 @@ class Interpreter(Operations):
         while True:
             instruction = instructions[frame.index]
             frame.index += 1
+            before = list(frame.stack) if self.recording else None
             try:
                 signal = HANDLERS[instruction.op](cast(Any, self), frame, instruction)
+            except CaptureError as error:
+                # No handler has an answer to it: the instruction is made again without recording.
+                if before is None:
+                    raise
+                self.stop(str(error), self.here())
+                frame.stack, frame.index = [*map(self.plain, before)], frame.index - 1
+                continue
             except BaseException as error:
                 self._unwind(frame, error)
                 continue
@@ -56,9 +67,7 @@ class Interpreter(Operations):
         """Go to the handler of `error` in `frame`, or raise it."""
         index = frame.index - 1
         handler = frame.program.handler_of(index)
-        current = frame.handled[-1] if frame.handled else None
-        if current is not None and error.__context__ is None and error is not current:
-            error.__context__ = current
+        leaves(self, frame, error)
         if handler is None:
             raise error
         del frame.stack[handler.depth :]
@@ -69,11 +78,12 @@ class Interpreter(Operations):
 
     def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
         """Step a generator's frame."""
-        if is_error:
-            return self.run(frame, value)
-        if frame.index:
-            frame.stack.append(value)
-        return self.run(frame)
+        with self.barrier():
+            if is_error:
+                return self.run(frame, value)
+            if frame.index:
+                frame.stack.append(value)
+            return self.run(frame)
 
     def drive(self, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
         """Run restored `frames`, outermost first, to the end of the outermost."""

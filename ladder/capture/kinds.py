@@ -5,12 +5,28 @@ from __future__ import annotations
 import enum
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard, TypeVar, overload
 
 import numpy as np
 import torch
 
 from ladder.capture.frames import Absent
+
+Kind = TypeVar("Kind")
+
+
+@overload
+def is_a(value: object, kinds: type[Kind]) -> TypeGuard[Kind]: ...
+@overload
+def is_a(value: object, kinds: Any) -> bool: ...
+def is_a(value: object, kinds: Any) -> bool:
+    """Say whether `value` is an instance by its type.
+
+    `isinstance` would go on to ask the object for its ``__class__``, which may be code of the user's.
+    """
+    return issubclass(type(value), kinds)
+
 
 IDENTITY_TYPES: frozenset[type] = frozenset(
     {
@@ -43,16 +59,16 @@ _MODULE_FUNCTION = types.BuiltinFunctionType
 def by_identity(value: Any) -> bool:
     """Say whether `value` is a constant whose guard is ``is``."""
     kind = type(value)
-    if kind in IDENTITY_TYPES or isinstance(value, type | enum.Enum):
+    if kind in IDENTITY_TYPES or is_a(value, type | enum.Enum):
         return True
     if kind is _MODULE_FUNCTION:
-        return value.__self__ is None or isinstance(value.__self__, types.ModuleType | type)
+        return value.__self__ is None or is_a(value.__self__, types.ModuleType | type)
     return False
 
 
 def by_value(value: Any) -> bool:
     """Say whether `value` is an immutable scalar whose guard is its type and ``==``."""
-    return type(value) in VALUE_TYPES or isinstance(value, np.generic)
+    return type(value) in VALUE_TYPES or is_a(value, np.generic)
 
 
 def is_constant(value: Any) -> bool:
@@ -62,8 +78,18 @@ def is_constant(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(is_constant(item) for item in value)
     if type(value) is slice:
-        return all(is_constant(item) for item in (value.start, value.stop, value.step))
+        return all(map(is_constant, parts(value)))
     return False
+
+
+def parts(value: slice) -> tuple[Any, Any, Any]:
+    """Return start, stop and step of a slice."""
+    return value.start, value.stop, value.step
+
+
+def mapped(value: slice, change: Callable[[Any], Any]) -> slice:
+    """Return a slice with each of its parts changed."""
+    return slice(*map(change, parts(value)))
 
 
 def is_plain(value: Any, depth: int = 8) -> bool:
@@ -84,21 +110,34 @@ def descriptor_of(function: Any) -> Any:
 
     None if there is none: ``getattr(object, name)`` need not be it, as in calls through ``super()``.
     """
-    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
         return function
     owner, name = function.__self__, function.__name__
     for home in type(owner).__mro__:
         found: Any = home.__dict__.get(name)
-        native = isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType)
+        native = is_a(found, types.MethodDescriptorType | types.WrapperDescriptorType)
         if native and found.__get__(owner) == function:
             return found
     return None
 
 
+def made_by_native(value: BaseException) -> dict[str, Any] | None:
+    """Return the fields besides its arguments that make an exception again; None if more is in it."""
+    kind = type(value)
+    more = (OSError, ImportError, SyntaxError, BaseExceptionGroup)
+    if kind.__module__ != "builtins" or issubclass(kind, more) or vars(value):
+        return None
+    if value.__cause__ is not None or value.__context__ is not None:
+        return None
+    fields = {NameError: ("name",), AttributeError: ("name", "obj")}
+    names = next((fields[home] for home in kind.__mro__ if home in fields), ())
+    return {name: getattr(value, name) for name in names}
+
+
 def same_value(name: str, value: Any, constant: str) -> str:
     """Return the Python condition that the variable `name` holds exactly the scalar `value`."""
-    if isinstance(value, float) and value != value:
+    if is_a(value, float) and value != value:
         return f"{name} != {name}"
-    if isinstance(value, float | complex | np.generic) and not value:
+    if is_a(value, float | complex | np.generic) and not value:
         return f"repr({name}) == {repr(value)!r}"  # 0.0 and -0.0
     return f"{name} == {constant}"

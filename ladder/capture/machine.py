@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import builtins
 import sys
 import types
@@ -11,14 +12,16 @@ from typing import Any
 import torch
 
 from ladder.capture import natives
-from ladder.capture.containers import BY_IDENTITY, STOP
+from ladder.capture.containers import BY_IDENTITY, STOP, taken
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.interpreter import Interpreter
-from ladder.capture.kinds import by_identity, is_constant, is_plain
+from ladder.capture.kinds import by_identity, is_a, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.tensors import is_plain_tensor
 
+_HOOK = "__subclasshook__"
+_HOOK_OWNERS = frozenset({"collections.abc", "abc", "contextlib", "os", "importlib.abc", "numbers"})
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
 
 
@@ -47,7 +50,7 @@ class Machine(Interpreter):
         """Return a global or builtin."""
         names = frame.names
         if name not in names and name not in frame.builtins:
-            raise NameError(f"name '{name}' is not defined")
+            raise NameError(f"name '{name}' is not defined", name=name)
         if not self.recording:
             return names[name] if name in names else frame.builtins[name]
         node = self.segment.pin(names)
@@ -98,7 +101,7 @@ class Machine(Interpreter):
             free = name in frame.code.co_freevars
             where = f"cannot access free variable '{name}' where it is not associated with a value in"
             if free:
-                raise NameError(f"{where} enclosing scope") from None
+                raise NameError(f"{where} enclosing scope", name=name) from None
             raise UnboundLocalError(
                 f"cannot access local variable '{name}' where it is not associated with a value"
             ) from None
@@ -129,9 +132,12 @@ class Machine(Interpreter):
     def delete_cell(self, cell: types.CellType) -> None:
         """Empty a cell."""
         if self.recording:
-            node = self.segment.node(cell)
-            node.written.add("contents")
-            self.segment.change(f"del {node.var}.cell_contents", [node], set())
+            try:
+                node = self.segment.node(cell)
+                node.written.add("contents")
+                self.segment.change(f"del {node.var}.cell_contents", [node], set())
+            except CaptureError as error:
+                self.stop(str(error), self.here())
         del cell.cell_contents
 
     # strings ----------------------------------------------------------------------------------
@@ -147,15 +153,16 @@ class Machine(Interpreter):
     def formatted(self, value: Any, conversion: int, spec: Any) -> Any:
         """Return a replacement field of an f-string."""
         if not self.recording:
-            return formatted(self.plain(value), conversion, self.plain(spec))
+            return self.natively(formatted, value, conversion, spec)
         if type(value) is str and spec == "" and conversion == 0:
             return value
-        try:
-            if type(value) is not Dynamic and not is_plain(value):
-                raise CaptureError(f"format of {type(value).__qualname__}")
-            return self.replay(formatted, (value, conversion, spec), {}, looking=True)
-        except CaptureError as error:
-            return self.opaque(formatted, (value, conversion, spec), {}, "push", str(error))
+        given = (value, conversion, spec)
+        return self.recorded(self._formatted, given, (formatted, given))
+
+    def _formatted(self, value: Any, conversion: int, spec: Any) -> Any:
+        if type(value) is not Dynamic and not is_plain(value):
+            raise CaptureError(f"format of {type(value).__qualname__}")
+        return self.replay(formatted, (value, conversion, spec), {}, looking=True)
 
     # building ---------------------------------------------------------------------------------
     def add_to(self, target: Any, method: Any, args: tuple[Any, ...]) -> None:
@@ -209,12 +216,13 @@ class Machine(Interpreter):
     def extend(self, target: Any, method: Any, value: Any) -> None:
         """Extend a container that a display is building."""
         if not self.recording:
-            method(target, value)
+            self.natively(method, target, value)
             return
+        value = self.iterated(value, list if method is list.extend else set)
         if not self._extendable(value):
             raise CaptureError("extended by an unknown iterable")
         self._admit_iterable(value)
-        items = self._drained(value) if self._is_hidden(value) else value
+        items = self.drained(value) if self._is_hidden(value) else value
         if not self.hashed_natively(items if method is set.update else ()):
             self.stop("a set of hashable objects", self.here())
             method(target, items)
@@ -230,26 +238,31 @@ class Machine(Interpreter):
         known = type(value) in natives.METHODS or type(value) in natives.VIEWS or is_constant(value)
         return known or type(value) in natives.ITERATORS or self._is_hidden(value)
 
-    def unpacked(self, value: Any) -> Any:
-        """Return the items of a sequence to unpack; None if a tuple of them was pushed instead."""
+    def unpacked(self, value: Any, first: int | None = None, rest: bool = True) -> Any:
+        """Return the items of a sequence to unpack; None if a tuple of them was pushed instead.
+
+        `first` items are taken one by one (all, if it is None), then all others if `rest`, else one more.
+        """
         if type(value) in (tuple, DynamicSize):
             if self.recording:
                 self.segment.touch(value, 1)
             return value
         value = self.plain(value)
-        if not self.recording or isinstance(value, str | bytes | range | torch.Size):
+        if not self.recording:
+            return self.natively(taken, value, first, rest)
+        if is_a(value, str | bytes | range | torch.Size):
             return tuple(value)
-        if type(value) is list or isinstance(value, tuple):
+        if type(value) is list or is_a(value, tuple):
             self.segment.touch(value, 1)
             return tuple(value)
         if type(value) in natives.METHODS or self._is_hidden(value) or type(value) in natives.ITERATORS:
             with self.barrier():
-                return self._drained(self.iterate(value))
-        if isinstance(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
+                return self.drained(self.iterate(value), None if rest or first is None else first + 1)
+        if is_a(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
             with self.barrier():
                 return tuple(self.call(torch.unbind, (value,), {}))
         self.frames[-1].stack.append(
-            self.opaque(tuple, (value,), {}, "redo", "an unknown iterable is unpacked")
+            self.opaque(taken, (value, first, rest), {}, "redo", "an unknown iterable is unpacked")
         )
         return None
 
@@ -259,7 +272,7 @@ class Machine(Interpreter):
         if self.recording:
             if type(args) is not tuple:
                 with self.barrier():
-                    args = self._drained(self.iterate(args))
+                    args = self.drained(self.iterate(self.iterated(args, tuple)))
             try:
                 self.segment.touch(args, 1)
                 self.segment.touch(kwargs, 1)
@@ -273,7 +286,7 @@ class Machine(Interpreter):
     def super_arguments(self, frame: Frame) -> tuple[Any, Any]:
         """Return what ``super()`` without arguments means in `frame`."""
         first = frame.slots[frame.code.co_varnames[0]]
-        if isinstance(first, types.CellType):
+        if is_a(first, types.CellType):
             first = self.load_cell(frame, frame.code.co_varnames[0])
         return self.load_cell(frame, "__class__"), first
 
@@ -288,7 +301,7 @@ class Machine(Interpreter):
                 f"'{kind.__name__}' object does not support the context manager protocol"
                 + (f" (missed {name} method)" if hasattr(kind, "__enter__") else "")
             )
-        if isinstance(found, types.FunctionType):
+        if is_a(found, types.FunctionType):
             return types.MethodType(found, value)
         return found.__get__(value, kind)
 
@@ -336,7 +349,7 @@ class Machine(Interpreter):
 
     def advance_or_raise(self, iterator: Any) -> Any:
         """Return ``next(iterator)``."""
-        if isinstance(iterator, types.GeneratorType):
+        if is_a(iterator, types.GeneratorType):
             with self.barrier():
                 return next(iterator)
         with self.barrier():
@@ -413,7 +426,7 @@ class Machine(Interpreter):
         return self.frames[-1].names
 
     def _vars(self, *args: Any) -> Any:
-        if len(args) != 1 or isinstance(args[0], type | types.ModuleType):
+        if len(args) != 1 or is_a(args[0], type | types.ModuleType):
             raise CaptureError("vars()")
         return self.load_attr(args[0], "__dict__")
 
@@ -451,9 +464,11 @@ class Machine(Interpreter):
         if type(kinds) is tuple:
             self.segment.touch(kinds)
             return any(self._isinstance(value, kind) for kind in kinds)
-        if isinstance(kinds, type):
+        if is_a(kinds, type):
             check = self.segment.class_attribute(type(kinds), "__instancecheck__")
-            if isinstance(check, types.FunctionType) and type(kinds).__module__ not in ("abc", "typing"):
+            if is_a(kinds, abc.ABCMeta):
+                self._meet_abstract(type(value), kinds)
+            elif is_a(check, types.FunctionType):
                 with self.barrier():
                     return bool(self.call_function(check, (kinds, self.plain(value)), {}))
         elif not by_identity(kinds):
@@ -464,7 +479,24 @@ class Machine(Interpreter):
     def _issubclass(self, value: Any, kinds: Any) -> Any:
         if not is_constant(kinds) or not is_constant(value):
             raise CaptureError("issubclass of unknown kinds")
+        for kind in kinds if type(kinds) is tuple else (kinds,):
+            if is_a(kind, abc.ABCMeta):
+                self._meet_abstract(value, kind)
+            elif type(kind) is not type and is_a(value, type):
+                raise CaptureError("issubclass of a kind with its own metaclass")
         return issubclass(value, kinds)
+
+    def _meet_abstract(self, kind: Any, abstract: Any) -> None:
+        """Guard what classes are registered with abstract ones; protocols look at the object itself."""
+        hook = next(vars(home)[_HOOK] for home in abstract.__mro__ if _HOOK in vars(home))
+        own = _HOOK_OWNERS.isdisjoint((abstract.__module__,)) and hook is not vars(object)[_HOOK]
+        if own or type(abstract).__module__ not in ("abc", "typing", "enum"):
+            raise CaptureError("an abstract class that decides itself what its instances are")
+        if abstract not in getattr(kind, "__mro__", ()):
+            if getattr(abstract, "_is_protocol", False):
+                raise CaptureError("a protocol")
+            token = self.segment.constant(abc.get_cache_token)
+            self.segment.check(f"{token}() == {abc.get_cache_token()}", "no class was registered as abstract")
 
     def _len(self, value: Any) -> Any:
         if type(value) is DynamicSize:
@@ -473,19 +505,19 @@ class Machine(Interpreter):
         kind = type(value)
         if is_constant(value) and self.segment.find(value) is None:
             return len(value)
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             node = self.segment.node(value)
             if node.dynamic or not is_plain_tensor(value):
                 raise CaptureError("a length that depends on values")
             return self.open_metadata(value, "__len__", ()) if self.is_open(value) else len(value)
-        if isinstance(value, list | tuple | dict | set | frozenset | deque):
+        if is_a(value, list | tuple | dict | set | frozenset | deque):
             method = self.segment.class_attribute(kind, "__len__")
-            if not isinstance(method, types.FunctionType):
-                self.segment.node(value) if not isinstance(value, tuple | frozenset) else None
+            if not is_a(method, types.FunctionType):
+                self.segment.node(value) if not is_a(value, tuple | frozenset) else None
                 self.segment.touch(value, 1)
                 return len(value)
         method = self.segment.class_attribute(kind, "__len__")
-        if isinstance(method, types.FunctionType):
+        if is_a(method, types.FunctionType):
             return self.call_function(method, (value,), {})
         raise CaptureError(f"the length of {kind.__qualname__}")
 
@@ -503,7 +535,7 @@ class Machine(Interpreter):
             self._known_iterator(iterator)
         if not hidden and not known:
             method = self.segment.class_attribute(type(iterator), "__next__")
-            if isinstance(method, types.FunctionType) and not default:
+            if is_a(method, types.FunctionType) and not default:
                 return self.call_function(method, (iterator,), {})
             raise CaptureError(f"{type(iterator).__qualname__} is advanced")
         item = self.advance(iterator)
@@ -539,5 +571,5 @@ def _complete(function: Any, parts: dict[str, Any]) -> None:
         function.__kwdefaults__ = parts["kwdefaults"]
     if "annotations" in parts:
         given = parts["annotations"]
-        flat = given if isinstance(given, dict) else dict(zip(given[::2], given[1::2], strict=True))
+        flat = given if is_a(given, dict) else dict(zip(given[::2], given[1::2], strict=True))
         function.__annotations__ = flat

@@ -136,6 +136,9 @@ CONSUMERS: frozenset[Any] = frozenset(
 )
 """Natives that take all that an iterator has."""
 
+ASKING: frozenset[Any] = frozenset({list, tuple, sorted, bytes})
+"""Those that first ask how many items there will be."""
+
 LOOKING = frozenset(
     words(
         "remove sort index count __contains__ __eq__ __ne__ add discard update union intersection difference"
@@ -188,8 +191,11 @@ LEAVES: frozenset[Any] = frozenset(
 
 FRAME_NAMES = frozenset(
     words(
-        "_getframe currentframe f_locals f_back f_globals settrace setprofile locals _current_frames eval"
-        " exec getouterframes _getframemodulename"
+        "_getframe currentframe f_locals f_back f_globals settrace setprofile _current_frames getouterframes"
+        " _getframemodulename"
     )
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""
+
+FRAME_FUNCTIONS = frozenset(words("locals eval exec"))
+"""Built-in functions that do; attributes of these names are something else."""

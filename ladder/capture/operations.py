@@ -15,7 +15,7 @@ import torch.fx
 from ladder.capture import natives, tensors
 from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import is_constant, is_plain
+from ladder.capture.kinds import is_a, is_constant, is_plain, mapped
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import real_values
@@ -104,7 +104,7 @@ class Operations(Containers):
     def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
         if not self.recording:
-            return function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
+            return self.natively(function, *args, **kwargs)
         if getattr(function, "__name__", "") not in _DYNAMIC_SAFE:
             args = tuple(map(self.settled_for_operator, args))
         kwargs = {key: self.settled_for_operator(value) for key, value in kwargs.items()}
@@ -119,6 +119,8 @@ class Operations(Containers):
         except Exception as error:
             return self._failed(function, values, named, error)
         split = self._must_split(function, result, monitor, inputs)
+        if monitor.mutated and torch.is_grad_enabled():
+            split = self._meet_written(monitor) or split
         if split:
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
@@ -146,11 +148,23 @@ class Operations(Containers):
             return "a value is read from a tensor"
         if monitor.risky and self.segment.impure:
             return "an operator that may fail comes after a change"
-        if any(item.dynamic for item in inputs) and isinstance(result, tuple | list):
+        if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
             return "the number of results may depend on values"
         if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
             return "an alias that depends on values"
         return ""
+
+    def _meet_written(self, monitor: tensors.Monitor) -> str:
+        """Guard that autograd will let tensors be written again; say why to split where that is not known."""
+        segment, unknown = self.segment, False
+        for node in segment.tensors:
+            if node.obj.layout is torch.strided and tensors.storage_of(node.obj) in monitor.mutated:
+                if "written" not in node.seen:
+                    node.seen.add("written")
+                    text = f"({node.var}.is_leaf, {node.var}._is_view()) == {segment.constant(node.autograd)}"
+                    segment.check(text, f"{segment.paths.get(node.var)} is a leaf, a view or neither")
+                unknown |= node.autograd[1]
+        return "a view from outside is written after a change" if unknown and segment.impure else ""
 
     def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
         plan = self.try_plan(function, args, kwargs, "push", why)
@@ -165,14 +179,14 @@ class Operations(Containers):
 
     def _fx_call(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         graph = self.segment.graph
-        described = isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType)
-        method = isinstance(function, types.FunctionType) and function.__qualname__.startswith("Tensor.")
+        described = is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType)
+        method = is_a(function, types.FunctionType) and function.__qualname__.startswith("Tensor.")
         if described and function.__name__ in ("__getitem__", "__setitem__"):
             return graph.call_function(getattr(operator, function.__name__.strip("_")), args, kwargs)
-        if (described or method) and args and isinstance(args[0], torch.fx.Node):
+        if (described or method) and args and is_a(args[0], torch.fx.Node):
             self.segment.class_attribute(torch.Tensor, function.__name__)
             return graph.call_method(function.__name__, args, kwargs)
-        if isinstance(function, torch.jit.ScriptFunction):
+        if is_a(function, torch.jit.ScriptFunction):
             function = tensors.scripted(function)
         return graph.call_function(function, args, kwargs)
 
@@ -180,7 +194,7 @@ class Operations(Containers):
         """Return `value` as an argument of a graph node."""
         if type(value) is Dynamic:
             return self._placeholder(value.var, value.value)
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             return self._fx_tensor(value, inputs)
         if type(value) in (list, tuple, torch.Size, DynamicSize):
             self.segment.touch(value, 1)
@@ -189,8 +203,8 @@ class Operations(Containers):
         if type(value) is dict:
             return {key: self._fx(item, inputs) for key, item in value.items()}
         if type(value) is slice:
-            return slice(*(self._fx(part, inputs) for part in (value.start, value.stop, value.step)))
-        if isinstance(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
+            return mapped(value, lambda part: self._fx(part, inputs))
+        if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
             return value
         raise CaptureError(f"an operator takes {type(value).__qualname__}")
 
@@ -220,7 +234,7 @@ class Operations(Containers):
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
-        if isinstance(result, torch.Tensor):
+        if is_a(result, torch.Tensor):
             known = self.segment.find(result)
             if known is not None:
                 return
@@ -230,7 +244,7 @@ class Operations(Containers):
             self.segment.nodes[id(result)] = node
             self.segment.keep.append(result)
             self.segment.graph_values.append(node)
-        elif isinstance(result, tuple | list):
+        elif is_a(result, tuple | list):
             whole = Node(result, self.segment.fresh_name(), external=False)
             whole.fx, whole.full = fx, True
             self.segment.nodes[id(result)] = whole
@@ -247,17 +261,13 @@ class Operations(Containers):
         """Return ``left symbol right``, also for comparisons and in-place forms."""
         function = BINARY[symbol]
         if not self.recording:
-            return function(self.plain(left), self.plain(right))
-        try:
-            self.refuse_poisoned()
-            return self._binary(symbol, function, left, right)
-        except CaptureError as error:
-            return self.opaque(function, (left, right), {}, "push", str(error))
+            return self.natively(function, left, right)
+        return self.recorded(self._binary, (symbol, function, left, right), (function, (left, right)))
 
     def _binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         if symbol == "+" and DynamicSize in (type(left), type(right)):
             return self._joined_sizes(left, right)
-        if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
             return self._tensor_binary(symbol, function, left, right)
         if type(left) is Dynamic and symbol in _IN_PLACE:
             function = BINARY[symbol[:-1]]
@@ -267,13 +277,13 @@ class Operations(Containers):
         if is_constant(left) and is_constant(right) and not self._user_constant(left, right):
             return function(left, right)
         known = (*_CONTAINERS, int, str)
-        if isinstance(left, known) and isinstance(right, known):
+        if is_a(left, known) and is_a(right, known):
             return self._container_binary(symbol, function, left, right)
         return self._user_binary(symbol, function, left, right)
 
     def _joined_sizes(self, left: Any, right: Any) -> Any:
         """Concatenate shapes, or a shape and a tuple."""
-        if not (isinstance(left, tuple) and isinstance(right, tuple)):
+        if not (is_a(left, tuple) and is_a(right, tuple)):
             raise CaptureError("a shape is added to what is no tuple")
         values = [torch.Size(()) if type(item) is DynamicSize else type(item)(()) for item in (left, right)]
         joined = (*left, *right)
@@ -283,8 +293,8 @@ class Operations(Containers):
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
         if type(right) is np.float64:
             right = float(right)  # on the left, numpy would take over
-        other = right if isinstance(left, torch.Tensor) else left
-        if type(other) in (Dynamic, int, float, bool, complex) or isinstance(other, torch.Tensor):
+        other = right if is_a(left, torch.Tensor) else left
+        if type(other) in (Dynamic, int, float, bool, complex) or is_a(other, torch.Tensor):
             return self.operator(function, (left, right), {})
         if other is None and symbol in ("==", "!="):
             return function(left, right)
@@ -298,9 +308,9 @@ class Operations(Containers):
         for item in (left, right):
             if type(item) not in natives.METHODS and not is_constant(item):
                 raise CaptureError("arithmetic of a container subclass")
-        looking = symbol in _COMPARE or isinstance(left, set | frozenset | dict) or symbol.startswith("%")
+        looking = symbol in _COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
         for item in (left, right):
-            self._admit(item, looking and not (isinstance(left, dict) and symbol.startswith("|")))
+            self._admit(item, looking and not (is_a(left, dict) and symbol.startswith("|")))
         in_place = symbol.endswith("=") and symbol not in _COMPARE and not is_constant(left)
         changes = [self.segment.node(left)] if in_place and type(left) in (list, set, dict) else []
         return self.perform(function, (left, right), {}, changes)
@@ -318,9 +328,7 @@ class Operations(Containers):
         other = lookup(type(right), mirrored)
         if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
             return self._equality(symbol, left, right)
-        if isinstance(method, types.FunctionType) and (
-            type(right) is type(left) or not _overrides(left, right)
-        ):
+        if is_a(method, types.FunctionType) and (type(right) is type(left) or not _overrides(left, right)):
             with self.barrier():
                 result = self.call_function(method, (left, right), {})
             if result is not NotImplemented:
@@ -328,7 +336,7 @@ class Operations(Containers):
             # The other operand has its say, or there is a TypeError; both are the operator's own business.
             self.stop("an operator that is not implemented", self.here())
             return function(left, right)
-        if method is NULL and isinstance(other, types.FunctionType):
+        if method is NULL and is_a(other, types.FunctionType):
             return self.call_function(other, (right, left), {})
         raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
 
@@ -353,25 +361,25 @@ class Operations(Containers):
         """Return ``symbol value``."""
         function = UNARY[symbol]
         if not self.recording:
-            return function(self.plain(value))
-        try:
-            if isinstance(value, torch.Tensor):
-                return self.operator(function, (value,), {})
-            if type(value) is Dynamic:
-                return self._computed_dynamic(function, (value,))
-            if is_constant(value) and not self._user_constant(value):
-                return function(value)
-            raise CaptureError(f"{symbol}{type(value).__qualname__}")
-        except CaptureError as error:
-            return self.opaque(function, (value,), {}, "push", str(error))
+            return self.natively(function, value)
+        return self.recorded(self._unary, (symbol, function, value), (function, (value,)))
+
+    def _unary(self, symbol: str, function: Any, value: Any) -> Any:
+        if is_a(value, torch.Tensor):
+            return self.operator(function, (value,), {})
+        if type(value) is Dynamic:
+            return self._computed_dynamic(function, (value,))
+        if is_constant(value) and not self._user_constant(value):
+            return function(value)
+        raise CaptureError(f"{symbol}{type(value).__qualname__}")
 
     # truth and membership ---------------------------------------------------------------------
     def truth(self, value: Any) -> Any:
         """Return ``bool(value)``, or `NULL` if it must be read by a split."""
         value = self.plain(value)
         if not self.recording:
-            return bool(value)
-        if isinstance(value, bool) or value is None:
+            return self.natively(bool, value)
+        if is_a(value, bool) or value is None:
             return bool(value)
         if is_constant(value) and not self._user_constant(value):
             return bool(value)
@@ -382,7 +390,7 @@ class Operations(Containers):
             return NULL
 
     def _truth(self, value: Any) -> bool:
-        if type(value) in natives.METHODS or isinstance(value, _CONTAINERS):
+        if type(value) in natives.METHODS or is_a(value, _CONTAINERS):
             self._check_not_overridden(type(value))
             node = self.segment.find(value)
             if node is not None and node.pinned and not value and not node.mutated and not node.full:
@@ -397,12 +405,12 @@ class Operations(Containers):
                 if not holds:
                     self.segment.touch(value, 1)
             return bool(value)
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             raise CaptureError("the truth of a tensor")
         kind = type(value)
         for name in ("__bool__", "__len__"):
             method = self.segment.class_attribute(kind, name)
-            if isinstance(method, types.FunctionType):
+            if is_a(method, types.FunctionType):
                 with self.barrier():
                     return bool(self.call_function(method, (value,), {}))
             if method is not NULL:
@@ -414,32 +422,31 @@ class Operations(Containers):
         container, item = self.plain(container), self.plain(item)
         function = negated_contains if negate else operator.contains
         if not self.recording:
-            return function(container, item)
-        try:
-            self.refuse_poisoned()
-            return self._contains(container, item) is not negate
-        except CaptureError as error:
-            return self.opaque(function, (container, item), {}, "push", str(error))
+            return self.natively(function, container, item)
+        return self.recorded(self._contains, (container, item, negate), (function, (container, item)))
 
-    def _contains(self, container: Any, item: Any) -> bool:
+    def _contains(self, container: Any, item: Any, negate: bool) -> bool:
+        return self._holds(container, item) is not negate
+
+    def _holds(self, container: Any, item: Any) -> bool:
         kind = type(container)
         if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
             return item in container
         method = self.segment.class_attribute(kind, "__contains__")
-        if isinstance(method, types.FunctionType):
+        if is_a(method, types.FunctionType):
             with self.barrier():
                 return bool(self.call_function(method, (container, item), {}))
-        if isinstance(container, dict) and is_constant(item):
+        if is_a(container, dict) and is_constant(item):
             quick = self._dict_read(container, "__contains__", (item,), None)
             if quick is not NULL:
                 return bool(quick)
-        if isinstance(container, dict) and not is_plain(item):
+        if is_a(container, dict) and not is_plain(item):
             raise CaptureError("a key that is not a constant")
-        if isinstance(container, set) and self.identity_key(container, item):
+        if is_a(container, set) and self.identity_key(container, item):
             return item in container
-        if not isinstance(container, dict) and not (is_plain(container) and is_plain(item)):
+        if not is_a(container, dict) and not (is_plain(container) and is_plain(item)):
             raise CaptureError("membership among objects")
-        self._admit(container, not isinstance(container, dict))
+        self._admit(container, not is_a(container, dict))
         self._admit(item, True)
         return item in container
 
@@ -447,32 +454,28 @@ class Operations(Containers):
     def subscript(self, container: Any, key: Any) -> Any:
         """Return ``container[key]``."""
         container = self.plain(container) if type(container) not in (tuple, DynamicSize) else container
-        key = self.plain(key) if not isinstance(container, torch.Tensor) else key
+        key = self.plain(key) if not is_a(container, torch.Tensor) else key
         if not self.recording:
-            return self.plain(container)[self.plain(key)]
-        try:
-            self.refuse_poisoned()
-            return self._subscript(container, key)
-        except CaptureError as error:
-            return self.opaque(operator.getitem, (container, key), {}, "push", str(error))
+            return self.natively(operator.getitem, container, key)
+        return self.recorded(self._subscript, (container, key), (operator.getitem, (container, key)))
 
     def _subscript(self, container: Any, key: Any) -> Any:
-        if isinstance(container, torch.Tensor):
+        if is_a(container, torch.Tensor):
             return self.operator(operator.getitem, (container, key), {})
         if type(container) is DynamicSize and type(key) is slice:
             return DynamicSize(container[key])
-        if isinstance(container, type | torch.nn.Module):
+        if is_a(container, type | torch.nn.Module):
             pass
-        elif isinstance(container, tuple) and isinstance(key, int) and self._plain_items(container):
+        elif is_a(container, tuple) and is_a(key, int) and self._plain_items(container):
             return self.tuple_item(container, key)
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
             return container[key]
-        elif isinstance(container, list | tuple | dict | deque):
+        elif is_a(container, list | tuple | dict | deque):
             method = self.segment.class_attribute(type(container), "__getitem__")
-            if not isinstance(method, types.FunctionType):
+            if not is_a(method, types.FunctionType):
                 return self.container_method(method, container, "__getitem__", (key,), {})
         method = self.segment.class_attribute(type(container), "__getitem__")
-        if isinstance(method, types.FunctionType):
+        if is_a(method, types.FunctionType):
             return self.call_function(method, (container, key), {})
         raise CaptureError(f"{type(container).__qualname__} is subscripted")
 
@@ -499,25 +502,22 @@ class Operations(Containers):
         """Do ``container[key] = item``."""
         container, key = self.plain(container), self.plain(key)
         if not self.recording:
-            container[key] = self.plain(item)
+            self.natively(operator.setitem, container, key, item)
             return
         item = self.settled(item)
-        try:
-            self.refuse_poisoned()
-            self._store_subscript(container, key, item)
-        except CaptureError as error:
-            self.opaque(operator.setitem, (container, key, item), {}, "push", str(error))
+        given = (container, key, item)
+        self.recorded(self._store_subscript, given, (operator.setitem, given))
 
     def _store_subscript(self, container: Any, key: Any, item: Any) -> None:
-        if isinstance(container, torch.Tensor):
+        if is_a(container, torch.Tensor):
             self.operator(operator.setitem, (container, key, item), {})
             return
         method = self.segment.class_attribute(type(container), "__setitem__")
-        if isinstance(method, types.FunctionType):
+        if is_a(method, types.FunctionType):
             self.call_in_statement(method, (container, key, item))
-        elif isinstance(container, dict) and is_constant(key) and not isinstance(container, OrderedDict):
+        elif is_a(container, dict) and is_constant(key) and not is_a(container, OrderedDict):
             self._store_key(container, key, item)
-        elif isinstance(container, list | dict | deque):
+        elif is_a(container, list | dict | deque):
             self.container_method(method, container, "__setitem__", (key, item), {})
         else:
             raise CaptureError(f"an item of {type(container).__qualname__} is set")
@@ -542,28 +542,28 @@ class Operations(Containers):
         """Do ``del container[key]``."""
         container, key = self.plain(container), self.plain(key)
         if not self.recording:
-            del container[key]
+            self.natively(operator.delitem, container, key)
             return
-        try:
-            method = self.segment.class_attribute(type(container), "__delitem__")
-            if isinstance(method, types.FunctionType):
-                self.call_in_statement(method, (container, key))
-            elif isinstance(container, list | dict | deque):
-                self.container_method(method, container, "__delitem__", (key,), {})
-            else:
-                raise CaptureError("an item is deleted natively")
-        except CaptureError as error:
-            self.opaque(operator.delitem, (container, key), {}, "push", str(error))
+        self.recorded(self._delete_subscript, (container, key), (operator.delitem, (container, key)))
+
+    def _delete_subscript(self, container: Any, key: Any) -> None:
+        method = self.segment.class_attribute(type(container), "__delitem__")
+        if is_a(method, types.FunctionType):
+            self.call_in_statement(method, (container, key))
+        elif is_a(container, list | dict | deque):
+            self.container_method(method, container, "__delitem__", (key,), {})
+        else:
+            raise CaptureError("an item is deleted natively")
 
 
 def _overrides(left: Any, right: Any) -> bool:
-    return isinstance(right, type(left)) and type(right) is not type(left)
+    return is_a(right, type(left)) and type(right) is not type(left)
 
 
 def _only_tensors(result: Any) -> bool:
-    if isinstance(result, torch.Tensor):
+    if is_a(result, torch.Tensor):
         return tensors.is_plain_tensor(result)
-    if isinstance(result, tuple | list):
+    if is_a(result, tuple | list):
         kind = type(result)
         known = kind in (tuple, list) or kind.__module__.startswith("torch.return_types")
         return known and bool(result) and all(item is None or _only_tensors(item) for item in result)
@@ -571,6 +571,6 @@ def _only_tensors(result: Any) -> bool:
 
 
 def _leaves(result: Any) -> list[torch.Tensor]:
-    if isinstance(result, torch.Tensor):
+    if is_a(result, torch.Tensor):
         return [result]
-    return [leaf for item in result for leaf in _leaves(item)] if isinstance(result, tuple | list) else []
+    return [leaf for item in result for leaf in _leaves(item)] if is_a(result, tuple | list) else []

@@ -7,7 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ladder.capture.natives import FRAME_NAMES
+from ladder.capture.bytecode import program_of
+from ladder.capture.natives import FRAME_FUNCTIONS, FRAME_NAMES
 
 _NOT_CALLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -20,10 +21,18 @@ def reason_not_to_capture(function: Any) -> str:
     if code.co_flags & _NOT_CALLS:
         return "a generator or coroutine function: a call only makes an object"
     for inner in _codes(code):
-        found = FRAME_NAMES.intersection(inner.co_names)
+        found = frame_names(inner)
         if found:
             return f"{inner.co_name} looks at frames: {', '.join(sorted(found))}"
     return ""
+
+
+def frame_names(code: types.CodeType) -> frozenset[str]:
+    """Return the names by which `code` itself looks at frames: attributes, and built-in functions."""
+    if FRAME_FUNCTIONS.isdisjoint(code.co_names):
+        return FRAME_NAMES.intersection(code.co_names)
+    called = {item.value for item in program_of(code).instructions if item.op in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return FRAME_NAMES.intersection(code.co_names) | FRAME_FUNCTIONS.intersection(called)
 
 
 def _code_of(function: Any) -> types.CodeType | None:

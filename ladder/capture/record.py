@@ -8,13 +8,14 @@ import torch
 import torch.fx
 
 from ladder.capture.emit import emit
+from ladder.capture.errors import trimmed
 from ladder.capture.frames import NO_OVERRIDE, Frame, Through
-from ladder.capture.kinds import by_identity
+from ladder.capture.kinds import by_identity, is_a
 from ladder.capture.liveness import live_names
 from ladder.capture.machine import Machine
 from ladder.capture.segment import CaptureError, Segment
 from ladder.capture.sites import Captured, Layout, Record, Site
-from ladder.capture.tensors import torch_state
+from ladder.capture.tensors import modes_are_active, torch_state
 
 
 class Plan:
@@ -44,7 +45,9 @@ class Recorder(Machine):
         state = torch_state()
         segment.entry_state = state
         segment.check(f"{segment.constant(torch_state)}() == {segment.constant(state)}", "the state of torch")
-        self.recording = True
+        self.recording = not modes_are_active()
+        if not site.layouts:
+            segment.arguments.update(map(id, roots))
         return [
             segment.add_root(f"r{at}", value, name)
             for at, (value, name) in enumerate(zip(roots, names, strict=True))
@@ -62,11 +65,11 @@ class Recorder(Machine):
             roots += [segment.reference(value, uses) for value in values]
             labels = ["function", *layout.names, *(f"stack[{n}]" for n in range(len(values)))]
             names += [f"{frame.code.co_name}.{label}" for label in labels[: len(values)]]
-        inner = function.call if isinstance(function, Through) else function
+        inner = function.call if is_a(function, Through) else function
         callee = segment.reference(inner, uses)
         texts = [segment.reference(item, uses) for item in args]
         texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
-        if isinstance(function, Through) and function.outers:
+        if is_a(function, Through) and function.outers:
             wrapped = Through([], None)
             wrapped.outers = function.outers
             stand_ins = segment.constant(wrapped.beneath)
@@ -85,7 +88,7 @@ class Recorder(Machine):
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return result
-        site = plan.failure if isinstance(result, BaseException) else plan.site
+        site = plan.failure if is_a(result, BaseException) else plan.site
         values = [value for frame, layout in self._pairs(plan) for value in layout.values(frame)]
         values = [self._unlifted(value) for value in values]
         found = self.begin(site, [*values, result], site.names)
@@ -131,6 +134,7 @@ class Recorder(Machine):
                     self.site.add(emit(self, None, error, failed=True))
                 except CaptureError as reason:
                     self.site.failures.append(str(reason))
+            error.__traceback__ = trimmed(error.__traceback__)
             raise
         return self.complete(result)
 

@@ -10,6 +10,7 @@ nodes of one fx graph. `emit` turns the three into one Python function.
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any
@@ -18,9 +19,20 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import by_identity, by_value, descriptor_of, is_constant, same_value
+from ladder.capture.kinds import (
+    by_identity,
+    by_value,
+    descriptor_of,
+    is_a,
+    is_constant,
+    made_by_native,
+    parts,
+    same_value,
+)
 from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
+from ladder.capture.tensors import is_plain_tensor, metadata_checks, signature
+from ladder.capture.words import words
 
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 """Immutable containers, and what makes one of the tuple of its parts."""
@@ -37,6 +49,7 @@ class Node:
     """
 
     __slots__ = (
+        "autograd",
         "dynamic",
         "external",
         "fake",
@@ -72,6 +85,7 @@ class Node:
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
         self.fake: torch.Tensor | None = None
+        self.autograd = (True, False)
 
 
 class Step:
@@ -102,15 +116,19 @@ class Dynamic:
 
 
 class Check:
-    """One line of the guard: `text` binds a variable, or is a condition that must hold."""
+    """One line of the guard: `text` binds a variable, or is a condition that must hold.
 
-    __slots__ = ("binds", "path", "text", "why")
+    `holds`: the id of the object that must be where it was.
+    """
 
-    def __init__(self, text: str, binds: str | None, why: str, path: str | None) -> None:
+    __slots__ = ("binds", "holds", "path", "text", "why")
+
+    def __init__(self, text: str, binds: str | None, why: str, path: str | None, holds: int = 0) -> None:
         self.text = text
         self.binds = binds
         self.why = why
         self.path = path
+        self.holds = holds
 
 
 class Segment:
@@ -125,6 +143,7 @@ class Segment:
         self.keep: list[Any] = []
         self.outside: set[str] = set()
         self.roots: dict[int, list[tuple[str, Any]]] = {}
+        self.arguments: set[int] = set()
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
         self.shapes: Shapes | None = None
@@ -145,6 +164,12 @@ class Segment:
         self._names: dict[int, str] = {}
         self._classes: set[tuple[int, str]] = set()
         self._count = 0
+
+    def release(self) -> None:
+        """Let go of all objects: nothing is recorded any more, and when they die may be seen."""
+        emptied = Segment(self.lifted)
+        for name in words("keep nodes roots space tensors metadata steps graph_values table"):
+            setattr(self, name, getattr(emptied, name))
 
     # names ------------------------------------------------------------------------------------
     def fresh_name(self) -> str:
@@ -202,7 +227,7 @@ class Segment:
         if not parent.external or key in parent.seen or key in parent.written:
             return value
         parent.seen.add(key)
-        if parent.pinned and isinstance(parent.obj, dict) and path not in self.lifted:
+        if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
             self.table.add(parent.obj, key, value, path)
             if not (by_identity(value) or by_value(value)):
                 self.pin(value, path)
@@ -213,7 +238,8 @@ class Segment:
         """Guard the external `value` that a matched run finds as `expression`."""
         pinned = stable and path not in self.lifted and not by_value(value)
         if by_identity(value) or pinned:
-            self.check(f"{expression} is {self.constant(value)}", f"{path} is {_brief(value)}", path)
+            text = f"{expression} is {self.constant(value)}"
+            self.checks.append(Check(text, None, f"{path} is {_brief(value)}", path, id(value)))
             if not by_identity(value):
                 self.pin(value, path)
         elif by_value(value):
@@ -243,13 +269,12 @@ class Segment:
             return
         node = self.add(Node(value, self.bind(expression, path), external=True, stable=stable))
         self.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor) and is_plain_tensor(value):
             self._meet_tensor(node, path)
 
     def _meet_tensor(self, node: Node, path: str) -> None:
-        from ladder.capture.tensors import metadata_checks, signature
-
         self.tensors.append(node)
+        node.autograd = (node.obj.is_leaf, node.obj._is_view())
         left_open = self._left_open(node, path)
         rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var, left_open)]
         self.metadata.append((node, signature(node.obj), rows, left_open))
@@ -280,7 +305,7 @@ class Segment:
         """Note that `key` was not in `parent` at entry."""
         if parent.external and key not in parent.seen and key not in parent.written:
             parent.seen.add(key)
-            if parent.pinned and isinstance(parent.obj, dict):
+            if parent.pinned and is_a(parent.obj, dict):
                 self.table.add(parent.obj, key, ABSENT, path)
             else:
                 self.check(text, f"{path} is not there")
@@ -326,8 +351,9 @@ class Segment:
             node = self.add(Node(value, self.constant(value), external=True, stable=True))
             node.pinned = True
             self.paths[node.var] = path or _brief(value)
-            if isinstance(value, torch.Tensor):
-                self._meet_tensor(node, self.paths[node.var])
+            if is_a(value, torch.Tensor):
+                if is_plain_tensor(value):
+                    self._meet_tensor(node, self.paths[node.var])
             elif _mutable_class(type(value)):
                 self.table.kinds[id(value)] = (value, type(value))
         return self.node(value)
@@ -376,7 +402,7 @@ class Segment:
         node = self.find(value)
         if node is not None:
             return node
-        own = isinstance(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
+        own = is_a(value, types.FunctionType) and value.__module__.startswith("ladder.capture.")
         if by_identity(value) or own:
             return self.add(Node(value, self.constant(value), external=True, stable=True))
         raise CaptureError(f"an object of unknown origin: {_brief(value)}")
@@ -393,6 +419,13 @@ class Segment:
         node.recordable = False
         node.origin = origin
         return node
+
+    def hidden_generator(self, value: Any, origin: Any) -> None:
+        """Register a generator; it is not held, since what it does when it is dropped must come then."""
+        node = Node(None, self.fresh_name(), external=False)
+        node.recordable, node.origin = False, origin
+        self.nodes[id(value)] = node
+        weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
 
     def change(self, text: str, targets: Iterable[Node], uses: set[str], var: str | None = None) -> None:
         """Add a step that changes `targets`."""
@@ -427,22 +460,23 @@ class Segment:
             return self.node(value)
         maker = self.constant(torch.Size) if kind is DynamicSize else MAKERS.get(kind)
         if maker is not None:
-            parts = "".join(f"{self.reference(item, uses)}, " for item in value)
-            return self.fresh(value, f"{maker}(({parts}))", uses)
+            texts = "".join(f"{self.reference(item, uses)}, " for item in value)
+            return self.fresh(value, f"{maker}(({texts}))", uses)
         if kind is slice:
-            parts = ", ".join(self.reference(p, uses) for p in (value.start, value.stop, value.step))
-            return self.fresh(value, f"slice({parts})", uses)
+            texts = ", ".join(self.reference(part, uses) for part in parts(value))
+            return self.fresh(value, f"slice({texts})", uses)
         if kind is types.MethodType:
-            parts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
-            return self.fresh(value, f"{self.constant(types.MethodType)}({parts})", uses)
+            texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
+            return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
         if kind in (types.BuiltinMethodType, types.MethodWrapperType):
             found = descriptor_of(value)
             if found is not None:
                 owner = self.reference(value.__self__, uses)
                 return self.fresh(value, f"{self.constant(found)}.__get__({owner})", uses)
-        plain = isinstance(value, BaseException) and kind.__module__ == "builtins" and is_constant(value.args)
-        if plain and value.__cause__ is None:
-            return self.fresh(value, f"{kind.__name__}(*{self.constant(value.args)})", uses)
+        fields = made_by_native(value) if is_a(value, BaseException) and is_constant(value.args) else None
+        if fields is not None:
+            given = "".join(f", {name}={self.reference(item, uses)}" for name, item in fields.items())
+            return self.fresh(value, f"{self.constant(kind)}(*{self.constant(value.args)}{given})", uses)
         if kind is types.CellType:
             raise CaptureError("a cell of unknown origin")
         raise CaptureError(f"an object of unknown origin: {_brief(value)}")
@@ -454,7 +488,7 @@ class Segment:
             return
         node = self.find(value)
         if node is None:
-            if isinstance(value, tuple | frozenset):
+            if is_a(value, tuple | frozenset):
                 for item in value:
                     self.touch(item, depth - 1)
             return
@@ -468,8 +502,8 @@ class Segment:
 
     def _touch_inside(self, value: Any, depth: int) -> None:
         if depth > 1:
-            inside = dict.values(value) if isinstance(value, dict) else value
-            if isinstance(value, dict | list | tuple | set | frozenset | deque):
+            inside = dict.values(value) if is_a(value, dict) else value
+            if is_a(value, dict | list | tuple | set | frozenset | deque):
                 for item in list(inside):
                     self.touch(item, depth - 1)
 
@@ -482,8 +516,8 @@ class Segment:
             return
         path = self.paths.get(var, var)
         sequence: Any = value
-        if isinstance(value, list | tuple | deque):
-            base: Any = next(kind for kind in (list, tuple, deque) if isinstance(value, kind))
+        if is_a(value, list | tuple | deque):
+            base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
             size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
             self.check(f"{self.constant(base.__len__)}({var}) == {size}", f"len({path}) == {size}")
             if type(value) is base:
@@ -493,13 +527,13 @@ class Segment:
                 self.read(node, index, item, entry.format(index), f"{path}[{index}]")
             if base is deque:
                 self.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
-        elif isinstance(value, dict):
+        elif is_a(value, dict):
             self._touch_dict(node, path)
-        elif isinstance(value, set | frozenset):
+        elif is_a(value, set | frozenset):
             self.constant_keys(value)
             items = self.constant(list(value))
-            self.check(f"list({var}) == {items}", f"{path} has the same elements")
             self.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
+            self.check(f"list({var}) == {items}", f"{path} has the same elements")
 
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
@@ -513,12 +547,13 @@ class Segment:
             for key, item in node.obj.items():
                 self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
             return
-        keys = list(dict.__iter__(node.obj)) if not isinstance(node.obj, OrderedDict) else list(node.obj)
+        keys = list(dict.__iter__(node.obj)) if not is_a(node.obj, OrderedDict) else list(node.obj)
         self.constant_keys(keys)
         var = node.var
         exact = type(node.obj) in (dict, OrderedDict)
-        self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
+        # Types first: comparing keys of other types may run code of the user's.
         self.check(f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys")
+        self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
         for key in keys:
             text = (
                 f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
@@ -540,5 +575,5 @@ def _mutable_class(kind: type) -> bool:
 
 
 def _brief(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    return f"{type(value).__name__} {name}" if isinstance(name, str) else type(value).__name__
+    named = is_a(value, type | types.FunctionType | types.ModuleType)
+    return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__

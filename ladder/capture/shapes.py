@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ladder.capture.kinds import is_a
+
 if TYPE_CHECKING:
     from ladder.capture.segment import Node
 
@@ -109,17 +111,17 @@ def is_open(tensor: torch.Tensor) -> bool:
 
 def is_fixed(extent: Any) -> bool:
     """Say whether an extent is a number."""
-    return isinstance(extent, int) or bool(extent.node.expr.is_number)
+    return is_a(extent, int) or bool(extent.node.expr.is_number)
 
 
 def agrees(fake: Any, real: Any) -> bool:
     """Say whether fakes are, for the symbols' values, what the operator gave."""
-    if isinstance(real, torch.Tensor):
+    if is_a(real, torch.Tensor):
         shapes = (fake.shape, real.shape), (fake.stride(), real.stride())
         return fake.dtype is real.dtype and all(
             len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in shapes
         )
-    if isinstance(real, tuple | list):
+    if is_a(real, tuple | list):
         return len(fake) == len(real) and all(map(agrees, fake, real))
     return real is None and fake is None
 
@@ -140,7 +142,7 @@ class Differing:
         """Return their paths; none if something else differs too."""
         found: list[str] = []
         for path, shape, kind, tensor in zip(self.paths, self.shapes, self.kinds, tensors, strict=True):
-            if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tensor.device) != kind:
+            if not is_a(tensor, torch.Tensor) or (tensor.dtype, tensor.device) != kind:
                 return ()
             if tensor.dim() != len(shape):
                 return ()

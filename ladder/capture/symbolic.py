@@ -9,6 +9,7 @@ import torch
 
 from ladder.capture import shapes
 from ladder.capture.core import Core
+from ladder.capture.kinds import is_a, mapped
 from ladder.capture.segment import Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.words import words
@@ -36,7 +37,7 @@ class Symbolic(Core):
 
     def is_open(self, value: Any) -> bool:
         """Say whether `value` is a tensor with open extents."""
-        if self.segment.shapes is None or not isinstance(value, torch.Tensor):
+        if self.segment.shapes is None or not is_a(value, torch.Tensor):
             return False
         node = self.segment.find(value)
         return node is not None and node.fake is not None
@@ -75,7 +76,7 @@ class Symbolic(Core):
             result.symbol = given[0]
         elif function in ARITHMETIC and None not in given and type(result.value) is int:
             found = function(*given)
-            result.symbol = found if isinstance(found, torch.SymInt) else None
+            result.symbol = found if is_a(found, torch.SymInt) else None
         return result
 
     # operators --------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ class Symbolic(Core):
         if type(value) in (tuple, DynamicSize):
             return type(value)(map(self.settled_for_operator, value))
         if type(value) is slice:
-            return slice(*map(self.settled_for_operator, (value.start, value.stop, value.step)))
+            return mapped(value, self.settled_for_operator)
         return self.plain(value)
 
     def fake_results(
@@ -127,7 +128,7 @@ def _symbol(dynamic: Dynamic) -> Any:
 
 
 def _replaced(value: Any, tensor: Any, dynamic: Any) -> Any:
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         return tensor(value)
     if type(value) is Dynamic:
         return dynamic(value)
@@ -137,7 +138,7 @@ def _replaced(value: Any, tensor: Any, dynamic: Any) -> Any:
     if type(value) is dict:
         return {key: _replaced(item, tensor, dynamic) for key, item in value.items()}
     if type(value) is slice:
-        return slice(*(_replaced(item, tensor, dynamic) for item in (value.start, value.stop, value.step)))
+        return mapped(value, lambda item: _replaced(item, tensor, dynamic))
     return value
 
 
@@ -148,8 +149,8 @@ def _holds_extent(value: Any) -> bool:
 
 
 def _pairs(real: Any, fake: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    if isinstance(real, torch.Tensor):
+    if is_a(real, torch.Tensor):
         return [(real, fake)]
-    if isinstance(real, tuple | list):
+    if is_a(real, tuple | list):
         return [pair for mine, other in zip(real, fake, strict=True) for pair in _pairs(mine, other)]
     return []

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder.capture.kinds import is_a
 from ladder.capture.words import words
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ METADATA = frozenset(
     )
 )
 """Attributes and functions whose answer follows from guarded metadata."""
+
+UNGUARDED = frozenset(
+    words(
+        "storage_offset _is_view is_inference is_shared is_pinned is_conj is_neg names name has_names"
+        " is_coalesced is_distributed is_leaf requires_grad is_nested"
+    )
+)
+"""Those whose answer is guarded on its own where it is read."""
 
 VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
 """Tensor attributes that are operators."""
@@ -65,39 +74,34 @@ STATE_WRITES = frozenset(
 }
 """Natives that change the global state of torch; they become nodes of the graph, in order."""
 
-STATE_READS = frozenset(
+STATE_GUARDED = frozenset(
     {
-        torch.is_grad_enabled,
-        torch.is_inference_mode_enabled,
-        torch.get_default_dtype,
-        torch.is_autocast_enabled,
-        torch.get_autocast_dtype,
-        torch.is_autocast_cache_enabled,
-        torch._C._get_tracing_state,
-        torch._C._is_tracing,
-        torch._C._get_privateuse1_backend_name,
-        torch._C._is_torch_function_enabled,
-        torch._C._len_torch_function_stack,
-        torch._C._functorch.maybe_current_level,
-        torch._C._is_autocast_available,
-        torch.compiler.is_compiling,
+        *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype),
+        *(torch.is_autocast_enabled, torch.get_autocast_dtype, torch.is_autocast_cache_enabled),
+        *(torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack),
         *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
         torch._jit_internal.is_scripting,
-        torch._C._get_default_device,
+        *(torch.compiler.is_compiling, torch._C._functorch.maybe_current_level),
     }
     | {
         getattr(torch._C, name)
         for name in words(
-            "_is_torch_function_mode_enabled _is_torch_function_all_disabled _is_grad_enabled"
-            " _get_autocast_dtype is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
-            " _len_torch_dispatch_stack _get_cudnn_enabled _get_mkldnn_enabled _is_inference_mode_enabled"
+            "_get_tracing_state _is_tracing _is_torch_function_enabled _len_torch_function_stack"
+            " _len_torch_dispatch_stack _is_torch_function_mode_enabled _is_torch_function_all_disabled"
+            " _is_grad_enabled _is_inference_mode_enabled _get_autocast_dtype is_autocast_available"
+            " _is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
+            " _get_privateuse1_backend_name"
         )
         if hasattr(torch._C, name)
     }
-    | {torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack}
-    | {torch._C._get_tracing_state, torch.is_deterministic_algorithms_warn_only_enabled}
 )
-"""Natives and functions that only read the state that `torch_state` guards."""
+"""Natives and functions that only read the state that `torch_state` guards, or what never changes."""
+
+STATE_READS = STATE_GUARDED | {
+    *(torch._C._get_default_device, torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled),
+    torch.is_deterministic_algorithms_warn_only_enabled,
+}
+"""Those and others, whose answers are guarded one by one."""
 
 
 NO_EFFECT = frozenset({torch._C._log_api_usage_once, torch._C._log_api_usage_metadata})
@@ -112,6 +116,8 @@ OVERRIDE_CHECKS = frozenset(
 def torch_state() -> tuple[Any, ...]:
     """Return the global state on which the meaning of operators depends."""
     return (
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
@@ -128,12 +134,12 @@ def torch_state() -> tuple[Any, ...]:
 
 def restore_state(state: tuple[Any, ...]) -> None:
     """Undo what the nodes of an interrupted graph did to the state that `torch_state` returned."""
-    torch._C._set_grad_enabled(state[0])
-    torch.set_autocast_enabled("cpu", state[3])
-    torch.set_autocast_enabled("cuda", state[4])
-    torch.set_autocast_cache_enabled(state[5])
-    torch.set_autocast_dtype("cpu", state[9])
-    torch.set_autocast_dtype("cuda", state[10])
+    torch._C._set_grad_enabled(state[2])
+    torch.set_autocast_enabled("cpu", state[5])
+    torch.set_autocast_enabled("cuda", state[6])
+    torch.set_autocast_cache_enabled(state[7])
+    torch.set_autocast_dtype("cpu", state[11])
+    torch.set_autocast_dtype("cuda", state[12])
 
 
 def modes_are_active() -> bool:
@@ -145,7 +151,7 @@ def is_plain_tensor(value: Any) -> bool:
     """Say whether operators on `value` run no Python code of the user's."""
     kind = type(value)
     return kind in PLAIN_TENSORS or (
-        isinstance(value, torch.Tensor)
+        is_a(value, torch.Tensor)
         and kind.__torch_function__ is torch._C._disabled_torch_function_impl
         and "__torch_dispatch__" not in vars(kind)
     )
@@ -245,8 +251,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
     def _note_written(self, value: Any) -> None:
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(item, torch.Tensor) and item.layout is torch.strided:
+        for item in value if is_a(value, list | tuple) else [value]:
+            if is_a(item, torch.Tensor) and item.layout is torch.strided:
                 self.mutated.add(storage_of(item))
 
 
@@ -270,7 +276,7 @@ def _python_operators() -> dict[Any, str]:
     rows: dict[Any, str] = {}
     for home in (functional, torch.functional, torch.Tensor, torch):
         for function in torch.overrides.get_overridable_functions().get(home, ()):
-            if isinstance(function, types.FunctionType) and function not in with_state:
+            if is_a(function, types.FunctionType) and function not in with_state:
                 rows[function] = function.__name__
     return rows
 
@@ -299,9 +305,9 @@ _NATIVE_MODULES = frozenset({"torch._C._nn", "torch._C._linalg", "torch._C._fft"
 
 def is_torch_native(function: Any) -> bool:
     """Say whether `function` is a native callable of torch that takes and returns tensors."""
-    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+    if is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType):
         return function.__objclass__ is torch._C.TensorBase
-    if isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.jit.ScriptFunction):
+    if is_a(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket | torch.jit.ScriptFunction):
         return True
     if type(function) is not types.BuiltinFunctionType:
         return False

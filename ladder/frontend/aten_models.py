@@ -41,6 +41,22 @@ def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
     return None  # negative numbers count from the end there
 
 
+def _rows_put(
+    im: Importer, out: str, x: str, indices: Sequence[Any], rows: str, accumulate: bool = False
+) -> Any:
+    """One vector of numbers along one axis; what else there is of it stays a library call."""
+    places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
+    if accumulate or len(places) != 1 or im.ttype(indices[places[0]]) not in ("int64", "int32"):
+        return None
+    (axis,), shape = places, im.shape(x)
+    ids = indices[axis]
+    if len(im.shape(ids)) != 1:
+        return None
+    return im.g.add(
+        "put", x, ids, im.expand(rows, (*shape[:axis], *im.shape(ids), *shape[axis + 1 :])), axis=axis
+    )
+
+
 def _softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
     wide = im.cast(x, "float32")
     powers = im.g.add("exp", im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True)))
@@ -220,6 +236,7 @@ MODEL_ROWS: dict[str, Row] = {
     "baddbmm.default": _product_and_bias,
     "embedding.default": _embedded,
     "index.Tensor": _indexed,
+    "index_put.default": _rows_put,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "native_layer_norm.default": _layer_norm,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -18,8 +19,10 @@ import torch.fx
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.importer import Importer
+from ladder.frontend.joined import is_packed, joined_products, stored_weight, width_of
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.extents import canonical, product
+from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.ir.graph import Graph
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
@@ -36,7 +39,14 @@ STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state."""
 
 
-def import_fx(module: torch.fx.GraphModule, examples: Sequence[Any], name: str = "model") -> Program:
+def import_fx(
+    module: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    name: str = "model",
+    *,
+    join: bool = False,
+    few: int = 0,
+) -> Program:
     """Import a graph.
 
     Parameters
@@ -47,6 +57,10 @@ def import_fx(module: torch.fx.GraphModule, examples: Sequence[Any], name: str =
         One argument per placeholder: tensors (fake ones may have symbolic sizes) and numbers.
     name
         Of the tile graph.
+    join
+        Whether products of one value become one product of their weights side by side.
+    few
+        Tokens up to which products of plain halves are computed by kernels of ours, on packed copies.
 
     Raises
     ------
@@ -54,13 +68,13 @@ def import_fx(module: torch.fx.GraphModule, examples: Sequence[Any], name: str =
         If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
         lack; the message says which.
     """
-    return _Walk(to_aten(module, examples), name).program()
+    return _Walk(to_aten(module, examples), name, join, few).program()
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
     _refuse_state(module)
-    prepared = _with_whole_attention(module)
+    prepared = _with_whole_operators(module)
 
     def run(*arguments: Any) -> Any:
         return prepared(*arguments)
@@ -125,11 +139,25 @@ def _refuse_state(module: torch.fx.GraphModule) -> None:
             raise ImportRefused(f"{name} changes the state of torch")
 
 
+def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """Return ``torch.nn.functional.linear`` by the rows of one matrix, however the input lies."""
+    count = 1
+    for extent in input.shape[:-1]:
+        count = count * extent
+    rows = input.reshape(count, input.shape[-1])
+    result = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
+    return result.reshape(*input.shape[:-1], weight.shape[0])
+
+
+_LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
 _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
 
 
-def _with_whole_attention(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the graph with attention as one operator, which tracing does not take apart."""
+def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return the graph with attention as one operator, and linear layers as products of two matrices.
+
+    Tracing would take attention apart, and make products of tensors of some linear layers.
+    """
     graph = torch.fx.Graph()
     output = graph.graph_copy(module.graph, {})
     graph.output(output)
@@ -137,6 +165,8 @@ def _with_whole_attention(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
         if node.op == "call_function" and (node.target in _ATTENTION or aten):
             _name_attention(node)
+        if node.op == "call_function" and node.target in _LINEAR:
+            node.target = matrix_linear
     return torch.fx.GraphModule(module, graph)
 
 
@@ -173,8 +203,10 @@ def _used_results(node: torch.fx.Node) -> frozenset[int]:
 class _Walk:
     """Goes through an ATen graph node by node."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str) -> None:
-        self.module = module
+    def __init__(self, module: torch.fx.GraphModule, name: str, join: bool = False, few: int = 0) -> None:
+        self.module, self.few = module, few
+        self.groups = joined_products(module, few) if join else {}
+        self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
         self.values: dict[torch.fx.Node, Any] = {}
         self.sources: dict[str, Source] = {}
@@ -214,7 +246,7 @@ class _Walk:
         graph = _pruned(self.im.g, outputs)
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
-        return Program(graph, sources, tuple(found), updates, tuple(self.held))
+        return Program(graph, sources, tuple(found), updates, tuple(self.held), len(self.positions))
 
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
@@ -248,6 +280,8 @@ class _Walk:
             return self.extent(node.meta["val"])  # arithmetic of sizes
         if "val" not in node.meta:
             return None  # a check that tracing leaves behind
+        if node in self.groups:
+            return self.columns(node)
         namespace, _, name = str(node.target).partition(".")
         if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             return self.extent(node.meta["val"])  # a size
@@ -341,26 +375,78 @@ class _Walk:
 
     def quantized_product(self, node: torch.fx.Node) -> Any:
         """Return a quantized product, spelt out by `insert_gemm`."""
-        x, packed, bias, token_scale, text = node.args
-        gemm, im = Request.parse(str(text)).gemm, self.im
-        if gemm.experts or gemm.token_group:
-            return self.call(node)
+        gemm = Request.parse(str(node.args[4])).gemm
+        return self.call(node) if gemm.experts or gemm.token_group else self.products((node,))
+
+    def columns(self, node: torch.fx.Node) -> str:
+        """Return a product as columns of the one that computes all products of its group."""
+        group = self.groups[node]
+        if group[0] not in self.wholes:
+            quantized = "matmul" in str(node.target)
+            self.wholes[group[0]] = (self.products if quantized else self.plain_products)(group)
+        whole = self.wholes[group[0]]
+        if len(group) == 1:
+            return whole
+        begin = sum(width_of(other) for other in group[: group.index(node)])
+        return self.im.take_axis(whole, -1, begin, width_of(node))
+
+    def products(self, nodes: Sequence[torch.fx.Node]) -> str:
+        """Return the product of one value with the quantized weights of all nodes side by side."""
+        x, _, _, token_scale, text = nodes[0].args
+        one, im = Request.parse(str(text)).gemm, self.im
+        gemm = replace(one, n=sum(map(width_of, nodes)))
         value = self.values[x]  # type: ignore[index]
         shape = im.shape(value)
         rows = im.reshape(value, (product(shape[:-1]), gemm.k))
         count = im.shape(rows)[0]
-        weight = im.g.input("weight", weight_type(gemm), (gemm.n, gemm.k))
-        at = tuple(self.positions[part] for part in packed)  # type: ignore[union-attr, index]
-        self.sources[weight] = Source("weight", at, gemm)
+        source = self.side_by_side("weight", [node.args[1] for node in nodes], gemm)
+        weight = self.new_input("weight", source, weight_type(gemm), (gemm.n, gemm.k))
         given: dict[str, str] = {}
         if not gemm.scale:
-            given["row_scale"] = im.g.input("row_scale", "float32", (gemm.n,))
-            self.sources[given["row_scale"]] = Source("part", at)
+            of_weight = replace(source, kind="part", gemm=None)
+            given["row_scale"] = self.new_input("row_scale", of_weight, "float32", (gemm.n,))
         if gemm.bias:
-            given["bias"] = self.values[bias]  # type: ignore[index]
+            given["bias"] = self.vectors([node.args[2] for node in nodes])
         if gemm.token_scale:
             given["token_scale"] = im.reshape(self.values[token_scale], (count,))  # type: ignore[index]
         return im.reshape(insert_gemm(im.g, gemm, rows, weight, count, given), (*shape[:-1], gemm.n))
+
+    def plain_products(self, nodes: Sequence[torch.fx.Node]) -> str:
+        """Return the product of one value with the weights ``[N, K]`` of all nodes side by side."""
+        x, _ = nodes[0].args[-2:]
+        value, out = self.values[x], _type_and_shape(nodes[0].meta["val"])[0]  # type: ignore[index]
+        stored = [[stored_weight(node.args[-1])] for node in nodes]  # type: ignore[arg-type]
+        width, depth = sum(map(width_of, nodes)), self.im.shape(value)[-1]
+        biases = [node.args[0] for node in nodes if len(node.args) == 3]
+        if is_packed(nodes[0], self.few):
+            gemm = Gemm(width, int(depth), out, out, out, scale=False, bias=bool(biases))
+            source = replace(self.side_by_side("weight", stored, gemm), dense=True)
+            weight = self.new_input("weight", source, out, (width, depth))
+            given = {"bias": self.vectors(biases)} if biases else {}
+            return insert_gemm(self.im.g, gemm, value, weight, self.im.shape(value)[0], given)
+        weight = self.new_input("weight", self.side_by_side("argument", stored), out, (width, depth))
+        total = self.im.g.add("matmul", value, weight, transpose_b=True, type=out)
+        return self.im.arithmetic("add", [total, self.vectors(biases)], out) if biases else total
+
+    def vectors(self, nodes: Sequence[Any]) -> str:
+        """Return the biases of several products one after the other."""
+        if len(nodes) == 1:
+            return self.values[nodes[0]]  # type: ignore[no-any-return]
+        tiles = [self.im.tile(self.values[node]) for node in nodes]
+        width = sum(int(tile.shape[0]) for tile in tiles)
+        source = self.side_by_side("argument", [[node] for node in nodes])
+        return self.new_input("bias", source, tiles[0].ttype.name, (width,))
+
+    def side_by_side(self, kind: str, arrays: Sequence[Any], gemm: Gemm | None = None) -> Source:
+        """Return the source of what several placeholders, or lists of them, hold side by side."""
+        places = [tuple(self.positions[part] for part in parts) for parts in arrays]
+        return Source(kind, places[0], gemm) if len(places) == 1 else Source(kind, (), gemm, tuple(places))
+
+    def new_input(self, name: str, source: Source, ttype: str, shape: Sequence[Extent]) -> str:
+        """Add an input that comes from ``source``."""
+        added = self.im.g.input(name, ttype, tuple(shape))
+        self.sources[added] = source
+        return added
 
 
 _STEPS: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {

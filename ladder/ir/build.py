@@ -91,6 +91,7 @@ class GraphBuilder:
         self.loops = _axes(loops)
         self._nodes: dict[str, Node] = {}
         self._tiles: dict[str, Tile] = {}
+        self._taken: dict[str, int] = {}
 
     def input(
         self,
@@ -146,10 +147,11 @@ class GraphBuilder:
 
     def fresh(self, wish: str) -> str:
         """Return ``wish`` or, if it is taken, ``wish_1``, ``wish_2`` ..."""
-        name, count = wish, 0
+        name, count = wish, self._taken.get(wish, 0)
         while name in self._nodes:
             count += 1
             name = f"{wish}_{count}"
+        self._taken[wish] = count
         return name
 
     def has(self, value: str) -> bool:

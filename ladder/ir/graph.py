@@ -100,6 +100,11 @@ class Graph:
     def _producers(self) -> Mapping[str, Node]:
         return {value: node for node in self.nodes for value in node.values}
 
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """The place of every node in order, by name."""
+        return {node.name: at for at, node in enumerate(self.nodes)}
+
     @property
     def inputs(self) -> tuple[Node, ...]:
         """The input nodes in order: the graph's operands."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ladder.ir import numeric, scalars, shapes
-from ladder.ir.extents import Shape, canonical, product, show_shape, total
+from ladder.ir.attention_row import ATTENTION
+from ladder.ir.extents import Shape, canonical, show_shape
 from ladder.ir.operator import (
     AbstractExpression,
     Attribute,
@@ -20,7 +21,6 @@ from ladder.ir.operator import (
 )
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
-from tile_types.tile import Extent, Tile
 from tile_types.ttype import TType
 
 Values = Sequence[Any]
@@ -99,37 +99,26 @@ def _take(values: Values, attributes: Attributes) -> Any:
     return np.asarray(values[0])[np.asarray(values[1]).astype(np.int64)]
 
 
+def _put_shape(tiles: Tiles, attributes: Attributes) -> Shape:
+    """Numbers ``ids[n]`` say where the ``n`` rows along ``axis`` go in what is otherwise of their shape."""
+    base, ids, rows = (tile.shape for tile in tiles)
+    axis = attributes["axis"]
+    if not 0 <= axis < len(base) or rows != (*base[:axis], *ids, *base[axis + 1 :]) or len(ids) != 1:
+        raise ShapeError(f"put along axis {axis} cannot take {', '.join(map(show_shape, (base, ids, rows)))}")
+    return base
+
+
+def _put(values: Values, attributes: Attributes) -> Any:
+    base, ids, rows = (np.asarray(value) for value in values)
+    result = np.array(base, np.float64)
+    np.moveaxis(result, attributes["axis"], 0)[ids.astype(np.int64)] = np.moveaxis(
+        rows, attributes["axis"], 0
+    )
+    return result
+
+
 def _table_type(tiles: Tiles, attributes: Attributes) -> TType:
     return tiles[0].ttype
-
-
-def _attended(tiles: Tiles, attributes: Attributes) -> Shape:
-    """``q[B..., H, S, D]``, ``k[B..., h, T, D]``, ``v[B..., h, T, E]`` give ``[B..., H, S, E]``."""
-    q, k, v = (tile.shape for tile in tiles[:3])
-    if not len(q) == len(k) == len(v) >= 3 or q[-1] != k[-1] or k[-2] != v[-2]:
-        raise ShapeError(f"attention cannot take {', '.join(map(show_shape, (q, k, v)))}")
-    return (*q[:-1], v[-1])
-
-
-def _attention(values: Values, attributes: Attributes) -> Any:
-    """Softmax of scaled scores, times v; heads of k and v serve groups of heads of q."""
-    q, k, v = (np.asarray(value, np.float64) for value in values[:3])
-    groups = q.shape[-3] // k.shape[-3]
-    k, v = (np.repeat(value, groups, axis=-3) for value in (k, v))
-    scale = attributes["scale"] if attributes["scale"] is not None else q.shape[-1] ** -0.5
-    scores = q @ np.swapaxes(k, -1, -2) * scale
-    if len(values) > 3:
-        mask = np.asarray(values[3])
-        scores = np.where(mask != 0, scores, -np.inf) if attributes["choose"] else scores + mask
-    if attributes["causal"]:
-        scores = np.where(np.tril(np.ones(scores.shape[-2:])) != 0, scores, -np.inf)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True) @ v
-
-
-def _attention_flops(tiles: Tiles, result: Tile, attributes: Attributes) -> Extent:
-    width = total([tiles[0].shape[-1], result.shape[-1]])
-    return product([2, *result.shape[:-1], tiles[1].shape[-2], width])
 
 
 def _refuse(values: Values, attributes: Attributes) -> Any:
@@ -175,14 +164,10 @@ LIBRARY = (
         engine="library", doc="rows of a table by number (embedding)",
     ),
     Operator(
-        "attention", (3, 4), _attended, _attention, None, _named("attention"), "other", _attention_flops,
-        attributes={
-            "causal": Attribute("flag", False), "choose": Attribute("flag", False),
-            "scale": Attribute("number", None),
-        },
-        result_type=_table_type, engine="library",
-        doc="softmax(q kᵀ scale + mask) v; choose: the mask says which scores count",
+        "put", (3, 3), _put_shape, _put, None, _named("put"), "other", attributes={"axis": Attribute("int")},
+        result_type=_table_type, engine="library", doc="rows replaced by number (a cache of keys or values)",
     ),
+    ATTENTION,
     Operator(
         "call", (0, None), shapes.given, _refuse, None, _named("call"), "other",
         attributes={

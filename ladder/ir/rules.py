@@ -175,12 +175,12 @@ def _repeated_heads(match: Match, value: str) -> str | None:
 
 def _group_heads(match: Match) -> str | None:
     """``attention(q, repeat(k), repeat(v))`` -> ``attention(q, k, v)``: heads of k serve groups of q's."""
-    q, k, v, *mask = match.root.inputs
+    q, k, v, *rest = match.root.inputs
     keys, values = (_repeated_heads(match, value) for value in (k, v))
     if keys is None or values is None:
         return None
     attributes: dict[str, Any] = dict(match.root.attributes)
-    return match.builder.add("attention", q, keys, values, *mask, **attributes)
+    return match.builder.add("attention", q, keys, values, *rest, **attributes)
 
 
 GROUPED_ATTENTION: Rules = (Rule("group heads", pattern("attention"), _group_heads),)

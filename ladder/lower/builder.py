@@ -27,14 +27,17 @@ class Emitted:
 
 
 @contextmanager
-def function(name: str) -> Iterator[Emitted]:
-    """Open a PrimFunc; its body is whatever is emitted inside the block."""
+def function(name: str, noalias: bool = True) -> Iterator[Emitted]:
+    """Open a PrimFunc; its body is whatever is emitted inside the block.
+
+    ``noalias`` says that arguments do not overlap; compilers may then read them at any time.
+    """
     result = Emitted()
     with IRBuilder() as builder:
         with I.prim_func():
             I.func_name(name)
             # TVM reads the symbol from the attribute when several functions share one module.
-            I.func_attr({"global_symbol": name, "tirx.noalias": True})
+            I.func_attr({"global_symbol": name, "tirx.noalias": noalias})
             yield result
         result.func = builder.get()
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
+from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
+from ladder.partition.puts import in_place, with_puts
+from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
+from targets import TileDevice
 
 SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
@@ -21,12 +27,25 @@ SIMPLIFY = (
 )
 
 
-def simplify(graph: Graph) -> Graph:
-    """Return the graph without what changes nothing."""
-    return run_passes(graph, SIMPLIFY)
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def partition(graph: Graph, weights: Collection[str] = ()) -> list[Part]:
+ATTENTION = (rewriting("attention takes in what lies around it", ATTENTION_FORMS),)
+
+
+def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
+    """Return the graph without what changes nothing; attention as the device's kernels take it."""
+    return run_passes(graph, (*SIMPLIFY, *(ATTENTION if has_kernels(device) else ())))
+
+
+def partition(
+    graph: Graph,
+    weights: Collection[str] = (),
+    updated: Mapping[str, str] = NOTHING,
+    *,
+    side_by_side: bool = False,
+    device: TileDevice | None = None,
+) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
     Parameters
@@ -35,6 +54,12 @@ def partition(graph: Graph, weights: Collection[str] = ()) -> list[Part]:
         At kernel level, `simplify` done. Symbolic extents stay symbolic.
     weights
         Inputs that are packed quantized weights, and vectors packed with them.
+    updated
+        Result -> the input that takes it once all has run.
+    side_by_side
+        Whether chains that read one value become one launch: where launches cost more than threads do.
+    device
+        What runs it: decides which attention is ours.
 
     Raises
     ------
@@ -44,10 +69,15 @@ def partition(graph: Graph, weights: Collection[str] = ()) -> list[Part]:
     users = readers(graph)
     parts = Products(graph, users, set(weights)).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
-    chains = Chains(graph, users, taken)
-    parts += chains.parts()
-    parts += [_library(graph, node) for node in graph.nodes if engine(node) == "library"]
-    return ordered(graph, parts + _views(graph, parts))
+    puts = in_place(graph, users, updated)
+    parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
+    written = {node.name for node in puts}
+    library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
+    for node in library:
+        ours = node.operator == "attention"
+        parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
+    found = ordered(graph, parts + _views(graph, parts, library))
+    return join_siblings(graph, found) if side_by_side else found
 
 
 def readers(graph: Graph) -> dict[str, list[Node | None]]:
@@ -73,11 +103,11 @@ def _library(graph: Graph, node: Node) -> Part:
     return Part("library", region, outside_inputs(graph, {node.name}), node.values, reason)
 
 
-def _views(graph: Graph, parts: list[Part]) -> list[Part]:
+def _views(graph: Graph, parts: list[Part], library: list[Node]) -> list[Part]:
     """Return the parts that give other parts, and the caller, views of what is computed."""
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
-    wanted += [v for node in graph.nodes if engine(node) == "library" for v in node.inputs]
+    wanted += [value for node in library for value in node.inputs]
     found: dict[str, Part] = {}
     for value in wanted:
         if value in made or value in found or graph.producer(value).operator == "call":

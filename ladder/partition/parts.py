@@ -11,9 +11,9 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = ("gemm", "chain", "product", "library", "view")
-"""``gemm``: a quantized product by a kernel of ours; ``product``: one that torch computes; the others as
-`ladder.ir.operator.ENGINES`."""
+KINDS = ("gemm", "chain", "attention", "product", "library", "view")
+"""``gemm``: a quantized product by a kernel of ours; ``attention``: attention by one; ``product``: one that
+torch computes; the others as `ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def engine(node: Node) -> str:
 
 def extract(graph: Graph, members: Collection[str], outputs: Sequence[str], name: str = "part") -> Graph:
     """Return the subgraph of the nodes ``members``; what they read from outside becomes inputs."""
-    inside = [node for node in graph.nodes if node.name in members]
+    inside = _inside(graph, members)
     made = {value for node in inside for value in node.values}
     read = dict.fromkeys(value for node in inside for value in node.inputs if value not in made)
     inputs = tuple(Node(_input_name(value), "input", (), (), (_plain(graph.tile(value)),)) for value in read)
@@ -76,9 +76,14 @@ def extract(graph: Graph, members: Collection[str], outputs: Sequence[str], name
 
 def outside_inputs(graph: Graph, members: Collection[str]) -> tuple[str, ...]:
     """Return the values that members read from outside, in the order of `extract`'s inputs."""
-    inside = [node for node in graph.nodes if node.name in members]
+    inside = _inside(graph, members)
     made = {value for node in inside for value in node.values}
     return tuple(dict.fromkeys(value for node in inside for value in node.inputs if value not in made))
+
+
+def _inside(graph: Graph, members: Collection[str]) -> list[Node]:
+    """Return the nodes of some names, in the order of the graph."""
+    return [graph.nodes[at] for at in sorted(graph.positions[name] for name in members)]
 
 
 def _input_name(value: str) -> str:

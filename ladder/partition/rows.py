@@ -147,6 +147,19 @@ def row_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     return None
 
 
+def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
+    """Return what `row_axes` does or, where nothing is reduced, how many leading axes all results share.
+
+    Results without reductions are loops of their own, one after the other: they need share nothing.
+    """
+    rows = row_axes(graph, outputs)
+    if rows is not None or any(node.operator in REDUCTIONS for node in graph.nodes):
+        return rows
+    shapes = [graph.tile(value).shape for value in outputs]
+    most = max(min(map(len, shapes)) - 1, 0)
+    return next(rows for rows in range(most, -1, -1) if len({shape[:rows] for shape in shapes}) == 1)
+
+
 def _fits(graph: Graph, value: str, rows: int) -> bool:
     shape = graph.tile(value).shape
     names = [frozenset() if extent == 1 else frozenset({f"o{axis}"}) for axis, extent in enumerate(shape)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import shutil
 import sys
 import tempfile
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.build")
 
-BUILD_THREADS = 4
+BUILD_THREADS = max(4, min(16, os.cpu_count() or 1))
 """Kernels in the works at once: one in TVM, the others with the device compiler."""
 
 

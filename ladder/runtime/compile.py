@@ -237,11 +237,24 @@ def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
     CompilerError, MissingToolError
         If one must be built and cannot.
     """
-    plan, device = plan_for(request), request.target
-    identity = Identity.of(request.gemm, device)
-    jobs = [_job(request.gemm, device, schedule, identity) for _, schedule in plan.entries]
+    plan, jobs = jobs_of(request)
     with _lock:
         return plan, find_or_build(jobs)
+
+
+def jobs_of(request: Request) -> tuple[Plan, list[Job]]:
+    """Return the plan of a request and what builds the kernel of each of its entries."""
+    plan, device = plan_for(request), request.target
+    identity = Identity.of(request.gemm, device)
+    return plan, [_job(request.gemm, device, schedule, identity) for _, schedule in plan.entries]
+
+
+def request_for(gemm: Gemm, device: TileDevice, m: int | str) -> Request:
+    """Return the request for a product of ``m`` tokens: where that is a number, for its one kernel."""
+    request = Request(gemm, device.name)
+    if isinstance(m, str):
+        return request
+    return replace(request, plan=Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
 
 
 def _job(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Job:

@@ -100,7 +100,7 @@ class SimulationResult:
 
 def simulate_launch(
     function: Any,
-    arrays: Sequence[Array],
+    arrays: Sequence[Array | int],
     *,
     outputs: Sequence[int] = (-1,),
     order: str = "together",
@@ -116,8 +116,8 @@ def simulate_launch(
     function
         A TIRx PrimFunc as the emitters build it, before TVM's passes.
     arrays
-        C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order.
-        Outputs are overwritten.
+        C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order, numbers
+        for integer arguments. Outputs are overwritten.
     outputs
         Positions of the arrays that the kernel writes.
     order
@@ -145,17 +145,23 @@ def simulate_launch(
         from ladder.simulate.nvidia import CALLS as calls
     assert calls is not None
     called = names or [f"argument {index}" for index in range(len(arrays))]
-    tensors = [Tensor(name, array) for name, array in zip(called, arrays, strict=True)]
+    tensors = [
+        array if isinstance(array, int) else Tensor(name, array)
+        for name, array in zip(called, arrays, strict=True)
+    ]
     run = _LaunchRun(function, tensors, tuple(outputs), calls)
     return run.execute(order, seed, blocks)
 
 
-def bind_extents(function: Any, arrays: Sequence[Array]) -> dict[Any, int]:
-    """Return the extents that arrays give to the symbols of a function's buffers."""
+def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]:
+    """Return the extents that arrays give to the symbols of a function's buffers, and its integers."""
     if len(arrays) != len(function.params):
         raise SimulationError(f"the kernel takes {len(function.params)} arrays, got {len(arrays)}")
     values: dict[Any, int] = {}
     for position, (buffer, array) in enumerate(zip(function.params, arrays, strict=True)):
+        if isinstance(array, int):
+            values[buffer] = array
+            continue
         if len(buffer.shape) != array.ndim:
             raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
         for extent, size in zip(buffer.shape, array.shape, strict=True):
@@ -168,15 +174,18 @@ def bind_extents(function: Any, arrays: Sequence[Array]) -> dict[Any, int]:
 class _LaunchRun:
     """One launch being simulated."""
 
-    def __init__(self, function: Any, tensors: list[Tensor], outputs: tuple[int, ...], calls: Calls) -> None:
-        self.function, self.tensors, self.lanes = function, tensors, calls.lanes
-        values = bind_extents(function, [tensor.array for tensor in tensors])
-        self.outputs = [self.tensors[i] for i in outputs]
+    def __init__(
+        self, function: Any, given: list[Tensor | int], outputs: tuple[int, ...], calls: Calls
+    ) -> None:
+        self.function, self.lanes = function, calls.lanes
+        values = bind_extents(function, [x if isinstance(x, int) else x.array for x in given])
+        chosen = [given[i] for i in outputs]
+        self.outputs = [tensor for tensor in chosen if not isinstance(tensor, int)]
         for tensor in self.outputs:
             tensor.track_stores()
-        self.translator = Translator(
-            function, values, dict(zip(function.params, self.tensors, strict=True)), calls
-        )
+        placed = zip(function.params, given, strict=True)
+        buffers = {buffer: tensor for buffer, tensor in placed if isinstance(tensor, Tensor)}
+        self.translator = Translator(function, values, buffers, calls)
         self.program = flatten(self.translator.node())
         self.launch = self.translator.launch
         self.log = Log(self.translator.statements, function)

@@ -5,12 +5,23 @@ import importlib
 import pytest
 import torch
 from capture_world import PROGRAMS, captured_run, compare
-from overhead import stack
 
+from benchmarks.capture_overhead import stack
 from ladder.capture import capture
 
 FIRST = ("containers", "objects", "outside", "dynamic")
-HOMES = (*FIRST, "errors", "state", "tensors", "language", "iterators", "models")
+LATER = ("errors", "state", "tensors", "language", "iterators", "models")
+STRESS = (
+    "exceptions",
+    "protocols",
+    "lifetimes",
+    "aliases",
+    "torch_state",
+    "module_state",
+    "scalars",
+    "idioms",
+)
+HOMES = (*FIRST, *LATER, *STRESS, "surroundings")
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)
@@ -18,8 +29,10 @@ for home in HOMES:
     NAMES[home] = [name for name in PROGRAMS if name not in before]
 
 
-@pytest.mark.parametrize("repeat", [1, 3])
-@pytest.mark.parametrize("name", PROGRAMS)
+ONCE = [(name, 1) for home in (*FIRST, *LATER) for name in NAMES[home]]
+
+
+@pytest.mark.parametrize(("name", "repeat"), [*ONCE, *((name, 3) for name in PROGRAMS)])
 def test_same_as_without_capture(name, repeat):
     expected, found, _ = captured_run(PROGRAMS[name], repeat)
     assert compare(expected, found) == ""

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.chain_programs import PROGRAMS
+from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
+from ladder.movement.choose import ranked
+from ladder.movement.mapping import Mapping
+from ladder.partition import simplify
 from ladder.simulate import simulate_launch
 from targets import get_device
 
@@ -84,15 +91,84 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_simulated(case: str) -> None:
     make, width, ttype = CASES[case]
-    graph = make(width, ttype)
+    check(make(width, ttype), NUMPY[ttype])
+
+
+def check(graph: Graph, dtype: type, mapping: Mapping | None = None) -> None:
+    """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
-    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(NUMPY[ttype]) for node in graph.inputs]
-    outputs = [np.full(graph.tile(value).shape, np.nan, NUMPY[ttype]) for value in graph.outputs]
-    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain")
+    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
+    outputs = [np.full(graph.tile(value).shape, np.nan, dtype) for value in graph.outputs]
+    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
     result = simulate_launch(function, [*inputs, *outputs], outputs=places)
     assert not result.findings, result.report()
     expected = evaluate(graph, inputs)
     for got, exact in zip(outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
         error = np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)
-        assert error < (1e-6 if ttype == "float32" else 1e-3)
+        assert error < (1e-6 if dtype is np.float32 else 1e-3)
+
+
+def cached(heads: int, kept: int, tokens: int, size: int, ttype: str) -> Graph:
+    """Return columns of one product as queries and as rows that are put into caches of 8 tokens."""
+    g = GraphBuilder("chain")
+    width = (heads + 2 * kept) * size
+    x = g.input("x", ttype, (2, tokens, width))
+    ids = g.input("ids", "int64", (tokens,))
+    bases = [g.input(name, ttype, (2, kept, 8, size)) for name in ("keys", "values")]
+    parts, begin = [], 0
+    for count in (heads, kept, kept):
+        part = g.add("slice", x, begin=(0, 0, begin), shape=(2, tokens, count * size))
+        part = g.add("reshape", part, shape=(2, tokens, count, size))
+        parts.append(g.add("transpose", part, permutation=(0, 2, 1, 3)))
+        begin += count * size
+    puts = [
+        g.add("put", base, ids, g.add("neg", p), axis=2) for base, p in zip(bases, parts[1:], strict=True)
+    ]
+    return g.finish(g.add("relu", parts[0]), *puts)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "cuda/sm_80"])
+@pytest.mark.parametrize("ttype", NUMPY)
+@pytest.mark.parametrize(("tokens", "size"), [(1, 16), (3, 8), (2, 5)])
+def test_rows_are_put_in_place(target: str, ttype: str, tokens: int, size: int) -> None:
+    graph = cached(4, 2, tokens, size, ttype)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, graph.inputs[0].tile.shape).astype(NUMPY[ttype])
+    ids = np.array([-3, 0, 20][:tokens])
+    caches = [rng.uniform(-2, 2, (2, 2, 8, size)).astype(NUMPY[ttype]) for _ in range(2)]
+    inside = ids < 8
+    outputs = [np.full(graph.tile(graph.outputs[0]).shape, np.nan, NUMPY[ttype]), *(c.copy() for c in caches)]
+    function = emit_chain(graph, get_device(target), "chain")
+    result = simulate_launch(function, [x, ids, *outputs], outputs=(2, 3, 4))
+    assert {finding.kind for finding in result.findings} <= {"unwritten"}, result.report()
+    queries, keys, values = np.split(x, [4 * size, 6 * size], axis=2)
+    heads = [part.reshape(2, tokens, -1, size).transpose(0, 2, 1, 3) for part in (queries, keys, values)]
+    assert np.array_equal(outputs[0], np.maximum(heads[0], 0))
+    for got, before, rows in zip(outputs[1:], caches, heads[1:], strict=True):
+        before[:, :, ids[inside]] = -rows[:, :, inside]
+        assert np.array_equal(got, before)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_measured_programs(name: str) -> None:
+    """What `benchmarks.chains` measures is right in every mapping that it may take."""
+    program = PROGRAMS[name]
+    arguments = [torch.zeros(shape, dtype=torch.float16) for shape in program.shapes["small"]]
+    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    for moves in ranked(graph):
+        check(graph, np.float16, moves.mapping)
+
+
+@pytest.mark.parametrize("ttype", NUMPY)
+def test_tiles_at_edges(ttype: str) -> None:
+    """Tiles that the result does not fill, batches beside them, and rows of 4 elements per plane."""
+    g = GraphBuilder("chain")
+    x = g.input("x", ttype, (3, 72, 4, 20))
+    y = g.add("mul", g.add("transpose", x, permutation=(0, 2, 3, 1)), g.input("w", ttype, (72,)))
+    for moves in ranked(graph := g.finish(y)):
+        if moves.mapping.tile[0]:
+            check(graph, NUMPY[ttype], moves.mapping)
+            break
+    else:
+        pytest.fail("no mapping with tiles")

@@ -54,6 +54,7 @@ TORCH = {
     "iota": lambda: torch.arange(3, 12, 2)[None],
     "size": lambda: torch.tensor(5.0),
     "take": lambda table, ids: table[ids.long()],
+    "put": lambda base, ids, rows: base.index_copy(1, ids.long(), rows),
     "attention": lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, scale=0.25, enable_gqa=True
     ),
@@ -95,7 +96,7 @@ def test_examples_verify_print_and_evaluate(name):
 def test_reference_agrees_with_torch(name):
     graph = EXAMPLES[name]
     inputs = operands(graph, seed=1)
-    if name not in ("sqrt", "rsqrt", "encode", "div", "log", "pow", "take"):
+    if name not in ("sqrt", "rsqrt", "encode", "div", "log", "pow", "take", "put"):
         inputs = {key: value - 2.2 for key, value in inputs.items()}
     expected = TORCH[name](*map(torch.from_numpy, inputs.values())).numpy()
     assert np.allclose(evaluate(graph, inputs), expected, rtol=1e-13, atol=1e-14)

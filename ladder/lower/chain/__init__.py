@@ -7,21 +7,27 @@ in order; symbolic sizes come first, as integers.
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tile_types.errors import DeviceError
+from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
+    from ladder.lower.chain.puts import Chain
+    from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
-NESTS = {"llvm": "ladder.lower.chain.cpu:CpuNest", "cuda": "ladder.lower.chain.gpu:GpuNest"}
-"""Target kind -> ``module:class`` of the loop nest."""
 
-
-def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
+def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | None = None) -> Any:
     """Emit the PrimFunc ``(sizes..., inputs..., outputs...)`` of a chain; GPU arguments begin at 16 bytes.
+
+    Parameters
+    ----------
+    mapping
+        How it lies over a GPU; by default the best of `ladder.movement.mapping.mappings`.
 
     Raises
     ------
@@ -32,11 +38,46 @@ def emit_chain(graph: Graph, device: TileDevice, name: str) -> Any:
     DTypeError
         If a type has no TIR form.
     """
-    from ladder.lower import builder as b
-
     if device.kind not in NESTS:
         raise DeviceError(f"chains of memory-bound operators have no kernels for {device.name} yet")
-    module, nest = NESTS[device.kind].split(":")
-    with b.function(name) as result:
-        getattr(importlib.import_module(module), nest)(graph).emit()
+    from ladder.lower.chain.puts import Chain
+
+    return NESTS[device.kind](Chain.of(graph), device, name, mapping)
+
+
+def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+    from ladder.lower.chain.cpu import CpuNest
+
+    return _emitted(name, device, lambda: CpuNest(chain))
+
+
+def _cuda(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+    """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
+    from ladder.lower.chain.gpu import GpuNest
+    from ladder.movement.choose import ranked
+    from ladder.movement.decompose import decompose
+
+    plain = replace(chain, graph=decompose(chain.graph))
+    wanted = [mapping] if mapping is not None else [moves.mapping for moves in ranked(chain.graph)]
+    if chain.puts:
+        wanted = [candidate for candidate in wanted if not candidate.tile[0]]
+    for number, candidate in enumerate(wanted):
+        try:
+            return _emitted(name, device, partial(GpuNest, plain, device, candidate))
+        except ScheduleError:
+            if number == len(wanted) - 1:
+                raise
+    raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
+
+
+def _emitted(name: str, device: TileDevice, nest: Callable[[], Any]) -> Any:
+    from ladder.lower import builder as b
+
+    # A kernel that starts early must not read before it has waited, whatever compilers know of its arguments.
+    with b.function(name, noalias="pdl" not in device.features) as result:
+        nest().emit()
     return result.func
+
+
+NESTS: dict[str, Callable[..., Any]] = {"llvm": _cpu, "cuda": _cuda}
+"""Target kind -> emits the PrimFunc."""

@@ -53,8 +53,9 @@ class CpuNest(Nest):
 
         def element(index: Index) -> None:
             self.prepare(value, (*row, *index), ())
-            found = self.values.at(value, (*row, *index))
-            b.store(self.results[value], self.stored(value, found), *((*row, *index) or (0,)))
+            found = self.stored(value, self.values.at(value, (*row, *index)))
+            with self.placed(value, [(*row, *index)]) as (place,):
+                b.store(self.results[value], found, *(place or (0,)))
 
         if columns:
             place = (*row, *probes)

@@ -1,357 +1,482 @@
-"""The loop nest of a chain on NVIDIA GPUs.
+"""The loop nest of a chain on NVIDIA GPUs, as its `Mapping` says.
 
-Without reductions every thread takes one vector of neighbouring columns of any row. With them a row
-belongs to one warp, or to one block where it is long; its lanes hold vectors of columns in turn, and
-reductions end in shuffles, then in shared memory. Reductions of a few elements (windows) run in one thread
-each. Elements are read in 16 bytes where index and shape prove that they lie so.
+Threads alone take vectors of neighbouring elements of any row. Lanes that share a row hold its vectors in
+registers from the first reduction to the last result where it fits, else read it again; reductions end in
+shuffles, then in shared memory. What lies in memory along another axis than the result goes through shared
+memory (`exchange`). Reductions of a few elements (windows) run in one thread each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.script import tirx as T
 
-from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.chain.nest import BYTES, Nest, Reduction, is_zero
-from ladder.lower.chain.values import Index, computed_type, stored_type
+from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
+from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.chain.vectors import APPROXIMATE, WIDE, Vectors
+from ladder.lower.cuda.launch import Overlap
+from ladder.movement.mapping import Mapping
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
+from targets import TileDevice
 
 Expr = Any
+Piece = tuple[str, int, int, Expr, Expr]
+"""(result, trailing axes that count as one, width, start, stop)."""
 
 WARP = 32
-BLOCK = 256
-"""Threads of a block whose threads have nothing to do with each other."""
-
-LONGEST = 1024
-"""Threads of a block that share a row."""
-
-WINDOW = 64
-"""Elements up to which one thread reduces alone."""
-
-WIDE = 16
-"""Bytes of one access."""
-
 SLOTS = 32
 """Reductions over a block that one kernel can hold; each has its own place, so one barrier is enough."""
 
-LOAD, STORE = "ld.global.v4.u32", "st.global.v4.u32"
-
 
 class GpuNest(Nest):
-    """One kernel being emitted."""
+    """One kernel being emitted.
 
-    def __init__(self, graph: Graph) -> None:
-        super().__init__(graph, align=WIDE)
-        self.width = self.vector_width()
-        self.words: dict[Any, Any] = {}
-        self.lane_of_vector: Expr = 0
+    Parameters
+    ----------
+    chain
+        What it computes.
+    device
+        The GPU.
+    mapping
+        How it lies over the GPU.
+    """
+
+    def __init__(self, chain: Chain, device: TileDevice, mapping: Mapping) -> None:
+        super().__init__(chain, align=WIDE)
+        graph = self.graph
+        self.mapping, self.lanes = mapping, mapping.lanes
+        self.vectors = Vectors(graph, self.values, self.buffers)
+        self.overlap = Overlap(device)
+        if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
+            self.values.lowerings = APPROXIMATE
         self.alone = False
-        self.lanes = self.team()
         self.slot = 0
+        self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
+        self.before_row: Callable[[Index], None] = lambda index: None
+        """Called with each row's index once it is known."""
 
-    # shape of the kernel --------------------------------------------------------------------------
-    def vector_width(self) -> int:
-        """Return the columns that a thread takes at once: 16 bytes of the narrowest float that moves."""
-        tiles = [self.graph.tile(value) for value in self.graph.outputs]
-        if any(len(tile.shape) == self.rows for tile in tiles):
-            return 1
-        widths = [BYTES.get(stored_type(tile.ttype.name), 1) for tile in tiles]
-        width = WIDE // min((w for w in widths if w in (2, 4)), default=WIDE)
-        extents = [tile.shape[-1] for tile in tiles]
-        return width if all(isinstance(e, int) and e % width == 0 for e in extents) else 1
+    def load(self, name: str, index: Index) -> Expr:
+        return self.vectors.load(name, index)
+
+    def emit(self) -> None:
+        """Emit the whole kernel."""
+        self.count = known(self.extent(product(self.graph.tile(self.graph.outputs[0]).shape[: self.rows])))
+        if self.mapping.tile[0]:
+            from ladder.lower.chain.exchange import emit_tiles
+
+            emit_tiles(self)
+        elif self.lanes == 1:
+            self.emit_vectors()
+        else:
+            self.emit_rows()
+
+    def start(self, blocks: Expr, threads: int, words: int = 0) -> tuple[Expr, Expr]:
+        """Begin the device's part; returns the block's and the thread's number.
+
+        Parameters
+        ----------
+        words
+            32-bit words of shared memory.
+        """
+        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))
+        b.device()
+        (block,) = b.block_index([blocks])
+        thread = b.thread_index(threads)
+        if words:
+            pool = b.shared_pool()
+            self.shared = pool.alloc((words,), "uint32", align=128)
+            pool.commit()
+        self.overlap.release()
+        self.overlap.wait()
+        return block, thread
+
+    # what lies in vectors ----------------------------------------------------------------------------
+    def layout(self, value: str) -> tuple[int, int]:
+        """Return (trailing axes that count as one, width) with the fewest memory instructions per element."""
+        shape = self.graph.tile(value).shape
+        dtype = stored_type(self.graph.tile(value).ttype.name)
+        best, cost = (1, 1), float("inf")
+        widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
+        if value in self.puts:  # rows that are put lie apart
+            widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
+        axes = self.rows if self.lanes > 1 else 0
+        for merged in range(len(shape) - axes, 0, -1):
+            trailing = product(shape[len(shape) - merged :])
+            for width in [w for w in widths if w > 1]:
+                if isinstance(trailing, int) and trailing % width == 0:
+                    found = self.instructions(value, merged, width)
+                    if found < cost:
+                        best, cost = (merged, width), found
+        return best
+
+    def instructions(self, value: str, merged: int, width: int) -> float:
+        """Return the memory instructions per element if vectors run along the last ``merged`` axes."""
+        shape = self.graph.tile(value).shape
+        extents = [self.extent(extent) for extent in shape]
+        outer = tuple(self.probe(f"o{axis}", extent) for axis, extent in enumerate(extents[:-merged]))
+        chunk = self.probe("chunk", self.extent(product(shape[-merged:])) // width)
+        reads: list[list[tuple[str, Expr]]] = []
+        with self.values.only_loads():
+            for lane in range(width):
+                index = (*outer, *self.unravelled(chunk * width + lane, extents[-merged:]))
+                reads.append(
+                    [(name, self.vectors.address(name, at)) for name, at in self.reads(value, index)]
+                )
+                self.values.forget()
+            crossed = merged > 1 and any(uses(part, (chunk,)) for c in self.values.open for part in c)
+        if crossed or len({len(row) for row in reads}) > 1:
+            return float("inf")
+        total = 1.0
+        for column in zip(*reads, strict=True):
+            name, base = column[0]
+            steps = [self.values.simplified(at - base) for _, at in column]
+            along = all(step == lane for lane, step in enumerate(steps))
+            if all(step == 0 for step in steps) or (along and self.vectors.is_aligned(name, base, width)):
+                total += 1
+            else:
+                total += width
+        return total / width
+
+    def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
+        """Return what an element is loaded from, in order."""
+        found: list[tuple[str, Index]] = []
+        self.vectors.recorder = found
+        self.values.at(value, index)
+        self.vectors.recorder = None
+        return found
+
+    @contextmanager
+    def scalars(self) -> Iterator[None]:
+        """Load no vectors meanwhile: what is made is only looked at."""
+        width, self.vectors.width = self.vectors.width, 1
+        yield
+        self.vectors.width = width
+
+    # threads alone -----------------------------------------------------------------------------------
+    def emit_vectors(self) -> None:
+        """Emit one vector per thread, for every result and every piece of its columns."""
+        self.alone = True
+        plans = [plan for value in self.graph.outputs for plan in self.pieces(value)]
+        counts = [known(self.items(*plan)) for plan in plans]
+        most: Expr = counts[0]
+        for count in counts[1:]:
+            both = isinstance(most, int) and isinstance(count, int)
+            most = max(most, count) if both else tirx.max(most, count)
+        threads = self.mapping.threads
+        block, thread = self.start(tirx.floordiv(most + threads - 1, threads), threads)
+        item = b.bind(block * threads + thread)
+        groups = [
+            (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
+        ]
+        for at, (count, together) in enumerate(groups):
+            if any(same(count, other) for other, _ in groups[:at]):
+                continue
+            whole = isinstance(count, int) and same(count, most) and count % threads == 0
+            with nullcontext() if whole else b.when(item < count):
+                self.flat_items(item, together)
+            self.values.forget()
+            self.values.cells.clear()
+
+    def flat_items(self, item: Expr, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once."""
+        self.places: dict[Any, tuple[Expr, Index]] = {}
+        for plan in plans:
+            self.flat_item(item, *plan)
+        self.vectors.words.clear()
+
+    def pieces(self, value: str) -> list[Piece]:
+        """Return the pieces of a result's last axis; a number has one."""
+        shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
+        if not shape or (self.reductions() and len(shape) == self.rows):
+            return [(value, 1, 1, 0, 1)]
+        merged, width = (1, 1) if self.reductions() else self.layout(value)
+        if merged > 1:
+            return [(value, merged, width, 0, self.extent(product(self.graph.tile(value).shape[-merged:])))]
+        probes = tuple(self.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
+        cuts = self.cuts(value, probes, probes[-1], shape[-1])
+        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+        return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+
+    def items(self, value: str, merged: int, width: int, start: Expr, stop: Expr) -> Expr:
+        """Return how many vectors a piece has over all rows."""
+        shape = self.graph.tile(value).shape
+        if not self.has_columns(value):
+            return self.count
+        return self.extent(product(shape[:-merged])) * tirx.floordiv(stop - start, width)
+
+    def has_columns(self, value: str) -> bool:
+        shape = self.graph.tile(value).shape
+        return bool(shape) and not (self.reductions() and len(shape) == self.rows)
 
     def reductions(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.operator in REDUCTIONS]
 
-    def is_flat(self) -> bool:
-        """Tell whether threads work alone: nothing is reduced, or windows are."""
-        extents = []
-        for node in self.reductions():
-            shape = self.graph.tile(node.inputs[0]).shape
-            extents.append(shape[node_attributes(node)["axis"] % len(shape)])
-        total = product(extents)
-        numbers = all(len(self.graph.tile(value).shape) == self.rows for value in self.graph.outputs)
-        return not extents or (numbers and isinstance(total, int) and total <= WINDOW)
-
-    def team(self) -> int:
-        """Return the threads that share a row."""
-        if self.is_flat():
-            return 1
-        counts = [product(self.graph.tile(value).shape[self.rows :]) for value in self.graph.outputs]
-        for node in self.reductions():
-            shape = self.graph.tile(node.inputs[0]).shape
-            counts.append(shape[node_attributes(node)["axis"] % len(shape)])
-        known = [count for count in counts if isinstance(count, int)]
-        largest = max(known) if len(known) == len(counts) else LONGEST * self.width
-        vectors = -(-largest // (self.width * 2))
-        return min(LONGEST, max(WARP, 1 << max(0, vectors - 1).bit_length()))
-
-    def emit(self) -> None:
-        """Emit the whole kernel."""
-        self.count = self.extent(product(self.graph.tile(self.graph.outputs[0]).shape[: self.rows]))
-        (self.emit_flat if self.lanes == 1 else self.emit_rows)()
-
-    # threads alone ---------------------------------------------------------------------------------
-    def emit_flat(self) -> None:
-        """Emit one vector per thread, for every result and every piece of its columns."""
-        self.alone = True
-        pieces = [(value, start, stop) for value in self.graph.outputs for start, stop in self.pieces(value)]
-        counts = [self.items(value, start, stop) for value, start, stop in pieces]
-        most = counts[0]
-        for count in counts[1:]:
-            most = (
-                tirx.max(most, count)
-                if not (isinstance(most, int) and isinstance(count, int))
-                else max(most, count)
-            )
-        b.device()
-        (block,) = b.block_index([tirx.floordiv(most + BLOCK - 1, BLOCK)])
-        item = b.bind(block * BLOCK + b.thread_index(BLOCK))
-        for (value, start, stop), count in zip(pieces, counts, strict=True):
-            with b.when(item < count):
-                self.flat_item(value, item, start, stop)
-            self.values.forget()
-            self.values.cells.clear()
-
-    def pieces(self, value: str) -> list[tuple[Expr, Expr]]:
-        """Return the pieces of the last column axis; a number has one."""
-        shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
-        if len(shape) == self.rows:
-            return [(0, 1)]
-        probes = tuple(self.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
-        found = self.cuts(value, probes, probes[-1], shape[-1])
-        whole = all(isinstance(e, int) and e % self.width == 0 for piece in found for e in piece)
-        if not whole and self.width > 1:
-            self.width = 1
-        return found
-
-    def items(self, value: str, start: Expr, stop: Expr) -> Expr:
-        """Return how many vectors a piece has over all rows."""
-        outer = (
-            self.extent(product(self.graph.tile(value).shape[: -1 or None]))
-            if self.has_columns(value)
-            else self.count
-        )
-        return outer * tirx.floordiv(stop - start, self.width) if self.has_columns(value) else outer
-
-    def has_columns(self, value: str) -> bool:
-        return len(self.graph.tile(value).shape) > self.rows
-
-    def flat_item(self, value: str, item: Expr, start: Expr, stop: Expr) -> None:
+    def flat_item(self, item: Expr, value: str, merged: int, width: int, start: Expr, stop: Expr) -> None:
         """Emit the vector that a thread has."""
         shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
         if not self.has_columns(value):
-            index = self.unravelled(item, shape)
-            self.store_vector(value, [index])
+            self.store_vector(value, [self.unravelled(item, shape)])
             return
-        chunks = self.values.simplified(tirx.floordiv(stop - start, self.width))
-        chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
-        outer = self.unravelled(b.bind(self.values.simplified(tirx.floordiv(item, chunks))), shape[:-1])
-        with self.ranged(chunk, chunks) if not isinstance(chunk, int) else _nothing():
-            outer = tuple(b.bind(part) for part in outer)
-            for part, extent in zip(outer, shape[:-1], strict=True):
-                if not isinstance(part, int):
-                    self.values.analyzer.bind(part, _range(extent), True)
-            self.vector(value, outer, start + chunk * self.width)
+        chunks = known(self.values.simplified(tirx.floordiv(stop - start, width)))
+        key = (str(chunks), *map(str, shape[:-merged]))
+        if key not in self.places:
+            chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
+            self.within(chunk, chunks)
+            row = b.bind(self.values.simplified(tirx.floordiv(item, chunks)))
+            self.places[key] = chunk, self.bound_index(row, shape[:-merged])
+        chunk, outer = self.places[key]
+        self.vector(value, outer, start + chunk * width, width)
 
-    def vector(self, value: str, outer: Index, column: Expr) -> None:
+    def within(self, variable: Expr, extent: Expr) -> None:
+        """Tell the analyzer the range of a variable, if it is one."""
+        if not isinstance(variable, int | tirx.IntImm):
+            self.values.analyzer.bind(variable, ir.Range(0, extent), True)
+
+    def bound_index(self, flat: Expr, extents: Sequence[Expr]) -> Index:
+        """Return the position along each axis in registers, with their ranges known."""
+        index = tuple(b.bind(part) for part in self.unravelled(flat, extents))
+        for part, extent in zip(index, extents, strict=True):
+            self.within(part, extent)
+        return index
+
+    def vector(self, value: str, outer: Index, column: Expr, width: int) -> None:
         """Emit ``width`` neighbouring elements of a result."""
-        places = [(*outer, column + lane) for lane in range(self.width)]
+        trailing = [self.extent(extent) for extent in self.graph.tile(value).shape[len(outer) :]]
+        places = [(*outer, *self.unravelled(column + lane, trailing)) for lane in range(width)]
 
         def body() -> None:
-            self.words.clear()
+            self.vectors.width = width
+            words = self.vectors.words
+            self.vectors.words = dict(words) if self.values.assumed else words
             self.store_vector(value, places)
-            self.words.clear()
+            self.vectors.width, self.vectors.words = 1, words
 
-        if self.width == 1:
+        if width == 1:
             body()
             return
-        width, self.width = self.width, 1  # nothing is loaded while conditions are looked for
-        self.branched(value, places[0], (), partial(self.at_width, width, body))
-        self.width = width
-
-    def at_width(self, width: int, body: Callable[[], None]) -> None:
-        """Emit something whose vectors have ``width`` elements."""
-        before, self.width = self.width, width
-        body()
-        self.width = before
+        self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
 
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
-        """Compute elements and store them, in one access if they are 16 bytes."""
+        """Compute elements and store them, in wide accesses."""
         found = []
         for lane, place in enumerate(places):
-            self.lane_of_vector = lane
+            self.vectors.lane = lane
             self.prepare(value, place, ())
-            found.append(self.stored(value, self.values.at(value, place)))
-        self.lane_of_vector = 0
+            with self.keeping():
+                found.append(self.values.at(value, place))
+        self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
-        per_access = WIDE // BYTES.get(dtype, 1)
-        if len(places) % per_access or dtype not in ("float32", "float16", "bfloat16", "int32"):
-            for place, element in zip(places, found, strict=True):
-                b.store(self.results[value], element, *(place or (0,)))
-            return
-        for first in range(0, len(places), per_access):
-            words = _words(found[first : first + per_access], dtype)
-            b.ptx(STORE, self.results[value].ptr_to(list(places[first])), *words)
+        with self.placed(value, places) as target:
+            self.vectors.store(self.results[value], dtype, target, found)
 
-    # loads -----------------------------------------------------------------------------------------
-    def load(self, name: str, index: Index) -> Expr:
-        """Return an element; of a vector that lies in memory as it is here, the first load brings all."""
-        tile = self.graph.tile(name)
-        dtype, wanted = stored_type(tile.ttype.name), computed_type(tile.ttype.name)
-        lane = self.lane_of_vector
-        if (
-            self.width > 1
-            and index
-            and not self.values.guards
-            and self.lies_in_vectors(name, index, lane, dtype)
-        ):
-            value = self.from_vector(name, index, lane, dtype)
-        else:
-            value = self.buffers[name][index or (0,)]
-        return value if dtype == wanted else T.Cast(wanted, value)
-
-    def lies_in_vectors(self, name: str, index: Index, lane: int, dtype: str) -> bool:
-        """Tell whether this and its neighbours are ``width`` elements from a multiple of ``width`` on."""
-        last = self.graph.tile(name).shape[-1]
-        if dtype not in ("float32", "float16", "bfloat16") or not isinstance(last, int) or last % self.width:
-            return False
-        return is_zero(self.values.simplified(tirx.floormod(index[-1] - lane, self.width)))
-
-    def from_vector(self, name: str, index: Index, lane: int, dtype: str) -> Expr:
-        """Return an element of a vector in registers, loading it at its first use."""
-        place = (*index[:-1], self.values.simplified(index[-1] - lane))
-        key = self.values.key(name, place)
-        per_access = WIDE // BYTES[dtype]
-        if key not in self.words:
-            registers = b.local(self.width // per_access * 4, "uint32")
-            for access in range(self.width // per_access):
-                target = (registers[access * 4 + word] for word in range(4))
-                at = [*place[:-1], place[-1] + access * per_access]
-                b.ptx(LOAD, *target, self.buffers[name].ptr_to(at))
-            self.words[key] = registers
-        return _element(self.words[key], lane, dtype)
-
-    # rows ------------------------------------------------------------------------------------------
+    # rows --------------------------------------------------------------------------------------------
     def emit_rows(self) -> None:
         """Emit a row per team of lanes."""
-        teams = 4 if self.lanes == WARP else 1  # rows of several warps meet at the block's barrier
-        shared = self.lanes > WARP
-        b.device()
-        (block,) = b.block_index([tirx.floordiv(self.count + teams - 1, teams)])
-        thread = b.thread_index(teams * self.lanes)
-        if shared:
-            pool = b.shared_pool()
-            self.partial = pool.alloc((SLOTS * WARP,), "float32", align=128)
-            pool.commit()
+        teams = self.mapping.teams
+        words = SLOTS * WARP if self.lanes > WARP else 0
+        check(teams == 1 or not words, "rows of several warps share no block: they meet at its barrier")
+        blocks = tirx.floordiv(self.count + teams - 1, teams)
+        block, thread = self.start(blocks, teams * self.lanes, words)
         self.lane = b.bind(tirx.floormod(thread, self.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.lanes)) if teams > 1 else block
-        with b.when(row < self.count) if teams > 1 else _nothing():
+        whole = isinstance(self.count, int) and self.count % teams == 0
+        with nullcontext() if whole else b.when(row < self.count):
             self.row(row)
 
     def row(self, row: Expr) -> None:
         """Emit every result of a row."""
-        self.values.analyzer.bind(row, _range(self.count), True)
-        index = tuple(b.bind(part) for part in self.unravelled(row, self.row_extents()))
-        for part, extent in zip(index, self.row_extents(), strict=True):
-            if not isinstance(part, int):
-                self.values.analyzer.bind(part, _range(extent), True)
-        for value in self.graph.outputs:
-            self.row_result(value, index)
-            self.values.forget()
+        self.within(row, self.count)
+        index = self.bound_index(row, self.row_extents())
+        self.before_row(index)
+        layouts = {value: self.row_layout(value) for value in self.graph.outputs}
+        for value, (width, cuts) in layouts.items():
+            self.row_result(value, index, width, cuts)
+            if not self.mapping.num:
+                self.values.forget()
 
-    def row_result(self, value: str, row: Index) -> None:
+    def row_layout(self, value: str) -> tuple[int, list[tuple[Expr, Expr]]]:
+        """Return the width and the pieces of a result's last column axis."""
+        columns = self.columns(value)
+        if not columns:
+            return self.width(), []
+        place = tuple(self.probe(f"q{axis}", e) for axis, e in enumerate(self.shape(value)))
+        cuts = self.cuts(value, place, place[-1], columns[-1])
+        width = self.width()
+        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+        return (width if whole else 1), cuts
+
+    def shape(self, value: str) -> list[Expr]:
+        """Return a value's extents as expressions."""
+        return [self.extent(extent) for extent in self.graph.tile(value).shape]
+
+    def width(self) -> int:
+        """Return the columns that a lane takes at once: 16 bytes of the narrowest result."""
+        tiles = [self.graph.tile(value) for value in self.graph.outputs]
+        tiles = [tile for tile in tiles if len(tile.shape) > self.rows]
+        widths = [WIDE // BYTES.get(stored_type(tile.ttype.name), WIDE) for tile in tiles]
+        width = min(8, max(widths, default=1))
+        while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
+            width //= 2
+        return width
+
+    def row_result(self, value: str, row: Index, width: int, cuts: Sequence[tuple[Expr, Expr]]) -> None:
         """Emit one result: its reductions by all lanes, then its columns."""
         columns = self.columns(value)
         probes = tuple(self.probe(f"c{axis}", extent) for axis, extent in enumerate(columns))
         self.prepare(value, (*row, *probes), probes)
-        self.values.forget()
         if not columns:
             self.alone = True
             with b.when(self.lane == 0):
                 self.store_vector(value, [row])
             self.alone = False
             return
-        cuts = self.cuts(value, (*row, *probes), probes[-1], columns[-1])
-        width = self.width
-        if not all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece):
-            self.width = 1
-        outer = columns[0]
-        for extent in columns[1:-1]:
-            outer = outer * extent
         for start, stop in cuts:
-            self.column_piece(value, row, columns, start, stop)
-        self.width = width
+            self.column_piece(value, row, columns, start, stop, width)
 
-    def column_piece(self, value: str, row: Index, columns: Sequence[Expr], start: Expr, stop: Expr) -> None:
+    def column_piece(
+        self, value: str, row: Index, columns: Sequence[Expr], start: Expr, stop: Expr, width: int
+    ) -> None:
         """Emit a piece of the columns: vectors go round the lanes."""
-        chunks = self.values.simplified(tirx.floordiv(stop - start, self.width))
+        chunks = self.values.simplified(tirx.floordiv(stop - start, width))
         items = chunks
         for extent in columns[:-1]:
             items = items * extent
 
-        def item(number: Expr) -> None:
+        def item(number: Expr, valid: Expr | None) -> None:
             self.alone = True
-            column = start + self.values.simplified(tirx.floormod(number, chunks)) * self.width
+            column = start + self.values.simplified(tirx.floormod(number, chunks)) * width
             outer = self.unravelled(self.values.simplified(tirx.floordiv(number, chunks)), columns[:-1])
-            self.vector(value, (*row, *outer), column)
+            if self.mapping.num:
+                places = [(*row, *outer, column + lane) for lane in range(width)]
+                found = self.elements(value, places)
+                dtype = stored_type(self.graph.tile(value).ttype.name)
+                with nullcontext() if valid is None else b.when(valid), self.placed(value, places) as target:
+                    self.vectors.store(self.results[value], dtype, target, found)
+            else:
+                self.vector(value, (*row, *outer), column, width)
+                self.vectors.words.clear()
             self.alone = False
 
         self.round_lanes(items, item)
 
-    def round_lanes(self, items: Expr, body: Callable[[Expr], None]) -> None:
-        """Emit ``body(item)`` for every item, lane by lane in turns."""
+    def elements(self, value: str, places: Sequence[Index]) -> list[Expr]:
+        """Return neighbouring elements, as vectors."""
+        self.vectors.width = len(places)
+        found = []
+        for lane, place in enumerate(places):
+            self.vectors.lane = lane
+            with self.keeping():
+                found.append(self.values.at(value, place))
+        self.vectors.lane, self.vectors.width = 0, 1
+        return found
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Let what several nodes read be computed once, where it is made."""
+        before, self.values.keep = self.values.keep, _kept
+        yield
+        self.values.keep = before
+
+    def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
+        """Emit ``body(item, valid)`` for every item, lane by lane in turns.
+
+        Rows in registers take their turns unrolled: beyond the last item a lane has it again, and is not
+        valid. Others take them in a loop.
+        """
         items = self.values.simplified(items)
+        if self.mapping.num:
+            for number, valid in self.unrolled(items):
+                body(number, valid)
+            return
         turns = self.values.simplified(tirx.floordiv(items + self.lanes - 1, self.lanes))
         with b.loop(turns) as turn:
             number = b.bind(turn * self.lanes + self.lane)
-            self.values.analyzer.bind(number, _range(items), True)
+            self.values.analyzer.bind(number, ir.Range(0, items), True)
             with b.when(number < items):
-                body(number)
+                body(number, None)
                 self.values.forget()
 
-    # reductions ------------------------------------------------------------------------------------
+    def unrolled(self, items: Expr) -> list[tuple[Expr, Expr | None]]:
+        """Return (item, whether it is valid) of each turn; the same expressions each time."""
+        count = int(items)
+        if count not in self.turns:
+            self.turns[count] = [self.turn(count, first) for first in range(0, count, self.lanes)]
+        return self.turns[count]
+
+    def turn(self, items: int, first: int) -> tuple[Expr, Expr | None]:
+        number, whole = first + self.lane, first + self.lanes <= items
+        number = b.bind(number if whole else tirx.min(number, items - 1))
+        self.within(number, items)
+        return number, None if whole else first + self.lane < items
+
+    # reductions --------------------------------------------------------------------------------------
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction: by the row's lanes together, or within one thread's work by it alone."""
         it = Reduction(self, node, index)
         probe = self.probe("k", it.extent)
-        self.prepare(it.operand, it.at(probe), (probe,))
-        self.values.forget()
-        total = b.Variable(it.dtype, it.neutral)
-        width, lane, words = self.width, self.lane_of_vector, self.words
+        with self.scalars():
+            self.prepare(it.operand, it.at(probe), (probe,))
+            nested = bool(self.values.needed(it.operand, it.at(probe)))
         together = not self.alone
         last = it.axis == len(self.graph.tile(it.operand).shape) - 1
-        nested = bool(self.values.needed(it.operand, it.at(probe)))
-        usable = together and last and not nested and isinstance(it.extent, int) and it.extent % width == 0
-        self.width, self.lane_of_vector, self.words = (width if usable else 1), 0, {}
-
-        def add(position: Expr) -> None:
-            self.alone = True
-            self.words.clear()
-            for at in range(self.width):
-                self.lane_of_vector = at
-                place = it.at(position + at)
-                self.prepare(it.operand, place, ())
-                total.set(it.combine(total.value, self.values.at(it.operand, place)))
-            self.lane_of_vector = 0
-            self.alone = not together
-
-        if together:
-            self.round_lanes(tirx.floordiv(it.extent, self.width), lambda number: add(number * self.width))
+        width = self.width() if together and last and not nested else 1
+        width = width if isinstance(it.extent, int) and it.extent % width == 0 else 1
+        total = b.Variable(it.dtype, it.neutral)
+        if together and self.mapping.num and not nested:
+            self.reduce_held(it, total, width)
+        elif together:
+            self.values.forget()
+            self.round_lanes(
+                tirx.floordiv(it.extent, width),
+                lambda number, valid: self.accumulate(it, total, number * width, width),
+            )
+            self.values.forget()
         else:
+            before = self.vectors.width, self.vectors.lane, self.vectors.words
+            self.vectors.width, self.vectors.lane, self.vectors.words = 1, 0, {}
+            self.values.forget()
             with b.loop(it.extent) as position, self.ranged(position, it.extent):
-                add(position)
-        self.values.forget()
-        self.width, self.lane_of_vector, self.words = width, lane, words
+                self.accumulate(it, total, position, 1)
+            self.values.forget()
+            self.vectors.width, self.vectors.lane, self.vectors.words = before
         self.keep_cell(node, index, self.over_lanes(it, total.value) if together else b.bind(total.value))
+
+    def accumulate(self, it: Reduction, total: b.Variable, position: Expr, width: int) -> None:
+        """Emit the sum of a vector of the operand, by a thread alone."""
+        together, self.alone = not self.alone, True
+        self.vectors.words.clear()
+        self.vectors.width = width
+        for lane in range(width):
+            self.vectors.lane = lane
+            place = it.at(position + lane)
+            self.prepare(it.operand, place, ())
+            with self.keeping():
+                value = self.values.at(it.operand, place)
+            total.set(it.combine(total.value, value))
+        self.vectors.lane, self.vectors.width = 0, 1
+        self.alone = not together
+
+    def reduce_held(self, it: Reduction, total: b.Variable, width: int) -> None:
+        """Emit the loads of all turns, then their sums; what is summed stays in registers."""
+        turns = self.unrolled(self.values.simplified(tirx.floordiv(it.extent, width)))
+        places = [[it.at(number * width + lane) for lane in range(width)] for number, _ in turns]
+        found = [self.elements(it.operand, row) for row in places]
+        for (_, valid), row, values in zip(turns, places, found, strict=True):
+            for place, value in zip(row, values, strict=True):
+                kept = b.Variable(it.dtype, value).value
+                key = self.values.key(it.operand, tuple(map(self.values.simplified, place)))
+                self.values.memory[key] = kept
+                kept = kept if valid is None else T.if_then_else(valid, kept, it.neutral)
+                total.set(it.combine(total.value, kept))
 
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
@@ -361,13 +486,26 @@ class GpuNest(Nest):
             return value
         check(self.slot < SLOTS, f"a chain of more than {SLOTS} reductions over a block")
         place, self.slot = self.slot * WARP, self.slot + 1
-        bits = value if it.dtype == "float32" else T.reinterpret("float32", value)
         with b.when(tirx.floormod(self.lane, WARP) == 0):
-            b.store(self.partial, bits, place + tirx.floordiv(self.lane, WARP))
+            b.store(self.shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, WARP))
         b.block_sync()
-        read = b.bind(self.partial[place + tirx.floormod(self.lane, warps)])
-        read = read if it.dtype == "float32" else b.bind(T.reinterpret(it.dtype, read))
+        read = b.bind(T.reinterpret(it.dtype, self.shared[place + tirx.floormod(self.lane, warps)]))
         return _shuffled(it, read, warps)
+
+
+def known(expression: Expr) -> Expr:
+    """Return a constant as a Python number."""
+    return int(expression) if isinstance(expression, tirx.IntImm) else expression
+
+
+def same(a: Expr, b: Expr) -> bool:
+    """Tell whether two extents are the same."""
+    return bool(a == b) if isinstance(a, int) and isinstance(b, int) else a is b
+
+
+def _kept(value: Expr) -> Expr:
+    """Return a value in a register of its own."""
+    return b.Variable(str(value.ty.dtype), value).value
 
 
 def _shuffled(it: Reduction, value: Expr, lanes: int) -> Expr:
@@ -378,31 +516,3 @@ def _shuffled(it: Reduction, value: Expr, lanes: int) -> Expr:
         value = b.bind(it.combine(value, other))
         distance //= 2
     return value
-
-
-def _element(words: Any, lane: int, dtype: str) -> Expr:
-    """Return one element of a vector as it is stored."""
-    if BYTES[dtype] == 4:
-        return T.reinterpret(dtype, words[lane])
-    half = words[lane // 2] >> T.uint32(16 * (lane % 2))
-    return T.reinterpret(dtype, T.Cast("uint16", half))
-
-
-def _words(elements: Sequence[Expr], dtype: str) -> list[Expr]:
-    """Return elements as 32-bit words, the first in the low bits."""
-    if BYTES[dtype] == 4:
-        return [b.bind(T.reinterpret("uint32", element)) for element in elements]
-    halves = [T.Cast("uint32", T.reinterpret("uint16", element)) for element in elements]
-    return [b.bind(low | (high << T.uint32(16))) for low, high in zip(halves[::2], halves[1::2], strict=True)]
-
-
-def _range(extent: Expr) -> Any:
-    from tvm import ir
-
-    return ir.Range(0, extent)
-
-
-def _nothing() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()

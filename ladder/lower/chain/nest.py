@@ -12,11 +12,11 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.build import node_attributes
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Node
 from ladder.lower import builder as b
-from ladder.lower.chain.symbols import size_names
+from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, Values, computed_type, stored_type
-from ladder.partition.rows import row_axes
+from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -33,21 +33,24 @@ class Nest:
 
     Parameters
     ----------
-    graph
-        The chain.
+    chain
+        What it computes.
     align
         Bytes at which arguments begin; 0: at an element.
     """
 
-    def __init__(self, graph: Graph, align: int = 0) -> None:
-        rows = row_axes(graph, graph.outputs)
+    def __init__(self, chain: Chain, align: int = 0) -> None:
+        graph, self.puts = chain.graph, chain.puts
+        rows = loop_axes(graph, graph.outputs)
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
         self.graph, self.rows, self.align = graph, rows, align
-        self.sizes = {name: I.arg(name, I.int32()) for name in size_names(graph)}
+        self.sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
         self.values = Values(graph, self.load, self.sizes)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
-        self.results = {value: self.buffer(f"{value}_result", graph.tile(value)) for value in graph.outputs}
+        self.results = {
+            value: self.buffer(f"{value}_result", self.stored_tile(value)) for value in graph.outputs
+        }
         for size in self.sizes.values():
             self.values.analyzer.bind(size, ir.Range(1, 1 << 24))
 
@@ -56,6 +59,27 @@ class Nest:
         dtype = stored_type(tile.ttype.name)
         shape = [self.extent(extent) for extent in tile.shape]
         return b.tensor(name, shape or [1], dtype, align=self.align or BYTES.get(dtype, 1))
+
+    def stored_tile(self, value: str) -> Tile:
+        """Return the tile of the tensor that a result is written to."""
+        put = self.puts.get(value)
+        return self.graph.tile(value) if put is None else put.base
+
+    @contextmanager
+    def placed(self, value: str, places: Sequence[Index]) -> Iterator[Sequence[Index]]:
+        """Open what stores elements of one row of a result: yields where they lie in its tensor.
+
+        A row that is put beyond the tensor's end is not stored; numbers below 0 count from there.
+        """
+        put = self.puts.get(value)
+        if put is None:
+            yield places
+            return
+        extent = self.extent(put.base.shape[put.axis])
+        number = T.Cast("int32", self.buffers[put.ids][places[0][put.axis]])
+        row = b.bind(T.Select(number < 0, number + extent, number))
+        with b.when(tirx.And(row >= 0, row < extent)):
+            yield [(*place[: put.axis], row, *place[put.axis + 1 :]) for place in places]
 
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input in the type that is computed with."""

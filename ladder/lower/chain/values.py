@@ -79,6 +79,8 @@ class Values:
     analyzer: Any = field(default_factory=Analyzer)
     cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
     breaks: dict[Any, set[int]] = field(default_factory=dict)
+    lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
+    """Operators that are computed otherwise than the operator table says."""
 
     def __post_init__(self) -> None:
         self.memory: dict[tuple[str, Any], Expr] = {}
@@ -89,6 +91,12 @@ class Values:
         """Comparisons that a branch around has decided."""
         self.guards = 0
         """How many of them the value being made depends on: it may be that it must not be read."""
+        self.looking = False
+        """Whether only the loads count: reductions need no cells then."""
+        self.keep: Callable[[Expr], Expr] | None = None
+        """Puts what several nodes read into a register; None where nothing may be emitted."""
+        readers = [value for node in self.graph.nodes for value in node.inputs]
+        self.shared = {value for value in readers if readers.count(value) > 1}
 
     def extent(self, extent: Extent) -> Expr:
         """Return an extent as an expression."""
@@ -126,8 +134,12 @@ class Values:
             return self.load(node.name, index)
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
-            assert row.lower is not None  # that is what element-wise means
-            return row.lower(*operands)
+            lower = self.lowerings.get(node.operator, row.lower)
+            assert lower is not None  # that is what element-wise means
+            kept = self.keep is not None and not self.guards and node.name in self.shared
+            return self.keep(lower(*operands)) if kept else lower(*operands)  # type: ignore[misc]
+        if self.looking and node.operator in REDUCTIONS:
+            return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
 
     def operands(self, node: Node, index: Index) -> list[Index]:
@@ -180,6 +192,17 @@ class Values:
         if self.analyzer.can_prove(position < boundary):
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
+
+    @contextmanager
+    def only_loads(self) -> Iterator[None]:
+        """Make values for what they load, and forget them."""
+        before = self.memory, self.open, self.keep
+        self.memory, self.open, self.keep, self.looking = {}, [], None, True
+        try:
+            yield
+        finally:
+            self.memory, self.open, self.keep = before
+            self.looking = False
 
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:

@@ -37,17 +37,20 @@ class Overlap:
         """Whether the device launches kernels early."""
         return "pdl" in self.device.features
 
-    def declare(self, *axes: str) -> None:
+    def declare(self, *axes: str, shared: bool = True) -> None:
         """Ask for an early launch; call it before `ladder.lower.builder.device`.
 
         Parameters
         ----------
         axes
             Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``,
-            ``"clusterCtaIdx.x"``, ... Dynamic shared memory is taken to be used.
+            ``"clusterCtaIdx.x"``, ...
+        shared
+            Whether it uses dynamic shared memory.
         """
         if self.possible:
-            b.function_attribute("tirx.kernel_launch_params", [*axes, EARLY_LAUNCH, DYNAMIC_SHARED])
+            last = [DYNAMIC_SHARED] if shared else []
+            b.function_attribute("tirx.kernel_launch_params", [*axes, EARLY_LAUNCH, *last])
 
     def release(self) -> None:
         """Let the next kernel start once all blocks of this one have come here or ended."""

@@ -302,12 +302,14 @@ def _driver_stub() -> Path:
 
 
 _running = threading.local()
-"""Per thread: the device and the `Compilation` that TVM's request for device code belongs to."""
+"""Per thread: device and `Compilation` of TVM's request for device code; whether arguments may overlap."""
 
 
 def _compile_source(code: str, *_: Any) -> bytes:
     """Answer TVM's request for device code."""
     device, result = _running.device, _running.result
+    if _running.overlapping:
+        code = code.replace(" __restrict__ ", " ")
     try:
         with yielded_turn():
             binary, log = run_nvcc(code, device, "cubin")
@@ -320,12 +322,16 @@ def _compile_source(code: str, *_: Any) -> bytes:
 
 
 @contextmanager
-def _callback(device: TileDevice) -> Iterator[Compilation]:
-    """Route TVM's requests for device code to nvcc and collect what comes out."""
+def _callback(device: TileDevice, overlapping: bool) -> Iterator[Compilation]:
+    """Route TVM's requests for device code to nvcc and collect what comes out.
+
+    TVM declares the arguments of every kernel ``__restrict__``; with ``overlapping`` that is taken back.
+    """
     import tvm_ffi
 
     tvm_ffi.register_global_func("tvm_callback_cuda_compile", _compile_source, override=True)
     _running.device, _running.result, _running.failure = device, Compilation(), None
+    _running.overlapping = overlapping
     try:
         yield _running.result
     except Exception as error:
@@ -359,7 +365,8 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     from tvm.target import Target
 
     target = Target(device.tvm_target)
-    with _callback(device) as result, target:
+    overlapping = not all(function.attrs["tirx.noalias"] for function in functions.values())
+    with _callback(device, overlapping) as result, target:
         module = tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
     if not result.binary:
         raise CompilerError(f"TVM produced no machine code for {device.name}; is its CUDA runtime installed?")

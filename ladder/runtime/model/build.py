@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ladder.partition import partition, simplify
-from ladder.runtime.build import Kernel
-from ladder.runtime.compile import family_of, load_entry, target_of
-from ladder.runtime.model.chains import chain_kernels
+from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.model.attention import attention_job
+from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 
 if TYPE_CHECKING:
     import torch
 
     from ladder.ir.graph import Graph
+    from ladder.partition import Part
     from ladder.runtime.model.program import Program
+    from targets import TileDevice
+
+
+JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
+"""Kind of part -> what describes the kernel of its graph, where it has one of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +67,67 @@ def build_model(program: Program, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    graph = simplify(program.graph)
+    graph = simplify(program.graph, device)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    parts = partition(graph, packed)
-    chains = [number for number, part in enumerate(parts) if part.kind == "chain"]
-    kernels = chain_kernels([parts[number].graph for number in chains], device)
-    entries = {number: kernel.entry for number, kernel in zip(chains, kernels, strict=True)}
+    updated = updated_inputs(program, graph)
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    requests = gemm_requests(parts, device)
+    kernels, further = build_kernels(parts, requests, device)
+    entries = {number: kernel.entry for number, kernel in kernels.items()}
+    entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
     plan = make_plan(graph, parts, entries, family)
-    loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels}
+    loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
-    return Built(
-        replace(program, graph=graph), plan, {kernel.entry: kernel for kernel in kernels}, executable
-    )
+    named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
+    return Built(replace(program, graph=graph), plan, named, executable)
+
+
+def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
+    """Return number of a quantized product among the parts -> the request for its kernels."""
+    found = {}
+    for number, part in enumerate(parts):
+        if part.gemm is not None:
+            rows = part.graph.tile(part.graph.outputs[0]).shape[0]
+            found[number] = request_for(part.gemm, device, rows)
+    return found
+
+
+def build_kernels(
+    parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
+) -> tuple[dict[int, Kernel], list[Kernel]]:
+    """Find or build all kernels side by side: number of a part -> its kernel, and those of products."""
+    own = [number for number, part in enumerate(parts) if part.kind in JOBS]
+    jobs = [JOBS[parts[number].kind](parts[number].graph, device) for number in own]
+    for request in dict.fromkeys(requests.values()):
+        jobs += jobs_of(request)[1]
+    kernels = find_or_build(jobs)
+    return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
+
+
+def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
+    """Return result of the graph -> the input that takes it."""
+    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
+    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
 
 
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
+    joins: list[Join | Pack] = []
     for name, source in program.sources.items():
+        at = source.at
+        if source.joined or source.dense:
+            new = joins_of(source)
+            first = program.arguments + sum(join.count for join in joins)
+            at = tuple(range(first, first + sum(join.count for join in new)))
+            joins += new
         if source.kind == "weight":
-            packs[name] = source.at
+            packs[name] = at
         elif source.kind == "held":
-            held[name] = program.held[source.at[0]]
+            held[name] = program.held[at[0]]
         elif source.kind == "argument":
-            bindings[name] = source.at[0]
-    return Executable(plan, bindings, packs, held, program.results, program.updates, kernels, where)
+            bindings[name] = at[0]
+    return Executable(
+        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins)
+    )

@@ -15,6 +15,7 @@ from ladder.runtime.cache import Identity
 
 if TYPE_CHECKING:
     from ladder.lower.build import BuiltModule
+    from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
 
@@ -28,26 +29,34 @@ def canonical_chain(graph: Graph) -> Graph:
     return replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
 
 
-def chain_kernels(graphs: Sequence[Graph], device: TileDevice) -> list[Kernel]:
+def chain_kernels(
+    graphs: Sequence[Graph], device: TileDevice, mapping: Mapping | None = None
+) -> list[Kernel]:
     """Return the kernel of every chain; those that are missing are compiled.
+
+    Parameters
+    ----------
+    mapping
+        How all of them lie over the device; by default each has the best by the model.
 
     Raises
     ------
     CompilerError, MissingToolError
         If one must be built and cannot.
     """
-    identity = Identity.of(None, device)
-    return find_or_build([_job(canonical_chain(graph), device, identity) for graph in graphs])
+    return find_or_build([chain_job(graph, device, mapping) for graph in graphs])
 
 
-def _job(graph: Graph, device: TileDevice, identity: Identity) -> Job:
-    text = print_graph(graph)
-    name = f"ladder_chain_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) -> Job:
+    """Return the kernel that a chain wants."""
+    graph, identity = canonical_chain(graph), Identity.of(None, device)
+    facts = {"chain": print_graph(graph), "mapping": "" if mapping is None else repr(mapping)}
+    name = f"ladder_chain_{hashlib.sha256(''.join(facts.values()).encode()).hexdigest()[:10]}"
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
         from ladder.lower.chain import emit_chain
 
-        return build_function(lambda name: emit_chain(graph, device, name), name, device, folder)
+        return build_function(lambda name: emit_chain(graph, device, name, mapping), name, device, folder)
 
-    return Job({"chain": text}, identity, device, make)
+    return Job(facts, identity, device, make)

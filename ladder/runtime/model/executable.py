@@ -11,6 +11,7 @@ import torch
 from ladder.ir.extents import match_shape
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.graphs import Replay
+from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
 from tile_types.errors import DTypeError, ShapeError
 
@@ -39,6 +40,8 @@ class Executable:
         Kernel -> its loaded entry.
     where
         The device.
+    joined
+        Arrays that are made of arguments; their positions follow those of the arguments.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Executable:
         updates: Sequence[tuple[int, int]],
         kernels: Mapping[str, Any],
         where: torch.device,
+        joined: Joined | None = None,
     ) -> None:
         self.plan = plan
         self.bindings, self.packs = dict(bindings), dict(packs)
@@ -58,11 +62,18 @@ class Executable:
         self.results, self.updates = tuple(results), tuple(updates)
         self.kernels = kernels
         self.where = where
+        self.joined = joined if joined is not None and joined.joins else None
         self.symbolic = {
             name: at
             for name, at in self.bindings.items()
             if any(isinstance(extent, str) for extent in plan.tiles[name].shape)
         }
+        self.aliases = {
+            output: self.bindings[plan.in_place[value]]
+            for output, value in enumerate(plan.outputs)
+            if value in plan.in_place
+        }
+        """Result that is written into an argument -> that argument."""
         self._frames: dict[tuple[int, ...], list[Frame | Replay]] = {}
         self._lock = threading.Lock()
 
@@ -74,6 +85,9 @@ class Executable:
         ShapeError
             If a tensor does not have the shape that the plan is for.
         """
+        if self.joined is not None:
+            with self._lock:
+                values = (*values, *self.joined.of(values))
         sizes = self.sizes(values) if self.symbolic else {}
         key = tuple(sizes[name] for name in sorted(sizes))
         frame = self._take(key, sizes)
@@ -82,7 +96,8 @@ class Executable:
         finally:
             self._give_back(key, frame)
         for at, output in self.updates:
-            values[at].copy_(found[output])
+            if output not in self.aliases:
+                values[at].copy_(found[output])
         return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
@@ -104,6 +119,8 @@ class Executable:
 
         sizes: dict[str, int] = {}
         for name, at in self.bindings.items():
+            if at >= len(values):
+                continue  # made of others
             tile, value = self.plan.tiles[name], values[at]
             if not isinstance(value, torch.Tensor):
                 raise ShapeError(f"argument {at} must be a tensor, got {type(value).__name__}")
@@ -125,6 +142,11 @@ class Executable:
             self._frames.setdefault(key, []).append(frame)
             if len(self._frames) > FRAMES:
                 self._frames.pop(next(iter(self._frames)))
+
+    def recorded(self) -> list[Any]:
+        """Return the CUDA graphs that calls have recorded so far."""
+        kept = [frame for frames in self._frames.values() for frame in frames]
+        return [frame.graph for frame in kept if isinstance(frame, Replay) and frame.graph is not None]
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.ir.extents import bind_shape
+from ladder.partition.puts import written
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
 from ladder.runtime.model.memory import Arena, Lifetime, lay_out
 from ladder.runtime.model.plan import Step
@@ -94,7 +96,7 @@ class Frame:
             if step.constant or not _writes_in_place(step, self.sizes):
                 continue
             for value in step.part.outputs:
-                if value not in kept:
+                if value not in kept and value not in plan.in_place:
                     nbytes = prod(self.shapes[value]) * torch_type(plan.tiles[value].ttype.name).itemsize
                     lifetimes.append(Lifetime(value, nbytes, number, plan.last_use[value]))
         self.total = sum(lifetime.nbytes for lifetime in lifetimes)
@@ -122,6 +124,10 @@ class Frame:
 
     def target(self, value: str) -> Callable[[], torch.Tensor]:
         """Return what gives the memory that a step writes a value to."""
+        base = self.owner.plan.in_place.get(value)
+        if base is not None:
+            slot = self.slot[base]
+            return lambda: self.slots[slot]
         buffer = self.buffers.get(value)
         return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
 
@@ -151,13 +157,14 @@ def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
     """Tell whether a step writes into memory that it is given."""
     if step.part.kind == "product":
         return product_run(step.part.graph, sizes)[1]
-    return step.part.kind in ("gemm", "chain")
+    return step.part.kind in ("gemm", "chain", "attention")
 
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
     entry = frame.owner.kernels[step.entry]
     numbers = tuple(frame.sizes[name] for name in step.sizes)
-    reads = frame.reads(step)
+    in_place = set(written(step.part).values())
+    reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
     empty = any(0 in frame.shapes[value] for value in step.part.outputs)
 
@@ -168,8 +175,13 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
         for slot, target in writes:
             slots[slot] = result = target()
             results.append(result)
-        if not empty:
-            entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, results))
+        if empty:
+            return
+        into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
+        entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, into))
+        for result, copy in zip(results, into, strict=True):
+            if copy is not result:  # an argument that lies otherwise
+                result.copy_(copy)
 
     return run
 
@@ -187,7 +199,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
-    kernel = compiled(Request(gemm).text, frame.owner.where)
+    kernel = compiled(step.entry or Request(gemm).text, frame.owner.where)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     slots_of = {
@@ -203,6 +215,18 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
         weight = [frame.values[position] for position in arrays]
         extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
         kernel.into(slots[rows], weight, out, *extras)
+
+    return run
+
+
+def _bind_attention(frame: Frame, step: Step) -> Bound:
+    call = attention_call(frame.owner.kernels[step.entry], step.part.graph)
+    reads, value = frame.reads(step), step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+
+    def run(slots: Slots) -> None:
+        slots[place] = out = target()
+        call(*(slots[slot] for slot in reads), out)
 
     return run
 
@@ -244,6 +268,7 @@ def _bind_view(frame: Frame, step: Step) -> Bound:
 _BINDERS: Mapping[str, Callable[[Frame, Step], Bound]] = {
     "chain": _bind_chain,
     "gemm": _bind_gemm,
+    "attention": _bind_attention,
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,

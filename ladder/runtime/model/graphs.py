@@ -1,7 +1,8 @@
 """CUDA graphs of a frame: all launches of a plan replayed by one call.
 
 Arguments that are the same tensors at the same address from call to call (weights) are read where they are;
-the others are copied into buffers of the graph. Results are copied out: the next replay overwrites them.
+the others are copied into buffers of the graph. What the plan writes into an argument is written there.
+Other results are copied out: the next replay overwrites them.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class Replay:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
+        self.aliases = frame.owner.aliases
+        self.written = frozenset(self.aliases.values())
         self.calls = 0
         self.refused = ""
         self.graph: Any = None
         self.seen: list[tuple[Any, int]] = []
         self.moving: set[int] = set()
-        self.static: list[Any] = []
+        self.copies: list[tuple[int, torch.Tensor]] = []
         self.results: list[Any] = []
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -50,13 +53,16 @@ class Replay:
             self.record(values)
         if self.graph is None:
             return self.frame.run(values)
-        for at in self.moving:
-            self.static[at].copy_(values[at])
+        if self.copies:
+            torch._foreach_copy_([copy for _, copy in self.copies], [values[at] for at, _ in self.copies])
         self.graph.replay()
-        return [result.clone() for result in self.results]
+        return [
+            values[self.aliases[at]] if at in self.aliases else result.clone()
+            for at, result in enumerate(self.results)
+        ]
 
     def note(self, values: Sequence[Any]) -> bool:
-        """Compare arguments with those before; returns whether all that stayed so far still do."""
+        """Compare arguments with those before; returns whether what was recorded still fits."""
         now = [(value, value.data_ptr() if isinstance(value, torch.Tensor) else 0) for value in values]
         before, self.seen = self.seen or now, now
         changed = {
@@ -65,17 +71,18 @@ class Replay:
             if isinstance(new[0], torch.Tensor) and (new[0] is not old[0] or new[1] != old[1])
         }
         fresh = changed - self.moving
-        self.moving |= changed
+        self.moving |= changed - self.written
         return not fresh
 
     def record(self, values: Sequence[Any]) -> None:
         """Record the steps; what cannot be recorded runs step by step from then on."""
-        self.static = [value.clone() if at in self.moving else value for at, value in enumerate(values)]
+        static = [value.clone() if at in self.moving else value for at, value in enumerate(values)]
+        self.copies = [(at, static[at]) for at in sorted(self.moving)]
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
             with torch.cuda.graph(graph):
-                self.results = self.frame.run(self.static)
+                self.results = self.frame.run(static)
         except RuntimeError as error:
             self.graph, self.refused = None, str(error)
             log.warning("no CUDA graph of a plan: %s", error)

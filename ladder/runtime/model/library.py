@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.extents import bind, bind_shape
 from ladder.ir.graph import Graph, Node
-from ladder.runtime.operator import attend
+from ladder.runtime.model.attention import library_attention
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
@@ -44,16 +44,20 @@ def library_title(graph: Graph) -> str:
     return f"ladder {target.split('.')[1]}" if target.startswith("ladder.") else f"torch.ops.{target}"
 
 
-_TITLES = {"take": "torch.embedding", "attention": "torch.scaled_dot_product_attention"}
+_TITLES = {
+    "take": "torch.embedding",
+    "put": "torch.index_copy",
+    "attention": "torch.scaled_dot_product_attention",
+}
 
 
 def _take(node: Node, sizes: Sizes) -> Run:
     return torch.embedding
 
 
-def _attention(node: Node, sizes: Sizes) -> Run:
-    given = node_attributes(node)
-    return partial(attend, causal=given["causal"], scale=given["scale"])
+def _put(node: Node, sizes: Sizes) -> Run:
+    axis = node_attributes(node)["axis"]
+    return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
 
 
 def _call(node: Node, sizes: Sizes) -> Run:
@@ -68,7 +72,12 @@ def _call(node: Node, sizes: Sizes) -> Run:
     return run
 
 
-_RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {"take": _take, "attention": _attention, "call": _call}
+_RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {
+    "take": _take,
+    "put": _put,
+    "attention": lambda node, sizes: library_attention(node),
+    "call": _call,
+}
 
 
 def resolve(target: str) -> Any:

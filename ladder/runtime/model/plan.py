@@ -12,6 +12,7 @@ from typing import Any
 from ladder.ir.graph import Graph
 from ladder.lower.chain.symbols import size_names
 from ladder.partition import Part
+from ladder.partition.puts import written
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
@@ -28,7 +29,7 @@ class Step:
     executor
         ``"ladder gemm ..."``, ``"ladder chain <kernel>"``, or the name of torch's function.
     entry
-        For chains: the name of the kernel.
+        For chains the name of the kernel, for quantized products the text of the request for theirs.
     constant
         Whether it reads nothing that changes from call to call.
     sizes
@@ -56,12 +57,15 @@ class Plan:
         Values that the plan gives, in the order of the graph's outputs.
     last_use
         Value -> number of the last step that reads it or a view of it; results outlive all.
+    in_place
+        Value that a step writes into an input -> that input.
     """
 
     steps: tuple[Step, ...]
     tiles: Mapping[str, Tile]
     outputs: tuple[str, ...]
     last_use: Mapping[str, int] = field(default_factory=dict)
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, executor, operators, why it ends there) per step, for people."""
@@ -86,7 +90,7 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     parts
         In order.
     entries
-        Number of a chain among the parts -> its kernel.
+        Number of a chain or quantized product among the parts -> its `Step.entry`.
     family
         ``"cpu"`` or ``"cuda"``.
     """
@@ -98,7 +102,8 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
         entry = entries.get(number, "")
         names = size_names(part.graph) if part.kind == "chain" else ()
         steps.append(Step(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
-    return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs))
+    in_place = {value: base for part in parts for value, base in written(part).items()}
+    return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)
 
 
 def _gemm_title(part: Part, entry: str, family: str) -> str:
@@ -111,6 +116,7 @@ def _gemm_title(part: Part, entry: str, family: str) -> str:
 _EXECUTORS: Mapping[str, Any] = {
     "gemm": _gemm_title,
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
+    "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
     "product": lambda part, entry, family: product_title(part.graph),
     "library": lambda part, entry, family: library_title(part.graph),
     "view": lambda part, entry, family: "address",

@@ -29,11 +29,17 @@ class Source:
         Positions.
     gemm
         For weights: the problem that the arrays were packed for.
+    joined
+        Instead of ``at``: the positions of each of several weights that lie side by side here.
+    dense
+        Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
     """
 
     kind: str
     at: tuple[int, ...] = ()
     gemm: Gemm | None = None
+    joined: tuple[tuple[int, ...], ...] = ()
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Program:
         Arguments that the program changes in place: (position, graph output that holds the new value).
     held
         Tensors that the program itself brings.
+    arguments
+        How many arguments the call takes.
     """
 
     graph: Graph
@@ -60,3 +68,4 @@ class Program:
     results: tuple[int | tuple[Any], ...]
     updates: tuple[tuple[int, int], ...] = ()
     held: tuple[Any, ...] = field(default=(), compare=False)
+    arguments: int = 0

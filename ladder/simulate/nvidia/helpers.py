@@ -204,6 +204,17 @@ def _pack(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -
     return read
 
 
+def _reciprocal(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Divide 1 by a float32."""
+    read = t.read(call.operands[0])
+
+    def value(c: Cohort) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.float32(1) / np.asarray(read(c), np.float32)
+
+    return value
+
+
 # ---- memory helpers ------------------------------------------------------------------------------------
 def _look_up(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
     table, at = t.read(call.operands[0]), t.read(call.operands[1])
@@ -403,6 +414,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
+    Helper(r"ladder_reciprocal", "rcp.approx.f32", _reciprocal),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),

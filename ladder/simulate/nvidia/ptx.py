@@ -258,6 +258,20 @@ def _registers(rows: int, k: int, per_register: int) -> int:
     return 2 if k == 4 else rows * k // per_register // LANES
 
 
+def _movmatrix(t: Translator, call: CallView) -> Step:
+    """Transpose the 8 x 8 matrix of 16-bit elements that a warp's registers are."""
+    put, statement = deliver(t, call.operands[:1], call.statement), call.statement
+    value = collect(t, call.operands[1:], WORD)
+
+    def action(c: Cohort) -> None:
+        words = np.ascontiguousarray(value(c)[:, :, 0])
+        meet(c, "movmatrix", statement)
+        turned = words.view(np.uint16).reshape(c.count, 8, 8).transpose(0, 2, 1)
+        put(c, np.ascontiguousarray(turned).view(np.uint32).reshape(c.count, LANES, 1))
+
+    return action
+
+
 # ---- barriers ----------------------------------------------------------------------------------------
 def _sync(
     barrier_of: Callable[[Machine], GroupBarrier],
@@ -381,6 +395,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.st_vec": _store,
     "tirx.ptx.ldmatrix": _ldmatrix,
     "tirx.ptx.stmatrix": _stmatrix,
+    "tirx.ptx.movmatrix": _movmatrix,
     "tirx.ptx.mma": _mma,
     "tirx.ptx.mma_int": _mma,
     "tirx.ptx.mma_fp8": _mma,

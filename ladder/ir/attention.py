@@ -1,0 +1,144 @@
+"""Attention as one problem: what a kernel of ours is made for. Extents that it leaves open are arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ladder.ir.attention_row import operand_names
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from tile_types.errors import DTypeError, ShapeError
+
+LOG2_E = 1.4426950408889634
+
+POSITIONS = ("int32", "int64")
+"""Types of the positions that say how many keys count."""
+
+FLOATS = ("float16", "bfloat16")
+"""Types that tensor cores of all generations from sm_80 on multiply."""
+
+MASKS = ("bool", "float32", *FLOATS)
+
+AXES: Mapping[str, str] = {
+    "q": "bhs", "k": "bhs", "v": "bhs", "k_scale": "bhs", "v_scale": "bhs", "mask": "bhs", "position": "bs",
+    "out": "bhs",
+}  # fmt: skip
+"""Tensor -> axes whose strides a kernel takes: batch, head, token; the last axis is contiguous."""
+
+CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
+"""Types of keys and values that have a float32 scale per token and head beside them."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """``softmax(q kᵀ scale + mask) v`` for few query tokens; batch, tokens and keys are open.
+
+    Parameters
+    ----------
+    heads, kv_heads
+        Heads of q, and of k and v: each serves ``heads / kv_heads`` of q's.
+    size
+        Elements of a head.
+    ttype
+        Type of q and of the result.
+    stored
+        Type of k and v, `ttype` or one of `CODES`.
+    mask
+        Type of a tensor ``[batch, heads, tokens, keys]``: ``"bool"`` chooses, others are added; empty: none.
+    position
+        Type of ``[batch, tokens]`` positions (any of the two axes may be shared), one of `POSITIONS`: query
+        token s sees the keys ``t < position + reach``; empty: none.
+    reach
+        0, or 1 where the key at the position itself is seen.
+    causal
+        Whether query token s sees only keys ``t <= s``.
+    scale
+        What scores are multiplied with.
+    """
+
+    heads: int
+    kv_heads: int
+    size: int
+    ttype: str
+    stored: str
+    mask: str = ""
+    position: str = ""
+    reach: int = 0
+    causal: bool = False
+    scale: float = 1.0
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share keys."""
+        return self.heads // self.kv_heads
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of an element of k and v."""
+        return 1 if self.stored in CODES else 2
+
+    def keys_bytes(self, batch: int, keys: int) -> int:
+        """Return the bytes of k and v with their scales."""
+        scales = 4 if self.stored in CODES else 0
+        return 2 * batch * self.kv_heads * keys * (self.size * self.stored_bytes + scales)
+
+    def tensors(self) -> dict[str, str]:
+        """Return the tensors that a kernel takes, in order, with their types."""
+        found = {"q": self.ttype, "k": self.stored, "v": self.stored}
+        if self.mask:
+            found["mask"] = self.mask
+        if self.position:
+            found["position"] = self.position
+        if self.stored in CODES:
+            found |= {"k_scale": "float32", "v_scale": "float32"}
+        return found | {"out": self.ttype}
+
+    def numbers(self) -> list[str]:
+        """Return the names of the integers that a kernel takes before its tensors."""
+        return [
+            "batch",
+            "tokens",
+            "keys",
+            *(f"{name}_{axis}" for name in self.tensors() for axis in AXES[name]),
+        ]
+
+
+def as_attention(graph: Graph, node: Node) -> Attention:
+    """Return the problem that an ``attention`` node is.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        If it is none; the message says why.
+    """
+    given = node_attributes(node)
+    tiles = {
+        name: graph.tile(value)
+        for name, value in zip(operand_names(len(node.inputs), given), node.inputs, strict=True)
+    }
+    types = {name: tile.ttype.name for name, tile in tiles.items()}
+    q, k, v = (tiles[name].shape for name in "qkv")
+    heads, kv_heads, size = q[-3], k[-3], q[-1]
+    if len(q) != 4 or not (isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(size, int)):
+        raise ShapeError("it needs four axes, and known heads and sizes")
+    if k != v or heads % kv_heads:
+        raise ShapeError("keys and values differ in shape, or heads are no groups")
+    if types["q"] not in FLOATS or types["k"] != types["v"]:
+        raise DTypeError(f"it is of {types['q']}, {types['k']} and {types['v']}")
+    scaled = "k_scale" in types
+    if scaled != (types["k"] in CODES) or not (scaled or types["k"] == types["q"]):
+        raise DTypeError(f"keys are {types['k']} where q is {types['q']}")
+    mask, position = types.get("mask", ""), types.get("position", "")
+    if (mask and mask not in MASKS) or (mask == "bool") != bool(given["choose"]):
+        raise DTypeError(f"its mask is of {mask}")
+    scale = float(size) ** -0.5 if given["scale"] is None else float(given["scale"])
+    return Attention(
+        heads, kv_heads, size, types["q"], types["k"], mask, position, given["reach"], given["causal"], scale
+    )
+
+
+def open_extents(graph: Graph, node: Node) -> tuple[object, object, object]:
+    """Return batch, tokens and keys of an ``attention`` node: numbers or expressions."""
+    q, k = (graph.tile(value).shape for value in node.inputs[:2])
+    return q[0], q[-2], k[-2]

@@ -1,0 +1,117 @@
+"""Rules that bring attention to the form that kernels take: what lies around it goes into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.ir.attention import CODES
+from ladder.ir.attention_row import EXTRAS, named_operands
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Node
+from ladder.ir.rewrite import Match, Rule, Rules, pattern
+
+VIEWS = ("reshape", "broadcast")
+COMPARISONS = {"less": 0, "less_equal": 1}
+"""Comparison ``key ? position`` -> reach."""
+
+
+def _rebuilt(match: Match, given: dict[str, str], **changed: Any) -> str:
+    """Add the attention of a match with other operands and attributes."""
+    extras = tuple(name for name in EXTRAS if name in given)
+    attributes: dict[str, Any] = dict(match.root.attributes) | {"extras": extras} | changed
+    operands = [given[name] for name in ("q", "k", "v", *extras)]
+    return match.builder.add("attention", *operands, **attributes)
+
+
+def _operands(match: Match, node: Node) -> dict[str, str]:
+    return dict(named_operands(node.inputs, node_attributes(node)))
+
+
+def _turn(match: Match) -> str | None:
+    """``transpose(attention)`` -> attention whose result has heads behind tokens."""
+    inner = match.node("inner")
+    given = node_attributes(inner)
+    if node_attributes(match.root)["permutation"] != (0, 2, 1, 3) or given["turned"]:
+        return None
+    attributes: dict[str, Any] = dict(inner.attributes) | {"turned": True}
+    return match.builder.add("attention", *inner.inputs, **attributes)
+
+
+def _behind_views(match: Match, value: str) -> Node:
+    node = match.builder.node(value)
+    while node.operator in VIEWS:
+        node = match.builder.node(node.inputs[0])
+    return node
+
+
+def _place(match: Match) -> str | None:
+    """Mask ``iota <= position`` -> operand ``position``: the kernel reads no mask, and stops there."""
+    given = _operands(match, match.root)
+    if "mask" not in given or "position" in given or not node_attributes(match.root)["choose"]:
+        return None
+    node = _behind_views(match, given["mask"])
+    if node.operator not in COMPARISONS:
+        return None
+    keys, position = node.inputs
+    if not _counts_keys(match, keys, match.builder.tile(given["k"]).shape[-2]):
+        return None
+    shape = match.builder.tile(position).shape
+    named = match.builder.tile(position).ttype.name
+    lead = (1,) * (4 - len(shape)) + tuple(shape)
+    if len(lead) != 4 or lead[1] != 1 or lead[3] != 1 or named not in ("int32", "int64"):
+        return None
+    given["position"] = match.builder.add("reshape", position, shape=(lead[0], lead[2]))
+    del given["mask"]
+    return _rebuilt(match, given, choose=False, reach=COMPARISONS[node.operator])
+
+
+def _counts_keys(match: Match, value: str, keys: Any) -> bool:
+    """Tell whether a value is 0, 1, ... along its last axis, as many as there are keys."""
+    shape = match.builder.tile(value).shape
+    node = match.builder.node(value)
+    while node.operator in (*VIEWS, "convert"):
+        node = match.builder.node(node.inputs[0])
+    if node.operator != "iota" or not shape or shape[-1] != keys:
+        return False
+    attributes = node_attributes(node)
+    single = all(extent == 1 for extent in shape[:-1])
+    return single and attributes["begin"] == 0 and attributes["step"] == 1 and attributes["extent"] == keys
+
+
+def _coded(match: Match, value: str) -> tuple[str, str] | None:
+    """Return (codes, scale) of ``convert(convert(codes) * scale)``; None for other values."""
+    node = match.builder.node(value)
+    node = match.builder.node(node.inputs[0]) if node.operator == "convert" else node
+    if node.operator != "mul":
+        return None
+    for wide, scale in (node.inputs, node.inputs[::-1]):
+        inner = match.builder.node(wide)
+        if inner.operator != "convert":
+            continue
+        codes = match.builder.tile(inner.inputs[0])
+        fits = match.builder.tile(scale)
+        per_token = fits.ttype.name == "float32" and fits.shape == (*codes.shape[:-1], 1)
+        if codes.ttype.name in CODES and per_token:
+            return inner.inputs[0], scale
+    return None
+
+
+def _keep_codes(match: Match) -> str | None:
+    """Take the codes and scales of decoded keys and values as operands."""
+    given = _operands(match, match.root)
+    if "k_scale" in given:
+        return None
+    keys, values = (_coded(match, given[name]) for name in "kv")
+    if keys is None or values is None:
+        return None
+    given["k"], given["k_scale"] = keys
+    given["v"], given["v_scale"] = values
+    return _rebuilt(match, given)
+
+
+ATTENTION_FORMS: Rules = (
+    Rule("heads behind tokens", pattern("transpose", pattern("attention", name="inner")), _turn),
+    Rule("positions for masks", pattern("attention"), _place),
+    Rule("codes of keys", pattern("attention"), _keep_codes),
+)
+"""For targets whose kernels read positions and codes."""

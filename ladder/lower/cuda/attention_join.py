@@ -1,0 +1,153 @@
+"""The end of attention: the sums of all warps, and of all blocks of a cluster, become one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.blocks.values import pack
+from ladder.lower.cuda.gemv_sums import READ_PEER, meet
+from schedules.attention import STEP_ROWS, WARP
+
+if TYPE_CHECKING:
+    from ladder.lower.cuda.attention import AttentionKernel
+
+Expr = Any
+
+VECTOR = 4
+"""Elements of a head that a thread joins at a time."""
+
+PAD = 4
+"""float32 between rows of sums, so that lanes of different rows use different banks."""
+
+STATE = 4
+"""float32 per row: largest score, sum of weights, and room for 16 bytes."""
+
+
+def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
+    """Return the combination over the lanes that hold other keys of the same rows."""
+    for distance in (4, 8, 16):
+        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
+        value = b.bind(combine(value, other))
+    return value
+
+
+class Joiner:
+    """Shared memory of the end, and its steps."""
+
+    def __init__(self, kernel: AttentionKernel) -> None:
+        self.kernel, plan, size = kernel, kernel.plan, kernel.form.size
+        pool = b.shared_pool()
+        self.sums = pool.alloc((plan.warps, plan.rows, size + PAD), "float32", align=16)
+        self.states = pool.alloc((plan.warps, plan.rows, STATE), "float32", align=16)
+        if plan.cluster > 1:
+            self.block_sums = pool.alloc((plan.rows, size), "float32", align=16)
+            self.block_states = pool.alloc((plan.rows, STATE), "float32", align=16)
+        pool.commit()
+        self.row_pieces = size // VECTOR
+
+    def finish(self) -> None:
+        """Emit the end of the kernel."""
+        plan = self.kernel.plan
+        self._publish()
+        b.block_sync()
+        if plan.cluster == 1:
+            self._each(
+                0, plan.rows * self.row_pieces, lambda row, at: self._store(row, at, *self._block(row, at))
+            )
+            return
+        self._each(0, plan.rows * self.row_pieces, self._share)
+        meet(plan.cluster)
+        share = plan.rows * self.row_pieces // plan.cluster
+        first = self.kernel.rank * share
+        self._each(first, share, lambda row, at: self._store(row, at, *self._cluster(row, at)))
+        meet(plan.cluster)
+
+    def _publish(self) -> None:
+        """Write the warp's sums to shared memory."""
+        kernel, operands = self.kernel, self.kernel.operands
+        width = 4 if operands.value_elements >= 4 else 2
+        for part in range(kernel.parts):
+            for row in range(2):
+                place = part * STEP_ROWS + 2 * kernel.c + row
+                total = over_keys(kernel.totals[part][row].value, lambda x, y: x + y)
+                with b.when(kernel.g == 0):
+                    b.store(self.states, kernel.maxima[part][row].value, kernel.warp, place, 0)
+                    b.store(self.states, total, kernel.warp, place, 1)
+                for first in range(0, 2 * kernel.tiles, width):
+                    found = [
+                        kernel.sums[(part * kernel.tiles + e // 2) * 4 + 2 * (e % 2) + row]
+                        for e in range(first, first + width)
+                    ]
+                    target = self.sums.ptr_to([kernel.warp, place, operands.place(first, kernel.g)])
+                    b.ptx(f"st.shared.v{width}.f32", target, *found)
+
+    def _each(self, first: Expr, count: int, body: Callable[[Expr, Expr], None]) -> None:
+        """Emit ``body(row, element)`` for pieces of the block's rows, shared among its threads."""
+        kernel, threads = self.kernel, self.kernel.plan.threads
+        for turn in range(-(-count // threads)):
+            piece = b.bind(kernel.thread + turn * threads)
+            row = b.bind((first + piece) // self.row_pieces)
+            at = b.bind((first + piece) % self.row_pieces * VECTOR)
+            with b.when(T.And(piece < count, row < kernel.row_count)):
+                body(row, at)
+
+    def _block(self, row: Expr, at: Expr) -> tuple[list[Expr], Expr, Expr]:
+        """Return sums of the warps, their largest score and the sum of their weights."""
+        count = self.kernel.plan.warps
+        states = [[self.states[w, row, i] for i in range(2)] for w in range(count)]
+        return _joined(states, [_vector(self.sums, w, row, at) for w in range(count)])
+
+    def _share(self, row: Expr, at: Expr) -> None:
+        """Let the other blocks of the cluster see a piece of this one's sums."""
+        sums, largest, total = self._block(row, at)
+        b.ptx("st.shared.v4.f32", self.block_sums.ptr_to([row, at]), *sums)
+        with b.when(at == 0):
+            b.ptx("st.shared.v4.f32", self.block_states.ptr_to([row, 0]), largest, total, total, total)
+
+    def _cluster(self, row: Expr, at: Expr) -> tuple[list[Expr], Expr, Expr]:
+        """Return sums of the blocks of the cluster, as `_block`."""
+        count = self.kernel.plan.cluster
+        states = [_peer(self.block_states.ptr_to([row, 0]), rank)[:2] for rank in range(count)]
+        return _joined(states, [_peer(self.block_sums.ptr_to([row, at]), rank) for rank in range(count)])
+
+    def _store(self, row: Expr, at: Expr, sums: list[Expr], largest: Expr, total: Expr) -> None:
+        """Divide by the sum of weights and store; rows that see no key are 0."""
+        kernel, n = self.kernel, self.kernel.numbers
+        token, head = kernel.query(row)
+        scale = T.float32(kernel.operands.value_gain) / total
+        scale = b.Variable("float32", T.Select(total > T.float32(0), scale, T.float32(0))).value
+        words = [pack(sums[i] * scale, sums[i + 1] * scale, kernel.form.ttype) for i in (0, 2)]
+        place = kernel.batch * n["out_b"] + head * n["out_h"] + token * n["out_s"] + at
+        b.ptx("st.global.v2.u32", kernel.tensors["out"].ptr_to([place]), *words)
+
+
+def _joined(states: list[list[Expr]], parts: list[list[Expr]]) -> tuple[list[Expr], Expr, Expr]:
+    """Return sums that were scaled to different largest scores as one."""
+    largest = states[0][0]
+    for state in states[1:]:
+        largest = T.max(largest, state[0])
+    largest = b.Variable("float32", largest).value
+    factors = [b.Variable("float32", T.exp2(state[0] - largest)).value for state in states]
+    total: Expr = T.float32(0)
+    sums: list[Expr] = [T.float32(0)] * VECTOR
+    for factor, state, part in zip(factors, states, parts, strict=True):
+        total = total + factor * state[1]
+        sums = [found + factor * value for found, value in zip(sums, part, strict=True)]
+    held = [b.Variable("float32", value).value for value in sums]
+    return held, largest, b.Variable("float32", total).value
+
+
+def _vector(buffer: Any, *place: Expr) -> list[Expr]:
+    words = b.local(VECTOR, "float32")
+    b.ptx("ld.shared.v4.f32", *(words[i] for i in range(VECTOR)), buffer.ptr_to(list(place)))
+    return [words[i] for i in range(VECTOR)]
+
+
+def _peer(place: Expr, rank: int) -> list[Expr]:
+    words = b.local(VECTOR, "uint32")
+    b.emit(b.call_inline("ladder_read_peer", READ_PEER, "void", place, rank, words.ptr_to([0])))
+    return [T.reinterpret("float32", words[i]) for i in range(VECTOR)]

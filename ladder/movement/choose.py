@@ -1,0 +1,49 @@
+"""The movement graph of a chain: every mapping instantiated and rewritten, the fastest by the model."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from ladder.ir.build import bind
+from ladder.ir.graph import Graph
+from ladder.movement.decompose import decompose
+from ladder.movement.graph import Move, MovementGraph
+from ladder.movement.instantiate import instantiate
+from ladder.movement.mapping import mappings
+from ladder.movement.model import HOPPER, Machine, predicted
+from ladder.movement.rewrite import is_scattered, rewrite
+
+PROBE = 64
+"""What symbolic extents are taken for."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@lru_cache(maxsize=256)
+def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]:
+    """Return the rewritten movement graphs of a chain, one per mapping, fastest by the model first.
+
+    Parameters
+    ----------
+    graph
+        A loop over rows (`ladder.partition.rows`); symbolic extents are taken for `PROBE`.
+
+    Raises
+    ------
+    ScheduleError
+        If it is no loop over rows.
+    """
+    plain = decompose(graph)
+    known = bind(plain, dict.fromkeys(symbols(plain), PROBE))
+    found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain)]
+    scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))
+    if any(scattered):
+        found += [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, tiles=True)]
+    return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))
+
+
+def symbols(graph: Graph) -> set[str]:
+    """Return the names of symbolic extents."""
+    texts = [extent for node in graph.nodes for extent in node.tile.shape if isinstance(extent, str)]
+    return {name for text in texts for name in _NAME.findall(text)} - {"floordiv", "ceildiv"}

@@ -1,0 +1,152 @@
+"""Composite operators as element-wise operators that machines have: a table, applied to a tile graph.
+
+What is left is element-wise (sums, products, quotients, exponentials, roots, comparisons), reductions,
+broadcasts and moves; all of a chain then meets the same rules, and shares what its parts have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.common import merge_equal
+from ladder.ir.extents import Shape
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.ir.scalars import ERF_COEFFICIENTS
+
+
+@dataclass
+class Formula:
+    """Builds one element-wise expression out of nodes; operands and results are values of the graph."""
+
+    graph: GraphBuilder
+    like: str
+    """A value whose type the numbers have."""
+
+    def number(self, value: float) -> str:
+        """Return a number."""
+        return self.graph.add("constant", value=value, type=self.graph.tile(self.like).ttype.name)
+
+    def __call__(self, operator: str, *operands: str | float) -> str:
+        """Apply an operator to values and numbers."""
+        values = [value if isinstance(value, str) else self.number(value) for value in operands]
+        return self.graph.add(operator, *values)
+
+
+def _sigmoid(f: Formula, x: str) -> str:
+    return f("div", 1.0, f("add", 1.0, f("exp", f("neg", x))))
+
+
+def _silu(f: Formula, x: str) -> str:
+    return f("div", x, f("add", 1.0, f("exp", f("neg", x))))
+
+
+def _tanh(f: Formula, x: str) -> str:
+    """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; a polynomial near 0."""
+    magnitude = f("abs", x)
+    small = f("exp", f("mul", magnitude, -2.0))
+    far = f("div", f("sub", 1.0, small), f("add", 1.0, small))
+    signed = f("select", f("less", x, 0.0), f("neg", far), far)
+    square = f("square", x)
+    series = f("add", f("mul", square, -1 / 3), f("mul", f("square", square), 2 / 15))
+    near = f("mul", x, f("add", 1.0, series))
+    return f("select", f("less", magnitude, 0.05), near, signed)
+
+
+def _complementary_erf(f: Formula, x: str) -> str:
+    """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
+    t = f("div", 1.0, f("add", 1.0, f("mul", x, 0.3275911)))
+    polynomial = f("mul", t, ERF_COEFFICIENTS[-1])
+    for coefficient in reversed(ERF_COEFFICIENTS[:-1]):
+        polynomial = f("mul", f("add", polynomial, coefficient), t)
+    return f("mul", polynomial, f("exp", f("neg", f("square", x))))
+
+
+def _erf(f: Formula, x: str) -> str:
+    above = f("sub", 1.0, _complementary_erf(f, f("abs", x)))
+    return f("select", f("less", x, 0.0), f("neg", above), above)
+
+
+def _gelu(f: Formula, x: str) -> str:
+    magnitude = f("abs", x)
+    tail = _complementary_erf(f, f("mul", magnitude, math.sqrt(0.5)))
+    return f("sub", f("maximum", x, 0.0), f("mul", f("mul", magnitude, 0.5), tail))
+
+
+def _gelu_tanh(f: Formula, x: str) -> str:
+    cubic = f("add", 1.0, f("mul", f("square", x), 0.044715))
+    twice = f("mul", f("mul", x, 2 * math.sqrt(2 / math.pi)), cubic)
+    return f("mul", x, _sigmoid(f, twice))
+
+
+FORMULAS: Mapping[str, Callable[[Formula, str], str]] = {
+    "sigmoid": _sigmoid,
+    "silu": _silu,
+    "tanh": _tanh,
+    "erf": _erf,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": lambda f, x: f("maximum", x, 0.0),
+}
+"""Operator of one value -> what it is made of."""
+
+
+def canonical(graph: Graph) -> Graph:
+    """Return the graph of element-wise operators, reductions and views of one operand.
+
+    Joins become choices between padded operands, operands are broadcast to their result's shape.
+    """
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    source = decompose(graph)
+    for node in source.nodes:
+        inputs = tuple(names[value] for value in node.inputs)
+        if node.operator == "concat":
+            names[node.name] = _joined(builder, node, inputs)
+            continue
+        if get_operator(node.operator).elementwise:
+            inputs = tuple(_stretched(builder, value, node.tile.shape) for value in inputs)
+        names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+    return merge_equal(builder.finish(*(names[value] for value in source.outputs)))
+
+
+def _stretched(builder: GraphBuilder, value: str, shape: Shape) -> str:
+    return value if builder.tile(value).shape == shape else builder.add("broadcast", value, shape=shape)
+
+
+def _joined(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> str:
+    """Choose between operands by the position along the axis."""
+    shape, axis = node.tile.shape, node_attributes(node)["axis"] % len(node.tile.shape)
+    position = builder.add("iota", extent=shape[axis], axis=axis, rank=len(shape), type="int32")
+    position = _stretched(builder, position, shape)
+    begin, result = 0, ""
+    for value in inputs:
+        length = int(builder.tile(value).shape[axis])
+        low = tuple(begin if at == axis else 0 for at in range(len(shape)))
+        high = tuple(int(shape[axis]) - begin - length if at == axis else 0 for at in range(len(shape)))
+        padded = builder.add("pad", value, low=low, high=high, value=0.0)
+        if result:
+            number = _stretched(builder, builder.add("constant", value=float(begin), type="int32"), shape)
+            padded = builder.add("select", builder.add("less", position, number), result, padded)
+        result, begin = padded, begin + length
+    return result
+
+
+def decompose(graph: Graph) -> Graph:
+    """Return the graph with composite operators split, equal nodes merged."""
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        names[node.name] = _placed(builder, node, tuple(names[value] for value in node.inputs))
+    outputs = tuple(names[value] for value in graph.outputs)
+    return merge_equal(builder.finish(*outputs))
+
+
+def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
+    """Add a node, or what it is made of, and return its value."""
+    if node.operator in FORMULAS:
+        return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
+    return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))

@@ -1,0 +1,187 @@
+"""How the elements of a chain lie over blocks, warps and lanes, and which mappings are worth trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.partition.rows import REDUCTIONS, loop_axes
+from tile_types.errors import ScheduleError
+from tile_types.tile import Extent
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """A parallelism of a chain's kernel.
+
+    Parameters
+    ----------
+    lanes
+        Threads that share a row; 1: every thread takes vectors of any row.
+    num
+        Vectors of a row that each lane holds in registers; 0: as many as come by, read again for each use.
+    teams
+        Rows that a block takes side by side.
+    tile
+        Rows and columns that a block exchanges through shared memory; (0, 0): none.
+    threads
+        Threads of a block that takes tiles or single vectors.
+    """
+
+    lanes: int = 1
+    num: int = 0
+    teams: int = 1
+    tile: tuple[int, int] = (0, 0)
+    threads: int = 256
+
+    def __str__(self) -> str:
+        if self.tile[0]:
+            shape = f"tile {self.tile[0]}x{self.tile[1]}"
+            return f"{shape}, {self.lanes} lanes" if self.lanes > 1 else f"{shape}, {self.threads} threads"
+        if self.lanes == 1:
+            return f"vectors, {self.threads} threads"
+        return f"rows of {self.lanes} lanes x {self.num or 'all'}, {self.teams} per block"
+
+
+VECTORS = (Mapping(), Mapping(threads=128), Mapping(threads=512))
+TILES = (Mapping(tile=(64, 64)), Mapping(tile=(32, 64)))
+"""Mappings of chains without reductions."""
+
+HELD = 32
+"""Elements of a row that a lane holds at most: more spill, or leave too few warps."""
+
+TILE_BYTES = 100 << 10
+"""Shared memory of a tile at most: two blocks then fit into a multiprocessor."""
+
+WINDOW = 64
+"""Elements up to which one thread reduces alone."""
+
+LONGEST = 1024
+"""Threads that share a row at most."""
+
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+
+
+def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
+    """Return the mappings that a chain can have, best guess first.
+
+    Parameters
+    ----------
+    tiles
+        Those that pass tiles through shared memory instead.
+
+    Raises
+    ------
+    ScheduleError
+        If the chain is no loop over rows.
+    """
+    rows = loop_axes(graph, graph.outputs)
+    if rows is None:
+        raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
+    reductions = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    extents = [_reduced(graph, node) for node in reductions]
+    numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
+    total = product(extents)
+    if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
+        return list(TILES if tiles else VECTORS)
+    count = product(graph.tile(graph.outputs[0]).shape[:rows])
+    columns = held_columns(graph, rows)
+    if columns is None:
+        return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents))]
+    width = _width(graph, rows)
+    return (_row_tiles if tiles else _held)(columns, count, width)
+
+
+def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
+    """Return tiles of whole rows that fit into shared memory, each row taken by one warp or a part of it."""
+    vectors = -(-columns // width)
+    found = []
+    for rows in (64, 32, 16):
+        if not isinstance(count, int) or count % rows or rows * columns * 2 > TILE_BYTES:
+            continue
+        for lanes in (4, 8, 16, 32):
+            num = -(-vectors // lanes)
+            teams = min(rows, 256 // lanes)
+            if num * width <= HELD and num * lanes < 2 * vectors:
+                found.append(Mapping(lanes, num, teams, (rows, columns)))
+    return found
+
+
+def held_columns(graph: Graph, rows: int) -> int | None:
+    """Return the columns of rows that lanes can hold: all results and reductions run along one axis."""
+    lengths: set[Extent] = set()
+    for value in graph.outputs:
+        shape = graph.tile(value).shape
+        if len(shape) > rows + 1:
+            return None
+        lengths |= set(shape[rows:])
+    for node in graph.nodes:
+        if node.operator in REDUCTIONS:
+            shape = graph.tile(node.inputs[0]).shape
+            if node_attributes(node)["axis"] % len(shape) != len(shape) - 1:
+                return None
+            if product(shape[:-1]) != product(graph.tile(graph.outputs[0]).shape[:rows]):
+                return None
+            lengths.add(shape[-1])
+        if node.operator in ("concat", "pad", "map", "repeat"):
+            return None
+    known = [length for length in lengths if isinstance(length, int)]
+    return known[0] if len(known) == len(lengths) == 1 else None
+
+
+def _reduced(graph: Graph, node: Node) -> Extent:
+    shape = graph.tile(node.inputs[0]).shape
+    return shape[int(node_attributes(node)["axis"]) % len(shape)]
+
+
+def held_width(graph: Graph) -> int:
+    """Return the neighbouring columns that a lane takes at once."""
+    rows = loop_axes(graph, graph.outputs)
+    return _width(graph, 0 if rows is None else rows)
+
+
+def _width(graph: Graph, rows: int) -> int:
+    tiles = [graph.tile(value) for value in graph.outputs if len(graph.tile(value).shape) > rows]
+    width = min(8, max((16 // SIZES.get(tile.ttype.name, 16) for tile in tiles), default=1))
+    while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
+        width //= 2
+    return width
+
+
+def _held(columns: int, count: Extent, width: int) -> list[Mapping]:
+    """Return rows in registers: fewer lanes with more each where rows are many."""
+    vectors = -(-columns // width)
+    found = []
+    for lanes in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+        num = -(-vectors // lanes)
+        if num * width > 2 * HELD or (num == 1 and lanes > 32 and vectors <= lanes // 2):
+            continue
+        if lanes < 32 and vectors <= lanes // 2:
+            continue
+        teams = max(1, 128 // lanes) if lanes <= 32 else 1
+        if lanes < 32 and not (isinstance(count, int) and count % teams == 0):
+            continue
+        found.append(Mapping(lanes, num, teams))
+    return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(LONGEST)]
+
+
+def _preference(mapping: Mapping, count: Extent, width: int) -> float:
+    """Return how far a mapping is from two vectors of 16 bytes per lane and from filling the GPU."""
+    rows = count if isinstance(count, int) else 1 << 16
+    threads = rows * mapping.lanes
+    idle = max(0.0, 3 - threads / (132 * 256))
+    return abs(mapping.num * width - 16) / 16 + idle
+
+
+def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent]) -> int:
+    """Return the threads that share a row which is read again for each use."""
+    counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs] + extents
+    known = [count for count in counts if isinstance(count, int)]
+    width = _width(graph, rows)
+    largest = max(known) if len(known) == len(counts) else LONGEST * width
+    vectors = -(-largest // (width * 2))
+    return min(LONGEST, max(WARP, 1 << max(0, vectors - 1).bit_length()))

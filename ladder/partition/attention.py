@@ -1,0 +1,54 @@
+"""Attention as a part: by a kernel of ours where that is predicted to be at least as fast as torch's."""
+
+from __future__ import annotations
+
+from ladder.ir.attention import Attention, as_attention, open_extents
+from ladder.ir.graph import Graph, Node
+from ladder.partition.parts import Part, extract, outside_inputs
+from schedules.attention import Choice, choose
+from targets import TileDevice
+from tile_types.errors import LadderError
+
+CAPABILITY = (8, 0)
+"""Lowest compute capability that our kernels run on."""
+
+
+def has_kernels(device: TileDevice | None) -> bool:
+    """Tell whether attention has kernels of ours on a device."""
+    return device is not None and device.kind == "cuda" and device.compute_capability >= CAPABILITY
+
+
+def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Part:
+    """Return the part of an ``attention`` node: kind ``attention``, or ``library`` and why it is torch's."""
+    reason = refusal(graph, node, device)
+    region = extract(graph, {node.name}, node.values)
+    kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
+    if kind == "attention" and device is not None:
+        text = chosen(graph, node, device)[1].reason
+    return Part(kind, region, outside_inputs(graph, {node.name}), node.values, text)
+
+
+def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:
+    """Say why a kernel of ours does not serve; empty if it does."""
+    if device is None or not has_kernels(device):
+        return "no kernel of ours runs on this device"
+    if any(not isinstance(extent, int) for extent in open_extents(graph, node)):
+        return "sizes are open"
+    try:
+        _, choice = chosen(graph, node, device)
+    except LadderError as error:
+        return str(error)
+    return choice.reason if choice.seconds > choice.library else ""
+
+
+def chosen(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, Choice]:
+    """Return the problem and its schedule.
+
+    Raises
+    ------
+    LadderError
+        If no kernel computes it.
+    """
+    form = as_attention(graph, node)
+    batch, tokens, keys = (int(str(extent)) for extent in open_extents(graph, node))
+    return form, choose(form, device, batch, tokens, keys)

@@ -1,0 +1,130 @@
+"""Attention by kernels of ours: which one, and its arguments; and torch's for the same operator."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.attention import AXES, Attention, as_attention
+from ladder.ir.attention_row import operand_names
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.partition.attention import chosen
+from ladder.runtime.build import Job
+from ladder.runtime.cache import Identity
+from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.operator import attend
+from tile_types.errors import ShapeError
+
+if TYPE_CHECKING:
+    from ladder.lower.build import BuiltModule
+    from targets import TileDevice
+
+ALIGNED = ("q", "k", "v", "out")
+"""Tensors that kernels access in wide pieces."""
+
+LARGEST = 1 << 31
+"""Elements that 32-bit offsets reach."""
+
+
+def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
+    """Return a kernel's arguments: sizes, strides, and every tensor as the one axis of its elements.
+
+    Parameters
+    ----------
+    form
+        What the kernel computes.
+    given
+        ``q``, ``k``, ``v``, ``out`` as ``[batch, heads, tokens, size]``, and what `Attention.tensors` names;
+        any strides but along the last axis, extents 1 are shared.
+
+    Raises
+    ------
+    ShapeError
+        If offsets do not fit 32 bits, or the last axis is not contiguous.
+    """
+    q, k = given["q"], given["k"]
+    numbers = {"batch": q.shape[0], "tokens": q.shape[2], "keys": k.shape[2]}
+    flat = []
+    for name in form.tensors():
+        tensor = given[name]
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise ShapeError(f"attention needs contiguous rows of {name}, got strides {tensor.stride()}")
+        span = 1 + sum((e - 1) * s for e, s in zip(tensor.shape, tensor.stride(), strict=True))
+        if span >= LARGEST:
+            raise ShapeError(f"attention's {name} spans {span} elements; offsets have 32 bits")
+        for axis, extent, stride in zip(AXES[name], tensor.shape, tensor.stride(), strict=False):
+            numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride
+        flat.append(
+            (tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).as_strided((span,), (1,))
+        )
+    return [*(numbers[name] for name in form.numbers()), *flat]
+
+
+def node_of(graph: Graph) -> Node:
+    """Return the ``attention`` node of a part."""
+    return next(node for node in graph.nodes if node.operator == "attention")
+
+
+def attention_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel that a part wants: one per problem and schedule, whatever the sizes."""
+    form, choice = chosen(graph, node_of(graph), device)
+    schedule = choice.schedule
+    name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+        from ladder.lower.cuda.attention import emit
+
+        return build_function(lambda name: emit(form, device, schedule, name), name, device, folder)
+
+    return Job({"attention": str(form), "schedule": str(schedule)}, Identity.of(None, device), device, make)
+
+
+def attention_call(entry: Any, graph: Graph) -> Callable[..., None]:
+    """Return ``(operands..., out)`` of a part; tensors that kernels cannot read as they lie are copied."""
+    node = node_of(graph)
+    form, given = as_attention(graph, node), node_attributes(node)
+    names, turned = operand_names(len(node.inputs), given), given["turned"]
+
+    def run(*tensors: torch.Tensor) -> None:
+        *operands, out = tensors
+        found = {name: readable(name, x) for name, x in zip(names, operands, strict=True)}
+        entry(*arguments(form, found | {"out": out.transpose(1, 2) if turned else out}))
+
+    return run
+
+
+def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an operand with four axes, or two for positions, whose rows kernels can read."""
+    if name == "mask":
+        tensor = tensor[(None,) * (4 - tensor.ndim)]
+    rows = tensor.stride()[:-1] if name in ALIGNED else ()
+    width = ALIGNMENT // tensor.element_size()
+    aligned = tensor.data_ptr() % ALIGNMENT == 0 and all(stride % width == 0 for stride in rows)
+    if (tensor.shape[-1] == 1 or tensor.stride(-1) == 1) and (aligned or name not in ALIGNED):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def library_attention(node: Node) -> Callable[..., torch.Tensor]:
+    """Return torch's attention for a node: positions become a mask, codes are decoded before."""
+    given = node_attributes(node)
+    names = operand_names(len(node.inputs), given)
+
+    def run(*operands: torch.Tensor) -> torch.Tensor:
+        found = dict(zip(names, operands, strict=True))
+        q, k, v, mask = found["q"], found["k"], found["v"], found.get("mask")
+        if "k_scale" in found:
+            k, v = ((x.float() * found[f"{n}_scale"]).to(q.dtype) for n, x in (("k", k), ("v", v)))
+        if "position" in found:
+            keys = torch.arange(k.shape[-2], device=k.device)
+            mask = keys < found["position"][:, None, :, None] + given["reach"]
+        out = attend(q, k, v, mask, given["causal"], given["scale"])
+        return out.transpose(1, 2) if given["turned"] else out
+
+    return run

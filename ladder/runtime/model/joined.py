@@ -1,0 +1,97 @@
+"""Arrays that a plan makes of its arguments: weights side by side, and plain weights packed for kernels.
+
+They are copies: made at the first call, and again when a part is another tensor or was changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.model.program import Source
+
+DENSE = ("words", "row_scale")
+"""Arrays of a packed matrix of floats."""
+
+
+@dataclass(frozen=True)
+class Join:
+    """One array: arguments ``parts`` one after the other along ``axis``."""
+
+    parts: tuple[int, ...]
+    axis: int
+    count: int = 1
+
+    def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the array."""
+        return [torch.cat([values[at].detach() for at in self.parts], self.axis)]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The packed arrays of matrices ``[N, K]`` side by side, for the kernels of a problem."""
+
+    parts: tuple[int, ...]
+    gemm: Gemm
+    count: int = len(DENSE)
+
+    def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the arrays."""
+        from ladder.runtime.compile import target_of
+        from ladder.runtime.packed import pack
+        from targets import get_device
+        from tile_types import quantize
+
+        matrix = torch.cat([values[at].detach() for at in self.parts])
+        packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
+        return [packed.arrays[name] for name in DENSE]
+
+
+def joins_of(source: Source) -> list[Join | Pack]:
+    """Return what makes the arrays of a source, in the order in which kernels take them.
+
+    Packed words have rows of the weight along their first axis, what goes with them (scales, zero points)
+    along the last; a matrix or a vector has one axis for both.
+    """
+    joined = source.joined or (source.at,)
+    if source.dense:
+        assert source.gemm is not None  # that is what a weight has
+        return [Pack(tuple(at for (at,) in joined), source.gemm)]
+    return [Join(parts, -1 if at else 0) for at, parts in enumerate(zip(*joined, strict=True))]
+
+
+class Joined:
+    """The arrays of a plan.
+
+    Parameters
+    ----------
+    joins
+        What to make of the arguments of a call.
+    """
+
+    def __init__(self, joins: Sequence[Join | Pack]) -> None:
+        self.joins = tuple(joins)
+        self.read = tuple(dict.fromkeys(at for join in self.joins for at in join.parts))
+        self.parts: list[torch.Tensor] = []
+        self.versions: list[int] = []
+        self.arrays: tuple[torch.Tensor, ...] = ()
+
+    def of(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Return the arrays for the arguments of a call; the same tensors while no part changes."""
+        parts = [values[at] for at in self.read]
+        versions = [_version(part) for part in parts]
+        same = len(parts) == len(self.parts) and all(a is b for a, b in zip(parts, self.parts, strict=True))
+        if not same or versions != self.versions:
+            with torch.no_grad():
+                self.arrays = tuple(array for join in self.joins for array in join.made(values))
+            self.parts, self.versions = parts, versions
+        return self.arrays
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return what counts the changes in place of a tensor; inference tensors have none."""
+    return 0 if tensor.is_inference() else tensor._version

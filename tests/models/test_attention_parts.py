@@ -1,0 +1,124 @@
+"""Attention in plans for NVIDIA GPUs: which form it takes, who serves it, and what its kernel gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ladder
+from ladder.frontend.torch_fx import import_fx
+from ladder.ir.attention_row import operand_names
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph
+from ladder.lower.cuda.attention import emit
+from ladder.partition import Part, partition, simplify
+from ladder.partition.attention import chosen
+from ladder.runtime.model.attention import attention_call, library_attention, node_of
+from ladder.simulate import simulate_launch
+from targets import get_device
+
+DEVICE = get_device("cuda/sm_90a")
+KEYS, SIZE = 40, 32
+
+
+class Decode(nn.Module):
+    """One step with a static cache; how the mask and the cache are written is the case."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+
+    def forward(self, x: Tensor, k: Tensor, v: Tensor, position: Tensor, scale: Tensor) -> Tensor:
+        b, t, _ = x.shape
+        q = x.view(b, t, 4, SIZE).transpose(1, 2)
+        mask: Tensor | None = torch.arange(KEYS) <= position[:, None]
+        if self.case == "float mask":
+            mask = torch.zeros(t, KEYS, dtype=x.dtype).masked_fill(~mask, -1e4)
+        if self.case == "strict":
+            mask = torch.arange(KEYS)[None, None] < position[:, None]
+        if self.case in ("no mask", "causal"):
+            mask = None
+        if self.case == "codes":
+            k, v = ((c.float() * s).to(x.dtype) for c, s in ((k, scale), (v, scale)))
+        if self.case == "repeated":
+            k, v = k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1)
+        causal = self.case == "causal"
+        out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+        return out.transpose(1, 2).reshape(b, t, -1)
+
+
+def arguments(case: str, tokens: int, dtype: torch.dtype = torch.float16) -> tuple[Tensor, ...]:
+    torch.manual_seed(0)
+    x = torch.randn(2, tokens, 4 * SIZE).to(dtype)
+    k, v = torch.randn(2, 2, 2, KEYS, SIZE).to(dtype).unbind(0)
+    if case == "codes":
+        k, v = ((value * 30).round().clamp(-127, 127).to(torch.int8) for value in (k, v))
+    position = torch.arange(tokens) + 17
+    return x, k, v, position, torch.rand(2, 2, KEYS, 1) * 0.03
+
+
+def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Part]]:
+    found: list[Graph] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        found.append(simplify(import_fx(module, examples).graph, DEVICE))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(Decode(case), backend=backend)(*arguments(case, tokens))
+    (graph,) = found
+    return graph, partition(graph, device=DEVICE)
+
+
+def simulated(graph: Graph) -> Callable[..., None]:
+    """Return the call of a part whose kernel runs on the simulator."""
+    form, choice = chosen(graph, node_of(graph), DEVICE)
+    function = emit(form, DEVICE, choice.schedule, "simulated")
+
+    def entry(*values: Any) -> None:
+        arrays = [value if isinstance(value, int) else value.numpy() for value in values]
+        result = simulate_launch(function, arrays)
+        assert not result.findings, result.report()
+
+    return attention_call(entry, graph)
+
+
+CASES = {
+    "no mask": {"causal": False}, "strict": {"extras": ("position",), "reach": 0},
+    "position": {"extras": ("position",), "reach": 1}, "float mask": {"choose": False},
+    "codes": {"extras": ("position", "k_scale", "v_scale"), "reach": 1},
+    "repeated": {"extras": ("position",), "reach": 1}, "causal": {"causal": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_decoding_is_ours_and_right(case: str, tokens: int) -> None:
+    _, parts = parts_of(case, tokens)
+    (part,) = (part for part in parts if "attention" in part.operators)
+    assert part.kind == "attention", part.reason
+    node = node_of(part.graph)
+    attributes = node_attributes(node)
+    assert attributes == attributes | CASES[case] | {"turned": True}
+    x, k, v, position, scale = arguments(case, tokens)
+    named = {"position": position[None], "k_scale": scale, "v_scale": scale}
+    mask = torch.where(torch.arange(KEYS) <= position[:, None], 0.0, -1e4).half()
+    extras = operand_names(len(node.inputs), attributes)[3:]
+    q = x.view(2, tokens, 4, SIZE).transpose(1, 2)
+    operands = [q, k, v, *(mask if name == "mask" else named[name] for name in extras)]
+    out = torch.full((2, tokens, 4, SIZE), float("nan"), dtype=x.dtype)
+    simulated(part.graph)(*operands, out)
+    wide = Decode(case)(
+        *(value.float() if value.is_floating_point() else value for value in arguments(case, tokens))
+    )
+    expected = wide.view_as(out).double().numpy()
+    got = out.double().numpy()
+    assert np.linalg.norm(got - expected) < 2e-3 * np.linalg.norm(expected)
+    torchs = library_attention(node)(*operands).double().numpy()
+    assert np.linalg.norm(torchs - expected) < 2e-3 * np.linalg.norm(expected)

@@ -1,0 +1,196 @@
+"""What plans do beyond operators: weights side by side, packed halves, caches in place, fewer launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ladder
+from ladder import knobs
+from ladder.frontend.torch_fx import import_fx
+from ladder.partition import partition, simplify
+from ladder.runtime.model.build import Built, build_model, updated_inputs
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("plans-cache")
+    with knobs.override(cache_dir=folder):
+        yield folder
+
+
+class Gated(nn.Module):
+    """Three products of one value, one of them with a result that is returned."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(64, 128, bias), nn.Linear(64, 64, bias)
+        self.down = nn.Linear(64, 48, bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = torch.nn.functional.silu(self.gate(x)), self.up(x)
+        return gate[..., :64] * up, self.down(x)
+
+
+def traced(model: Any, *arguments: Tensor) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """Return the graph that capture hands over, and its arguments."""
+    got: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        got.append((module, examples))
+        return module.forward
+
+    captured = ladder.compile(model, backend=backend)
+    with torch.no_grad():
+        captured(*arguments)
+    (found,) = got
+    return found
+
+
+def built(model: Any, *arguments: Tensor, **options: Any) -> tuple[Built, list[Any]]:
+    module, examples = traced(model, *arguments)
+    with torch.no_grad():
+        return build_model(import_fx(module, examples, join=True, **options), CPU), examples
+
+
+def kinds(plan: Built) -> list[str]:
+    return [step.part.kind for step in plan.plan.steps]
+
+
+def error(result: Any, expected: Any) -> float:
+    pairs = zip(result, expected, strict=True)
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("weight", ["", "int4", "int8"])
+def test_weights_lie_side_by_side(bias: bool, weight: str) -> None:
+    torch.manual_seed(0)
+    model: Any = Gated(bias).eval()
+    if weight == "int4":
+        model = ladder.quantize(model, "int4", group_size=32)
+    elif weight:
+        model = ladder.quantize(model, weight, activation="int8")
+    x = torch.randn(3, 2, 64)
+    plan, examples = built(model, x)
+    assert kinds(plan).count("gemm" if weight else "product") == 2
+    with torch.no_grad():
+        assert error(plan.executable(*examples), model(x)) < 1e-6
+
+
+def test_changed_weights_are_joined_again() -> None:
+    torch.manual_seed(0)
+    model, x = Gated(True).eval(), torch.randn(2, 64)
+    plan, examples = built(model, x)
+    with torch.no_grad():
+        plan.executable(*examples)
+        kept = plan.executable.joined
+        assert kept is not None
+        first = kept.arrays
+        plan.executable(*examples)
+        assert all(a is b for a, b in zip(first, kept.arrays, strict=True))
+        model.gate.weight.mul_(2)
+        model.up.bias.data = model.up.bias + 1
+        assert error(plan.executable(*examples), model(x)) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+def test_few_tokens_by_packed_halves(dtype: torch.dtype, bound: float) -> None:
+    torch.manual_seed(0)
+    model, x = Gated(True).eval().to(dtype), torch.randn(3, 64).to(dtype)
+    few, many = (built(model, x, few=count) for count in (4, 2))
+    assert kinds(few[0]).count("gemm") == 2
+    assert kinds(many[0]).count("gemm") == 0
+    with torch.no_grad():
+        results = [plan.executable(*examples) for plan, examples in (few, many)]
+        expected = model.double()(x.double())
+    assert error(results[0], expected) < bound
+    assert error(results[1], expected) < bound
+
+
+def step(x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:
+    """Write two caches of ``[1, 2, 8, 16]`` and read them."""
+    heads = torch.mm(x[:2], x.t()).view(1, -1, 4, 16).transpose(1, 2)
+    keys.index_copy_(2, position, heads[:, :2].sigmoid())
+    values.index_copy_(2, position, heads[:, 2:])
+    return (keys * values).sum(2)
+
+
+def cached() -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    x, position = torch.randn(64, 4), torch.tensor([3, 6])
+    return torch.fx.symbolic_trace(step), [x, *torch.randn(2, 1, 2, 8, 16), position]
+
+
+def test_caches_are_written_in_place() -> None:
+    torch.manual_seed(0)
+    module, examples = cached()
+    plan = build_model(import_fx(module, examples), CPU)
+    assert len(plan.plan.in_place) == 2
+    assert not any("index" in executor for _, executor, _, _ in plan.plan.table())
+    twins = [value.clone() for value in examples]
+    for number in range(3):
+        position = torch.tensor([number, 7 - number])
+        (result,) = plan.executable(*examples[:3], position)
+        assert torch.allclose(result, step(*twins[:3], position), atol=1e-6)
+        assert all(torch.allclose(a, b) for a, b in zip(examples, twins, strict=True))
+
+
+def test_a_cache_that_lies_otherwise() -> None:
+    torch.manual_seed(0)
+    module, examples = cached()
+    plan = build_model(import_fx(module, examples), CPU)
+    wide = torch.randn(1, 2, 8, 20)[..., 3:19]
+    twin = wide.clone()
+    (result,) = plan.executable(examples[0], wide, *examples[2:])
+    expected = step(examples[0], twin, *(value.clone() for value in examples[2:]))
+    assert torch.allclose(result, expected, atol=1e-6)
+    assert torch.allclose(wide, twin)
+
+
+def test_a_cache_that_is_read_as_it_was() -> None:
+    """The old values are a result as well: the cache may not be overwritten before."""
+
+    def both(x: Tensor, keys: Tensor, position: Tensor) -> Tensor:
+        before = keys * 2
+        keys.index_copy_(1, position, x)
+        return before + keys
+
+    x, keys, position = torch.randn(4, 2, 8), torch.randn(4, 6, 8), torch.tensor([1, 5])
+    plan = build_model(import_fx(torch.fx.symbolic_trace(both), [x, keys, position]), CPU)
+    assert not plan.plan.in_place
+    twin = keys.clone()
+    (result,) = plan.executable(x, keys, position)
+    assert torch.equal(result, both(x, twin, position))
+    assert torch.equal(keys, twin)
+
+
+def test_chains_of_one_value_are_one_launch() -> None:
+    program = import_fx(*cached())
+    graph = simplify(program.graph)
+    parts = {
+        wide: partition(graph, (), updated_inputs(program, graph), side_by_side=wide)
+        for wide in (False, True)
+    }
+    counts = {wide: sum(part.kind == "chain" for part in found) for wide, found in parts.items()}
+    assert counts[True] == counts[False] - 1 == 2
+
+
+def test_linear_layers_of_tensors_are_products_of_matrices() -> None:
+    """torch takes some apart into batches of products."""
+    layer = nn.Linear(8, 64, bias=False)
+    x = torch.randn(2, 4, 3, 2).transpose(1, 2)
+    module, examples = traced(lambda value: layer(value.reshape(2, 3, 8)), x)
+    plan = build_model(import_fx(module, examples), CPU)
+    (shape,) = {
+        len(step.part.graph.tile(step.part.outputs[0]).shape)
+        for step in plan.plan.steps
+        if step.part.kind == "product"
+    }
+    assert shape == 2
