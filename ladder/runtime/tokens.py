@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -96,9 +97,42 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     return codes, scale
 
 
+Key = tuple[Any, ...]
+_adopted: dict[Key, Any] = {}
+
+
+def adopt(key: Key, entry: Any) -> None:
+    """Use a kernel that was loaded with a saved model, where it would otherwise be found or built."""
+    _adopted[key] = entry
+
+
+def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device) -> list[tuple[Key, Kernel]]:
+    """Return the kernels, and the keys to `adopt` them by, of (type, activation, group, K) on a device.
+
+    What torch computes there has none.
+    """
+    from targets import get_device
+
+    found: dict[Key, Kernel] = {}
+    for source, activation, group, k in calls:
+        if where.type == "cpu":
+            if activation == "int8" and not group:
+                found["cpu", source] = _cpu_job(source)
+        else:
+            target = target_of(where)
+            kernel = gpu_kernel(source, activation, group, k, get_device(target))
+            found["cuda", source, activation, group, k, target] = kernel
+    return list(found.items())
+
+
 @cache
 def _cpu_kernel(source: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes int8[M,K], token_scale float32[M])``."""
+    return _adopted.get(("cpu", source)) or load_entry(_cpu_job(source), "cpu")
+
+
+def _cpu_job(source: str) -> Kernel:
+    """Find or build the kernel for rows of a type."""
     from targets import host_cpu
 
     device = host_cpu()
@@ -108,13 +142,15 @@ def _cpu_kernel(source: str) -> Any:
 
         return emit_quantize(source, device, name)
 
-    kernel = _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
-    return load_entry(kernel, "cpu")
+    return _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
 
 
 @cache
 def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
+    known = _adopted.get(("cuda", source, activation, group, k, target))
+    if known is not None:
+        return known
     from targets import get_device
 
     return load_entry(gpu_kernel(source, activation, group, k, get_device(target)), "cuda")
