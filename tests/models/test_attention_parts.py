@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ from torch.nn import functional as F
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
-from ladder.ir import evaluate
+from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
@@ -186,3 +188,33 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+def test_nothing_to_attend_to_is_torchs() -> None:
+    g = GraphBuilder("part")
+    q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 0), ("v", 0)))
+    graph = g.finish(g.add("attention", q, k, v))
+    (part,) = (part for part in partition(graph, device=DEVICE) if "attention" in part.operators)
+    assert (part.kind, part.reason) == ("library", "torch's: there is nothing to attend to")
+
+
+PROBE = """
+import sys
+from pathlib import Path
+import ladder.lower.build as build
+from ladder.ir import GraphBuilder
+from ladder.runtime.model.attention import attention_job
+from targets import get_device
+g = GraphBuilder("part")
+q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 64), ("v", 64)))
+job = attention_job(g.finish(g.add("attention", q, k, v)), get_device("cuda/sm_90a"))
+build.build_function = lambda emitted, name, device, folder: name
+job.make(Path())
+assert "tvm" not in sys.modules, "TVM is imported outside of the turn with it"
+"""
+
+
+def test_the_compiler_is_imported_in_its_turn() -> None:
+    """Two threads that import TVM at once see modules that are not whole."""
+    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
