@@ -119,8 +119,8 @@ class Compiler:
         if not reason:
             try:
                 place = place_of(examples)
-                on_gpu = place.type == "cuda"
-                program = import_fx(module, examples, join=on_gpu, few=FEW_TOKENS if on_gpu else 0)
+                copies = place.type == "cuda" and has_room(examples, place)
+                program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
                 built = build_model(program, place)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
@@ -146,6 +146,14 @@ def reason_to_refuse(examples: list[Any]) -> str:
     if len({value.device for value in tensors}) > 1:
         return "tensors are on several devices"
     return "" if tensors else "the graph takes no tensors"
+
+
+def has_room(examples: list[Any], place: torch.device) -> bool:
+    """Tell whether a GPU could hold all arguments twice more: weights laid out for plans are copies."""
+    needed = sum(value.nbytes for value in examples if isinstance(value, torch.Tensor))
+    free = torch.cuda.mem_get_info(place)[0]
+    kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    return free + kept >= 2 * needed
 
 
 def _is_fake(value: torch.Tensor) -> bool:

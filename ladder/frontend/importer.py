@@ -27,6 +27,8 @@ class Importer:
         self.g = GraphBuilder(name)
         self.used: frozenset[int] = frozenset({0})
         """Which results of the operator at hand the program uses."""
+        self.few_launches = False
+        """Whether a launch costs more than what a kernel of its own would do better."""
 
     def is_value(self, value: Any) -> bool:
         """Tell a value of the graph from a number or an extent."""
