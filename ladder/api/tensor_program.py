@@ -263,6 +263,8 @@ def _attribute(t: Tracer, x: Traced, name: str) -> Traced:
 
 
 def _multiply(t: Tracer, a: Any, b: Any) -> Traced:
+    if isinstance(a, Traced) and a == b:
+        return t.elementwise("square", a)
     for x, y in ((a, b), (b, a)):
         if isinstance(y, Traced) and y.inverse and not (isinstance(x, Traced) and x.inverse):
             return t.elementwise("div", x, replace(y, inverse=False))

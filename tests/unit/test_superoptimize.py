@@ -67,6 +67,11 @@ def test_programs_of_functions(name: str) -> None:
     ]
 
 
+def test_products_of_a_tensor_with_itself_are_squares() -> None:
+    program = program_of(lambda x, y: (x * x).sum(-1, keepdim=True) * y, [draw(4, 16), draw(4, 16)])
+    assert [node.operator for node in program.graph().nodes if node.inputs] == ["square", "reduce_sum", "mul"]
+
+
 REFUSED = {
     "cos has no counterpart": lambda x: torch.cos(x) @ x,
     "keepdim=True": lambda x: x / x.sum(-1),
