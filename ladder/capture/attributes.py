@@ -206,10 +206,6 @@ class Attributes(Symbolic):
                 return self.bind(found, None if owner is kind else owner, kind)
         return getattr(value, name)
 
-    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
-        """Return one item of a tuple."""
-        raise NotImplementedError
-
     def part(self, value: Any) -> Any:
         """Return `value`, a read-only part of a constant, after pinning it."""
         if self.recording and not is_constant(value):

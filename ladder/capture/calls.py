@@ -111,10 +111,6 @@ class Calls(Attributes):
             self.segment.check(text, f"{function.__name__} gives {found}")
         return found
 
-    def specials(self) -> dict[Any, Any]:
-        """Return the natives that the machine implements itself."""
-        raise NotImplementedError
-
     def _part(self, value: Any, name: str) -> Any:
         """Return a part of a bound method or partial, met if the object is external."""
         part = getattr(value, name)
@@ -142,10 +138,6 @@ class Calls(Attributes):
         with self.barrier():
             found = tuple(get(args[0], key) for key in keys)
         return found[0] if len(keys) == 1 else found
-
-    def subscript(self, container: Any, key: Any) -> Any:
-        """Return ``container[key]``."""
-        raise NotImplementedError
 
     def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node, target = self.segment.node(function), function()
@@ -245,14 +237,6 @@ class Calls(Attributes):
             return self.native(function, args, kwargs)
         return self.operator(function, args, kwargs)
 
-    def known(self, code: types.CodeType) -> bool:
-        """Say whether the interpreter knows all instructions of `code`."""
-        raise NotImplementedError
-
-    def run(self, frame: Frame) -> Any:
-        """Run `frame` to its end, or to its next ``yield``."""
-        raise NotImplementedError
-
     def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         segment = self.segment
         node = segment.node(function)
@@ -273,10 +257,6 @@ class Calls(Attributes):
                 named[key] = self.plain(named[key])
             self.new(named)
         return Frame(function, slots)
-
-    def new(self, value: Any) -> Any:
-        """Register a container made by the interpreter."""
-        raise NotImplementedError
 
     def _meet_function(self, node: Node) -> None:
         segment, function, var = self.segment, node.obj, node.var
@@ -300,10 +280,6 @@ class Calls(Attributes):
         self.segment.hidden_generator(generator, self.here())
         return generator
 
-    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
-        """Run a generator's frame to its next ``yield`` or its end."""
-        raise NotImplementedError
-
     # classes ----------------------------------------------------------------------------------
     def instantiate(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a class."""
@@ -316,6 +292,8 @@ class Calls(Attributes):
             if kind is not weakref.ref or len(args) != 1 or not self._outlives(args[0]):
                 raise self.leave("a weak reference to what may die meanwhile")
             return self.perform(kind, args, kwargs, [])
+        if kind is reversed and len(args) == 1 and not kwargs and self._indexed(args[0]):
+            return self.call_function(self.part(polyfills.reversed_), args, kwargs)
         if kind in natives.STRUCTURE or kind in natives.DATA:
             return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
         if kind is functools.partial:
@@ -326,6 +304,17 @@ class Calls(Attributes):
         if meta_call is not type.__call__:
             raise CaptureError("a native metaclass __call__")
         return self.construct(kind, args, kwargs)
+
+    def _indexed(self, value: Any) -> bool:
+        """Say whether `reversed` indexes `value` by functions of torch's, as it does lists of modules.
+
+        Where it is made a list, it asks for the length again: that of torch may be asked any number of times.
+        """
+        names = ("__reversed__", "__getitem__", "__len__")
+        own, *found = (self.segment.class_attribute(type(value), name) for name in names)
+        return own is NULL and all(
+            is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
+        )
 
     def construct(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do ``type.__call__(kind, *args, **kwargs)``."""
@@ -366,7 +355,7 @@ class Calls(Attributes):
             items = args[0]
             if not is_a(items, tuple | list):
                 with self.barrier():
-                    items = self._drained(self.iterate(items))
+                    items = self.drained(self.iterate(items))
             given = (kind, tuple(map(self.plain, items)))
             return self.recorded(self._touched_tuple, (items, new, given), (new, given))
         if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
@@ -378,17 +367,6 @@ class Calls(Attributes):
     def _touched_tuple(self, items: Any, new: Any, given: tuple[Any, ...]) -> Any:
         self.segment.touch(items, 1)
         return self.perform(new, given, {}, [])
-
-    def iterate(self, value: Any) -> Any:
-        """Return ``iter(value)``."""
-        raise NotImplementedError
-
-    def perform(self, function: Any, args: Any, kwargs: Any, changes: list[Node]) -> Any:
-        """Call a native with admitted arguments and add the step that calls it again."""
-        raise NotImplementedError
-
-    def _drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
-        raise NotImplementedError
 
     def _initialise(self, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not is_a(how, types.FunctionType):
@@ -499,12 +477,6 @@ class Calls(Attributes):
             return None
         raise CaptureError(f"object.{name}")
 
-    def container_method(
-        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
-        raise NotImplementedError
-
     def _annotated(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[function]), args, kwargs)
@@ -514,10 +486,6 @@ class Calls(Attributes):
         if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
             return self.call_function(self.part(_POLYFILLS_OF_OBJECTS[function]), args, kwargs)
         return self.replay(function, args, kwargs, looking=looking)
-
-    def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:
-        """Call a replayable native and note how to call it again."""
-        raise NotImplementedError
 
 
 def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any, ...]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-import inspect
 import operator
 import threading
 import types
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ladder.capture import natives
+from ladder.capture import natives, polyfills
 from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
 from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_a, is_constant, is_plain
@@ -76,12 +76,15 @@ class Containers(Calls):
             return self._computed_dynamic(function, args)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        if function in _LAZY[:2] or (function in natives.CONSUMERS and function not in _MAPPINGS):
-            args = tuple(self._iterated(item, function in natives.CONSUMERS) for item in args)
+        if function is zip:
+            args = tuple(self.iterated(item, function) for item in args)
+        elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+            several = function in (min, max) and len(args) > 1  # these compare their arguments
+            args = args if several or not args else (self.iterated(args[0], function), *args[1:])
         hidden = any(self._is_hidden(item) for item in args)
         if _consumes(function):
             given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)
-            args = tuple(self._drained(item) if any(test(item) for test in given) else item for item in args)
+            args = tuple(self.drained(item) if any(test(item) for test in given) else item for item in args)
         elif hidden and function not in _LAZY:
             raise CaptureError("a native given a generator")
         if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
@@ -114,34 +117,41 @@ class Containers(Calls):
         text = f"{segment.constant(function)}({', '.join(texts)})"
         return self.computed_extent(function, args, Dynamic(result, segment.bind(text, text)))
 
-    def _iterated(self, value: Any, drained: bool) -> Any:
-        """Return ``iter(value)``, or all it gives, where that is Python code to interpret; else `value`."""
+    def iterated(self, value: Any, function: Any) -> Any:
+        """Return what the native `function` may iterate over in place of `value`, if that runs Python code.
+
+        Such code is interpreted: ``__iter__``, what natives ask for a length, and items of a consumer.
+        """
         if is_constant(value) or is_a(value, list | tuple | dict | set | frozenset | deque):
             return value
         if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or self._is_hidden(value):
             return value
-        method = self.segment.class_attribute(type(value), "__iter__")
-        if not is_a(method, types.FunctionType):
+        if not is_a(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
             return value
-        generator = bool(method.__code__.co_flags & inspect.CO_GENERATOR)
-        if self.asks_length(type(value)) or not (drained or generator):
-            return value  # the native does more than to ask for items
         with self.barrier():
             iterator = self.iterate(value)
-        return iterator if generator else self._drained(iterator)
+            if function in natives.ASKING:
+                self._ask_length(value)
+        if type(iterator) in natives.ITERATORS or self._is_hidden(iterator):
+            return iterator
+        if function in natives.CONSUMERS:
+            return self.drained(iterator)
+        return self.call_function(self.part(polyfills.stream), (iterator,), {})
 
-    def asks_length(self, kind: type) -> bool:
-        """Say whether natives that take all of an iterable first call a function of its class."""
-        if kind in natives.METHODS or kind in natives.ITERATORS or kind in natives.VIEWS:
-            return False
-        found = [self.segment.class_attribute(kind, name) for name in ("__len__", "__length_hint__")]
-        return any(is_a(item, types.FunctionType) for item in found)
+    def _ask_length(self, value: Any) -> None:
+        """Do what natives do to find out how much room items will take."""
+        lookup = self.segment.class_attribute
+        method = lookup(type(value), "__len__")
+        method = lookup(type(value), "__length_hint__") if method is NULL else method
+        if is_a(method, types.FunctionType):
+            with contextlib.suppress(TypeError):  # as they do
+                self.call_function(method, (value,), {})
 
     def _is_hidden(self, value: Any) -> bool:
         node = self.segment.nodes.get(id(value))
         return node is not None and not node.recordable and hasattr(type(value), "__next__")
 
-    def _drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
+    def drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
         """Return what is left of an iterator, or `most` items of it, taken under watch."""
         items: list[Any] = []
         with self.barrier():
@@ -333,7 +343,7 @@ class Containers(Calls):
         rest = tuple(map(self.plain, rest))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
         if name in natives.CONSUMING:
-            rest = tuple(self._drained(item) if self._is_hidden(item) else item for item in rest)
+            rest = tuple(self.drained(item) if self._is_hidden(item) else item for item in rest)
         if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
             quick = self._dict_read(owner, name, rest, function)
             if quick is not NULL:
@@ -427,10 +437,6 @@ class Containers(Calls):
             value = self.call(factory, (), {})
             self.store_subscript(owner, key, value)
         return value
-
-    def store_subscript(self, container: Any, key: Any, item: Any) -> None:
-        """Do ``container[key] = item``."""
-        raise NotImplementedError
 
     def _other_method(
         self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]

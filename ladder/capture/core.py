@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ladder.capture.frames import Frame, Through, place_of
-from ladder.capture.segment import CaptureError, Dynamic, Segment
+from ladder.capture.kinds import mapped, parts
+from ladder.capture.segment import CaptureError, Dynamic, Node, Segment
 from ladder.capture.shapes import DynamicSize, Growing
 from ladder.capture.words import words
 
@@ -73,6 +75,60 @@ class Core:
     def finish(self, plan: Plan, result: Any) -> Any:
         """End the segment as planned and begin the next with `result`."""
 
+    @abstractmethod
+    def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
+        """Return one item of a tuple."""
+
+    @abstractmethod
+    def specials(self) -> dict[Any, Any]:
+        """Return the natives that the machine implements itself."""
+
+    @abstractmethod
+    def subscript(self, container: Any, key: Any) -> Any:
+        """Return ``container[key]``."""
+
+    @abstractmethod
+    def known(self, code: CodeType) -> bool:
+        """Say whether the interpreter knows all instructions of `code`."""
+
+    @abstractmethod
+    def run(self, frame: Frame) -> Any:
+        """Run `frame` to its end, or to its next ``yield``."""
+
+    @abstractmethod
+    def new(self, value: Any) -> Any:
+        """Register a container made by the interpreter."""
+
+    @abstractmethod
+    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
+        """Run a generator's frame to its next ``yield`` or its end."""
+
+    @abstractmethod
+    def iterate(self, value: Any) -> Any:
+        """Return ``iter(value)``."""
+
+    @abstractmethod
+    def perform(self, function: Any, args: Any, kwargs: Any, changes: list[Node]) -> Any:
+        """Call a native with admitted arguments and add the step that calls it again."""
+
+    @abstractmethod
+    def drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
+        """Return all that is left of an iterator, or `most` items of it."""
+
+    @abstractmethod
+    def container_method(
+        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
+
+    @abstractmethod
+    def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:
+        """Call a replayable native and note how to call it again."""
+
+    @abstractmethod
+    def store_subscript(self, container: Any, key: Any, item: Any) -> None:
+        """Do ``container[key] = item``."""
+
     # instructions -----------------------------------------------------------------------------
     def here(self) -> tuple[Any, int]:
         """Return the (code, index) of the instruction that runs."""
@@ -129,7 +185,7 @@ class Core:
         if type(value) is tuple and any(map(_holds_dynamic, value)):
             return tuple(map(self.plain, value))
         if type(value) is slice and _holds_dynamic(value):
-            return slice(*map(self.plain, (value.start, value.stop, value.step)))
+            return mapped(value, self.plain)
         return value
 
     # ends of segments -------------------------------------------------------------------------
@@ -213,5 +269,5 @@ def _holds_dynamic(value: Any) -> bool:
     if type(value) in (tuple, DynamicSize):
         return any(map(_holds_dynamic, value))
     if type(value) is slice:
-        return any(map(_holds_dynamic, (value.start, value.stop, value.step)))
+        return any(map(_holds_dynamic, parts(value)))
     return type(value) is Dynamic

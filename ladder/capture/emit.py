@@ -8,6 +8,7 @@ import torch
 import torch.fx
 
 from ladder.capture.errors import RECORD, again
+from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
@@ -168,7 +169,10 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
             graph.erase_node(node)
     inputs = [(var, example) for _, var, example in segment.placeholders]
     try:
-        module = torch.fx.GraphModule(torch.nn.Module(), graph)
+        root = torch.nn.Module()
+        if getattr(machine.captured.backend, "loops", False):
+            root, graph = rolled(graph)
+        module = torch.fx.GraphModule(root, graph)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error

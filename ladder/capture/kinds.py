@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable
 from typing import Any, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -77,8 +78,18 @@ def is_constant(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(is_constant(item) for item in value)
     if type(value) is slice:
-        return all(is_constant(item) for item in (value.start, value.stop, value.step))
+        return all(map(is_constant, parts(value)))
     return False
+
+
+def parts(value: slice) -> tuple[Any, Any, Any]:
+    """Return start, stop and step of a slice."""
+    return value.start, value.stop, value.step
+
+
+def mapped(value: slice, change: Callable[[Any], Any]) -> slice:
+    """Return a slice with each of its parts changed."""
+    return slice(*map(change, parts(value)))
 
 
 def is_plain(value: Any, depth: int = 8) -> bool:

@@ -218,10 +218,11 @@ class Machine(Interpreter):
         if not self.recording:
             self.natively(method, target, value)
             return
+        value = self.iterated(value, list if method is list.extend else set)
         if not self._extendable(value):
             raise CaptureError("extended by an unknown iterable")
         self._admit_iterable(value)
-        items = self._drained(value) if self._is_hidden(value) else value
+        items = self.drained(value) if self._is_hidden(value) else value
         if not self.hashed_natively(items if method is set.update else ()):
             self.stop("a set of hashable objects", self.here())
             method(target, items)
@@ -256,7 +257,7 @@ class Machine(Interpreter):
             return tuple(value)
         if type(value) in natives.METHODS or self._is_hidden(value) or type(value) in natives.ITERATORS:
             with self.barrier():
-                return self._drained(self.iterate(value), None if rest or first is None else first + 1)
+                return self.drained(self.iterate(value), None if rest or first is None else first + 1)
         if is_a(value, torch.Tensor) and is_plain_tensor(value) and value.dim():
             with self.barrier():
                 return tuple(self.call(torch.unbind, (value,), {}))
@@ -269,15 +270,12 @@ class Machine(Interpreter):
     def call_spread(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call with ``*args, **kwargs``."""
         if self.recording:
-            if type(args) is not tuple and self.asks_length(type(args)):
-                self.stop("an iterable that is asked for its length is unpacked", self.here())
-                args = self.natively(tuple, args)
-            elif type(args) is not tuple:
+            if type(args) is not tuple:
                 with self.barrier():
-                    args = self._drained(self.iterate(args))
+                    args = self.drained(self.iterate(self.iterated(args, tuple)))
             try:
-                self.segment.touch(args, 1) if self.recording else None
-                self.segment.touch(kwargs, 1) if self.recording else None
+                self.segment.touch(args, 1)
+                self.segment.touch(kwargs, 1)
             except CaptureError as error:
                 self.stop(str(error), self.here())
         args = tuple(args)

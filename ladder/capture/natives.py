@@ -136,6 +136,9 @@ CONSUMERS: frozenset[Any] = frozenset(
 )
 """Natives that take all that an iterator has."""
 
+ASKING: frozenset[Any] = frozenset({list, tuple, sorted, bytes})
+"""Those that first ask how many items there will be."""
+
 LOOKING = frozenset(
     words(
         "remove sort index count __contains__ __eq__ __ne__ add discard update union intersection difference"

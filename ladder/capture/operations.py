@@ -15,7 +15,7 @@ import torch.fx
 from ladder.capture import natives, tensors
 from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import is_a, is_constant, is_plain
+from ladder.capture.kinds import is_a, is_constant, is_plain, mapped
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import real_values
@@ -203,7 +203,7 @@ class Operations(Containers):
         if type(value) is dict:
             return {key: self._fx(item, inputs) for key, item in value.items()}
         if type(value) is slice:
-            return slice(*(self._fx(part, inputs) for part in (value.start, value.stop, value.step)))
+            return mapped(value, lambda part: self._fx(part, inputs))
         if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
             return value
         raise CaptureError(f"an operator takes {type(value).__qualname__}")

@@ -48,6 +48,30 @@ def filter_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
             yield item
 
 
+def stream(iterator: Iterator[Any], /) -> Iterator[Any]:
+    """Yield what an iterator gives, without a call of its ``__iter__``."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+def reversed_(sequence: Any, /) -> Iterator[Any]:
+    """Stand for `reversed` of an object with ``__len__`` and ``__getitem__``."""
+    return _backwards(sequence, len(sequence))
+
+
+def _backwards(sequence: Any, end: int) -> Iterator[Any]:
+    for index in range(end - 1, -1, -1):
+        try:
+            item = sequence[index]
+        except (IndexError, StopIteration):
+            return
+        yield item
+
+
 def reduce_(function: Any, items: Iterable[Any], /, *initial: Any) -> Any:
     """Stand for `functools.reduce`."""
     stream = iter(items)

@@ -26,6 +26,7 @@ from ladder.capture.kinds import (
     is_a,
     is_constant,
     made_by_native,
+    parts,
     same_value,
 )
 from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
@@ -459,14 +460,14 @@ class Segment:
             return self.node(value)
         maker = self.constant(torch.Size) if kind is DynamicSize else MAKERS.get(kind)
         if maker is not None:
-            parts = "".join(f"{self.reference(item, uses)}, " for item in value)
-            return self.fresh(value, f"{maker}(({parts}))", uses)
+            texts = "".join(f"{self.reference(item, uses)}, " for item in value)
+            return self.fresh(value, f"{maker}(({texts}))", uses)
         if kind is slice:
-            parts = ", ".join(self.reference(p, uses) for p in (value.start, value.stop, value.step))
-            return self.fresh(value, f"slice({parts})", uses)
+            texts = ", ".join(self.reference(part, uses) for part in parts(value))
+            return self.fresh(value, f"slice({texts})", uses)
         if kind is types.MethodType:
-            parts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
-            return self.fresh(value, f"{self.constant(types.MethodType)}({parts})", uses)
+            texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
+            return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
         if kind in (types.BuiltinMethodType, types.MethodWrapperType):
             found = descriptor_of(value)
             if found is not None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -144,6 +144,16 @@ class Site:
                     self.lifted.add(path)
 
 
+class Attempt(NamedTuple):
+    """A call that no record serves to its end: where it began, where it stands, and with what."""
+
+    entry: Site
+    here: Site
+    roots: tuple[Any, ...]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 class Captured:
     """A function that capture watches; call it as the function itself.
 
@@ -155,7 +165,8 @@ class Captured:
         ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
         runs operator by operator, as it would have without capture. Where it has a true attribute
         ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
-        tensors of other shapes than the examples, and extents as integers.
+        tensors of other shapes than the examples, and extents as integers. Where it has a true attribute
+        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
@@ -184,67 +195,53 @@ class Captured:
                 if found.__class__ is tuple:
                     break
             else:
-                return self._miss(site, here, roots, args, kwargs)
+                return self._miss(Attempt(site, here, roots, args, kwargs))
             following, value = found
             if following is None:
                 return value
             if following.__class__ is Site:
                 here, roots = following, value
             else:
-                return self._interrupted(site, here, roots, args, kwargs)
+                return self._interrupted(Attempt(site, here, roots, args, kwargs))
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
         names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
         return self.entries.setdefault(key, Site(self, (), "", names))
 
-    def _miss(
-        self,
-        entry: Site,
-        here: Site,
-        roots: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Run from `here` on, recording if that may help later calls."""
-        from ladder.capture.record import continue_run, start_run
-
+    def _miss(self, attempt: Attempt) -> Any:
+        """Run on, recording if that may help later calls."""
+        here = attempt.here
         record = not (here.dead or self.given_up or modes_are_active()) and self._lock.acquire(blocking=False)
         try:
             if record and len(here.records) >= MAX_RECORDS:
-                here.dead, record_now = True, False
-            else:
-                record_now = bool(record)
-            if here is entry:
-                if not record_now:
-                    self.calls["eager"] += 1
-                    return self.function(*args, **kwargs)
-                here.learn(roots)
-                self.calls["recorded"] += 1
-                return start_run(self, here, args, kwargs)
-            if here.dead:
-                self.given_up = self.given_up or f"a continuation cannot be recorded: {here.failures[-1:]}"
-            return continue_run(self, here, roots, record=record_now)
+                here.dead = True
+            return self._run_on(attempt, record=bool(record) and not here.dead)
         finally:
             if record:
                 self._lock.release()
 
-    def _interrupted(
-        self,
-        entry: Site,
-        here: Site,
-        roots: tuple[Any, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _interrupted(self, attempt: Attempt) -> Any:
         """Carry on, without recording, where an operator of a graph raised."""
-        from ladder.capture.record import continue_run
+        failures = attempt.here.failures
+        failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
+        return self._run_on(attempt, record=False)
 
-        here.failures[:] = [*here.failures[-MAX_FAILURES:], FAILED.name]
-        if here is entry:
+    def _run_on(self, attempt: Attempt, *, record: bool) -> Any:
+        from ladder.capture.record import continue_run, start_run
+
+        entry, here, roots, args, kwargs = attempt
+        if here is not entry:
+            if here.dead:
+                why = f"a continuation cannot be recorded: {here.failures[-1:]}"
+                self.given_up = self.given_up or why
+            return continue_run(self, here, roots, record=record)
+        if not record:
             self.calls["eager"] += 1
             return self.function(*args, **kwargs)
-        return continue_run(self, here, roots, record=False)
+        here.learn(roots)
+        self.calls["recorded"] += 1
+        return start_run(self, here, args, kwargs)
 
     def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
         """Return the site of frames with `layouts`."""
@@ -292,6 +289,7 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
 
 
 run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
+run_as_is.loops = True  # type: ignore[attr-defined]
 
 
 __all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

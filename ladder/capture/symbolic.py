@@ -9,7 +9,7 @@ import torch
 
 from ladder.capture import shapes
 from ladder.capture.core import Core
-from ladder.capture.kinds import is_a
+from ladder.capture.kinds import is_a, mapped
 from ladder.capture.segment import Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.words import words
@@ -89,7 +89,7 @@ class Symbolic(Core):
         if type(value) in (tuple, DynamicSize):
             return type(value)(map(self.settled_for_operator, value))
         if type(value) is slice:
-            return slice(*map(self.settled_for_operator, (value.start, value.stop, value.step)))
+            return mapped(value, self.settled_for_operator)
         return self.plain(value)
 
     def fake_results(
@@ -138,7 +138,7 @@ def _replaced(value: Any, tensor: Any, dynamic: Any) -> Any:
     if type(value) is dict:
         return {key: _replaced(item, tensor, dynamic) for key, item in value.items()}
     if type(value) is slice:
-        return slice(*(_replaced(item, tensor, dynamic) for item in (value.start, value.stop, value.step)))
+        return mapped(value, lambda item: _replaced(item, tensor, dynamic))
     return value
 
 

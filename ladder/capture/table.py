@@ -7,16 +7,17 @@ changed since it was last checked needs no look at its entries.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import struct
 import sys
+import sysconfig
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import attrgetter, contains, getitem, is_
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from ladder.capture.kinds import by_value, same_value
 
@@ -26,23 +27,33 @@ class _Missing:
         return "ABSENT"
 
 
+VERSION_OFFSET = 24
+"""Of ``ma_version_tag``, after the count of references, the type and the number of entries."""
+DICT_POINTER_OFFSET = -24
+"""Of an instance's pointer to its dictionary, where the class leaves that to the interpreter."""
 ABSENT = _Missing()
 WHOLE = _Missing()
 _instance_dict = attrgetter("__dict__")
 
 
-def _version_function() -> Callable[[Any], int] | None:
-    """Return what gives a number that changes with a dictionary, if this Python and torch have it."""
-    version = getattr(torch._C._dynamo.guards, "dict_version", None)
-    if version is None or sys.version_info >= (3, 12):
-        return None  # from 3.12 on torch counts with watchers, which miss some changes
-    try:
-        return version if _versions_work(version) else None
-    except Exception:
-        return None
+def _word(address: int) -> ctypes.Array[ctypes.c_char]:
+    """Return a view of the eight bytes of memory at `address`."""
+    return (ctypes.c_char * 8).from_address(address)
 
 
-def _versions_work(version: Callable[[Any], int]) -> bool:
+def _version(home: Any) -> bytes:
+    """Return the version tag of a dictionary (PEP 509), which every change of it makes another."""
+    return bytes(_word(id(home) + VERSION_OFFSET))
+
+
+def _versions_are_known() -> bool:
+    """Say whether this Python keeps version tags where `_version` looks."""
+    plain = sys.implementation.name == "cpython" and struct.calcsize("P") == 8
+    special = hasattr(sys, "gettotalrefcount") or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    return plain and not special and sys.version_info < (3, 14) and _versions_work(_version)
+
+
+def _versions_work(version: Callable[[Any], Any]) -> bool:
     """Try every way in which the dictionary of an instance or class changes."""
 
     class Probe:
@@ -61,6 +72,16 @@ def _versions_work(version: Callable[[Any], int]) -> bool:
         (inside, lambda: inside.__setitem__("a", 4)),
         (inside, lambda: delattr(probe, "a")),
         (inside, inside.clear),
+        (inside, lambda: inside.setdefault("a", 5)),
+        (inside, lambda: inside.pop("a")),
+        (inside, lambda: inside.__ior__({"a": 6})),
+        (inside, lambda: exec("a = 7", {}, inside)),
+        (inside, lambda: exec("a = 8", inside)),
+        (inside, inside.popitem),
+        (inside, lambda: vars(probe).__init__(a=9)),
+        (inside, lambda: object.__setattr__(probe, "a", 10)),
+        (inside, lambda: inside.__delitem__("a")),
+        (inside, lambda: setattr(probe, "a", 11)),
         (outside, lambda: setattr(Probe, "c", 1)),
         (outside, lambda: setattr(Probe, "c", 2)),
         (outside, lambda: delattr(Probe, "c")),
@@ -110,7 +131,11 @@ def _condition(home: Any, key: Any, value: Any) -> Callable[[], bool]:
 
 
 class Table:
-    """All facts of one record. `versions` are those at which the facts were last seen to hold."""
+    """All facts of one record.
+
+    `words` are the version tags of the homes, then the instances' pointers to their dictionaries, as
+    views of memory; `seen` is what they were together when the facts were last seen to hold.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[int, list[Entry]] = {}
@@ -118,7 +143,8 @@ class Table:
         self.empty: list[Any] = []
         self.instances: dict[int, tuple[Any, Any]] = {}
         self.kinds: dict[int, tuple[Any, type]] = {}
-        self.versions: list[int] = []
+        self.words: tuple[Any, ...] = ()
+        self.seen = b""
         self.facts: list[Entry] = []
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
@@ -139,12 +165,20 @@ class Table:
                 self.facts.append(entry)
             self.rows.append(row)
         self._sort()
-        self.versions = [-1] * len(self.homes)
-        for number, row in enumerate(self.rows):
-            # What the recorded run itself has changed is looked at in the next call.
-            if VERSION is not None and _versioned(self.homes[number]) and all(e.holds() for _, e in row):
-                self.versions[number] = VERSION(self.homes[number])
+        if VERSIONS_ARE_KNOWN and all(map(_versioned, self.homes)):
+            self._watch()
         return self.facts
+
+    def _watch(self) -> None:
+        pairs = [pair for pair in self.instances.values() if _points_to(*pair)]
+        self.instances = {key: pair for key, pair in self.instances.items() if not _points_to(*pair)}
+        tags = [_word(id(home) + VERSION_OFFSET) for home in self.homes]
+        self.words = (*tags, *(_word(id(owner) + DICT_POINTER_OFFSET) for owner, _ in pairs))
+        self.held = pairs
+        # What the recorded run itself has changed is looked at in the next call.
+        hold = [all(entry.holds() for _, entry in row) for row in self.rows]
+        now = [bytes(tag) if held else b"changed!" for tag, held in zip(tags, hold, strict=True)]
+        self.seen = b"".join([*now, *map(bytes, self.words[len(tags) :])])
 
     def _sort(self) -> None:
         """Arrange the facts for `unchanged`."""
@@ -168,23 +202,22 @@ class Table:
 
     def recheck(self) -> int:
         """Return 0 if all facts hold, else the number of one that does not."""
-        for number, home in enumerate(self.homes):
-            known = VERSION is not None and _versioned(home)
-            now = VERSION(home) if VERSION is not None and known else -1
-            if not known or now != self.versions[number]:
-                for at, entry in self.rows[number]:
-                    if not entry.holds():
-                        return at
-                self.versions[number] = now
+        now = b"".join(self.words)
+        for number in _differing(now, self.seen, 0, len(now)) if now else range(len(self.rows)):
+            if number >= len(self.rows):
+                return self.first + len(self.facts)
+            for at, entry in self.rows[number]:
+                if not entry.holds():
+                    return at
+        self.seen = now
         return 0
 
     def lines(self, constant: Callable[[Any], str]) -> list[str]:
         """Return the lines of the guard; each returns a number where a fact does not hold."""
         lines = []
         last = self.first + len(self.facts)
-        if self.homes and VERSION is not None and all(map(_versioned, self.homes)):
-            homes, version = constant(tuple(self.homes)), constant(VERSION)
-            lines.append(f"if [*map({version}, {homes})] != {constant(self)}.versions:")
+        if self.words:
+            lines.append(f"if {constant(b''.join)}({constant(self.words)}) != {constant(self)}.seen:")
             lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
         elif self.homes:
             lines += [f"if not {constant(self.unchanged)}():", f"    failed = {constant(self.recheck)}()"]
@@ -205,4 +238,23 @@ def _versioned(home: Any) -> bool:
     return type(home) in (dict, OrderedDict)
 
 
-VERSION = _version_function()
+def _points_to(owner: Any, inside: Any) -> bool:
+    """Say whether `owner` keeps its pointer to its dictionary `inside` where it is looked for."""
+    managed = 1 << 4  # Py_TPFLAGS_MANAGED_DICT
+    here = bool(type(owner).__flags__ & managed)
+    return here and bytes(_word(id(owner) + DICT_POINTER_OFFSET)) == struct.pack("P", id(inside))
+
+
+def _differing(now: bytes, before: bytes, start: int, end: int) -> Iterator[int]:
+    """Yield the numbers of the words in which two memories differ."""
+    if now[start:end] == before[start:end]:
+        return
+    if end - start == 8:
+        yield start // 8
+        return
+    middle = (start + end) // 16 * 8
+    yield from _differing(now, before, start, middle)
+    yield from _differing(now, before, middle, end)
+
+
+VERSIONS_ARE_KNOWN = _versions_are_known()

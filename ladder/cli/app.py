@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from ladder.cli import console
 from tile_types.errors import (
+    ArtifactError,
     ConversionError,
     DTypeError,
     LadderError,
@@ -284,6 +285,46 @@ def superopt(
     if problem:
         console_error(problem)
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An ONNX model, a file that export() wrote, or python:module:function (it returns the model"
+            " and example arguments as a tuple)."
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option(help="The page. [the model's name].html")] = None,
+    target: Annotated[
+        str, typer.Option(help="Device; one that is not here gives least times. [this CPU]")
+    ] = "",
+    sizes: Annotated[str, typer.Option(help="Symbolic sizes, e.g. batch=8,seq=128. [1 each]")] = "",
+    as_json: Json = False,
+) -> None:
+    """Write a page on a whole model: graph, kernels, their times, roofline, what was fused and why not."""
+    from ladder.cli.model_page import page
+    from ladder.cli.model_report import COLUMNS, page_path, run_report
+    from ladder.cli.superopt import parse_sizes
+
+    with console.progress() as step:
+        found = run_report(model, target, parse_sizes(sizes), step)
+    path = output or page_path(model)
+    write_page(path, page(found))
+    if as_json:
+        console.print_json({**found.as_json(), "page": str(path)})
+    else:
+        console.print_fields(found.as_fields(path))
+        console.print_table(COLUMNS, found.as_rows(10), title="the dearest steps")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page; raises ArtifactError if it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
 
 
 @app.command()

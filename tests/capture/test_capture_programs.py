@@ -5,8 +5,8 @@ import importlib
 import pytest
 import torch
 from capture_world import PROGRAMS, captured_run, compare
-from overhead import stack
 
+from benchmarks.capture_overhead import stack
 from ladder.capture import capture
 
 FIRST = ("containers", "objects", "outside", "dynamic")

@@ -140,7 +140,7 @@ def test_tensor_copies_of_other_tiles() -> None:
 WARPGROUPS = [
     (1, BlockSchedule(1, 4, 2, 1, 2, copies="tensor", products="wgmma", release="asked")),
     (1, BlockSchedule(2, 4, 2, 2, copies="tensor", products="wgmma")),
-    (2, BlockSchedule(1, 8, 3, copies="tensor", products="wgmma", ahead=1)),
+    (2, BlockSchedule(1, 8, 3, 3, copies="tensor", products="wgmma", release="asked", lead=1)),
 ]
 
 
@@ -155,9 +155,9 @@ def test_products_of_warpgroups_of_bfloat16() -> None:
 
 
 EARLY = [
-    BlockSchedule(2, 1, 3, release="asked", ahead=2),
-    BlockSchedule(2, 1, 3, copies="tensor", release="asked", ahead=1),
-    BlockSchedule(2, 1, 9, copies="tensor", resident=2),
+    BlockSchedule(2, 1, 3, release="asked", lead=2),
+    BlockSchedule(2, 1, 3, copies="tensor", release="asked"),
+    BlockSchedule(2, 1, 9, copies="tensor"),
     BlockSchedule(2, 1, 3, copies="tensor", release="never"),
 ]
 
@@ -174,7 +174,7 @@ def test_constants_that_the_loop_shares_are_copied_early() -> None:
 @pytest.mark.parametrize("copies", ["tensor", "lanes"])
 def test_packed_constants_are_copied_early(copies: str) -> None:
     case = graphs.gated_mlp(4, 1024, 64, 64, 128, group_scaled("int4", 128).name)
-    schedule = BlockSchedule(2, 1, 2, copies=copies, release="asked", ahead=1)
+    schedule = BlockSchedule(2, 1, 2, copies=copies, release="asked")
     result, error = graphs.run_quantized(case, schedule, constants=("gate_in", "up_in"))
     assert not result.findings, result.report()
     assert error <= BOUND["float16"]

@@ -38,6 +38,9 @@ from tile_types.errors import ScheduleError
 
 Expr = Any
 
+RESIDENT_BLOCKS = 1
+"""Blocks that a multiprocessor must be able to hold: leaves a thread as many registers as there are."""
+
 HOISTED_REGISTERS = 64
 """Most registers for operands that stay the same in all steps."""
 
@@ -183,7 +186,7 @@ class BlockKernel:
 
     def _locate(self) -> None:
         plan, program = self.schedule, self.program
-        b.device(plan.resident)
+        b.device(RESIDENT_BLOCKS)
         (block,) = b.block_index([program.blocks * plan.cluster])
         self.rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
         block = b.keep(block // plan.cluster) if plan.cluster > 1 else block
@@ -354,23 +357,18 @@ class BlockKernel:
         for copy in self.block_copies:
             if copy.is_constant:
                 copy.emit(0, T.uint32(0))
-        first = self.schedule.stages - 1
-        for turn in range(first + self.schedule.ahead if self.geo.stage_offsets else 0):
+        for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
             with self._if_turn(turn), self.scope():
-                if turn < first and self._constant_copies:
+                if self._constant_copies:
                     self._copy_tiles(turn, turn, self._constant_copies, opens=True)
-                self._prefetch(turn, constants=turn >= first)
+                for copy in self.loop_copies:
+                    if copy.is_streamed and not copy.is_constant:
+                        copy.prefetch(self.own_step(turn))
 
     @property
     def _constant_copies(self) -> list[TileCopy]:
         """Copies of a step that need not wait for the kernels before."""
         return [copy for copy in self.loop_copies if copy.is_constant]
-
-    def _prefetch(self, turn: Expr, constants: bool = True) -> None:
-        """Bring a turn's large tiles into L2, or only those that may not yet be copied."""
-        for copy in self.loop_copies:
-            if copy.is_streamed and (constants or not copy.is_constant):
-                copy.prefetch(self.own_step(turn))
 
     def _start_copies(self) -> None:
         """Copy what all steps share, and the first steps' tiles."""
@@ -401,9 +399,6 @@ class BlockKernel:
         copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
         with self._if_turn(turn), self.scope():
             self._copy_tiles(turn, slot, copies, opens=not left)
-        if self.schedule.ahead and not isinstance(turn, int):
-            with self._if_turn(turn + self.schedule.ahead), self.scope():
-                self._prefetch(turn + self.schedule.ahead)
         if not self.tensor_copies:
             b.ptx("cp.async.commit_group")
 

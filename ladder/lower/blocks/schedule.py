@@ -30,13 +30,8 @@ class BlockSchedule:
     release
         When the next kernel may start: at the ``"begin"`` of this one, when the last tiles have been asked
         for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended.
-    ahead
-        Steps beyond the stages whose tiles are brought into L2 early: before the kernels before have ended,
-        and then as far ahead of the copies.
     lead
         Steps by which the next kernel may start before ``"asked"``.
-    resident
-        Blocks that a multiprocessor must be able to hold: limits the registers of a thread.
     products
         ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
     """
@@ -48,9 +43,7 @@ class BlockSchedule:
     column_warps: int = 1
     copies: str = "lanes"
     release: str = "begin"
-    ahead: int = 0
     lead: int = 0
-    resident: int = 1
     products: str = "mma"
 
     @property
