@@ -103,6 +103,8 @@ class Calls(Attributes):
         """Return the answer of a function that reads the state of torch, guarded."""
         given = tuple(map(self.plain, args))
         found = function(*given, **kwargs)
+        if "autocast" in function.__name__:
+            self.segment.meet_autocast()
         if function not in tensors.STATE_GUARDED:
             if self.segment.state_written or kwargs or not is_constant((given, found)):
                 raise CaptureError(f"{function.__name__} is read")

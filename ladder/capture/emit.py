@@ -12,7 +12,15 @@ from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
-from ladder.capture.tensors import bulk_check, is_plain_tensor, restore_state, signature, torch_state
+from ladder.capture.tensors import (
+    STATE,
+    autocast_state,
+    bulk_check,
+    is_plain_tensor,
+    restore_state,
+    signature,
+    torch_state,
+)
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
@@ -74,7 +82,8 @@ def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
     The second form of it returns the paths of the extents that differ.
     """
     bulk: list[tuple[Node, frozenset[int]]] = []
-    usable = torch_state() == segment.entry_state and not segment.state_written
+    entry = segment.entry_state, segment.entry_autocast
+    usable = (torch_state(), autocast_state()) == entry and not segment.state_written
     for node, before, rows, left_open in segment.metadata:
         if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
             bulk.append((node, left_open))
@@ -179,7 +188,8 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     call = f"{segment.constant(compiled)}({', '.join(var for var, _ in inputs)})"
     names = "".join(f"{node.var}, " for node in wanted)
     failed = f"return ({segment.constant(FAILED)}, None)"
-    undo = f"    {segment.constant(restore_state)}({segment.constant(segment.entry_state)})"
+    grad, autocast = segment.entry_state[STATE.index(torch.is_grad_enabled)], segment.entry_autocast
+    undo = f"    {segment.constant(restore_state)}({grad}, {segment.constant(autocast)})"
     random = segment.constant(torch.get_rng_state)
     lines = [f"state = {random}()"] if segment.random else []
     lines += ["try:", f"    {names or '_'} = {call}", "except Exception:", undo]

@@ -15,7 +15,7 @@ from ladder.capture.liveness import live_names
 from ladder.capture.machine import Machine
 from ladder.capture.segment import CaptureError, Segment
 from ladder.capture.sites import Captured, Layout, Record, Site
-from ladder.capture.tensors import modes_are_active, torch_state
+from ladder.capture.tensors import STATE, autocast_state, modes_are_active, torch_state
 
 
 class Plan:
@@ -42,9 +42,11 @@ class Recorder(Machine):
         self.segment = Segment(site.lifted - site.unliftable)
         self.root_count = len(roots)
         segment = self.segment
-        state = torch_state()
-        segment.entry_state = state
-        segment.check(f"{segment.constant(torch_state)}() == {segment.constant(state)}", "the state of torch")
+        segment.entry_state, segment.entry_autocast = torch_state(), autocast_state()
+        reads = "".join(f"{segment.constant(read)}(), " for read in STATE)
+        segment.check(f"({reads}) == {segment.constant(segment.entry_state)}", "the state of torch")
+        if segment.entry_state[-1]:
+            segment.meet_autocast()
         self.recording = not modes_are_active()
         if not site.layouts:
             segment.arguments.update(map(id, roots))

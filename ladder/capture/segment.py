@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NULL
+from ladder.capture.indices import Proven
 from ladder.capture.kinds import (
     by_identity,
     by_value,
@@ -31,7 +32,7 @@ from ladder.capture.kinds import (
 )
 from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
-from ladder.capture.tensors import is_plain_tensor, metadata_checks, signature
+from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
 
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
@@ -150,11 +151,14 @@ class Segment:
         self.extents: dict[str, str] = {}
         self.unliftable: set[str] = set()
         self.state_written = False
+        self.autocast_met = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
+        self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
+        self.proven = Proven()
         self.random = False
         self.distinct: set[type] = set()
         self.graph_values: list[Node] = []
@@ -194,6 +198,14 @@ class Segment:
     def check(self, text: str, why: str, path: str | None = None) -> None:
         """Add the condition `text` to the guard."""
         self.checks.append(Check(text, None, why, path))
+
+    def meet_autocast(self) -> None:
+        """Guard the state of autocast at entry, once."""
+        if self.autocast_met:
+            return
+        self.autocast_met = True
+        text = f"{self.constant(autocast_state)}() == {self.constant(self.entry_autocast)}"
+        self.check(text, "the state of autocast")
 
     def bind(self, expression: str, why: str) -> str:
         """Add the assignment of `expression` to a new variable to the guard; return the variable."""

@@ -10,6 +10,7 @@ import torch.nn.functional as functional
 import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder.capture.indices import Use, uses
 from ladder.capture.kinds import is_a
 from ladder.capture.words import words
 
@@ -113,33 +114,39 @@ OVERRIDE_CHECKS = frozenset(
 )
 
 
-def torch_state() -> tuple[Any, ...]:
-    """Return the global state on which the meaning of operators depends."""
+def autocast_state() -> tuple[Any, ...]:
+    """Return all that `torch.autocast` reads and writes."""
     return (
-        torch._C._len_torch_function_stack(),
-        torch._C._len_torch_dispatch_stack(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
+        *(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES),
+        *(torch.get_autocast_dtype(device) for device in _AUTOCAST_DEVICES),
         torch.is_autocast_cache_enabled(),
-        torch._C._is_torch_function_enabled(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch._C._get_tracing_state() is None,
-        torch.get_autocast_dtype("cpu"),
-        torch.get_autocast_dtype("cuda"),
     )
 
 
-def restore_state(state: tuple[Any, ...]) -> None:
-    """Undo what the nodes of an interrupted graph did to the state that `torch_state` returned."""
-    torch._C._set_grad_enabled(state[2])
-    torch.set_autocast_enabled("cpu", state[5])
-    torch.set_autocast_enabled("cuda", state[6])
-    torch.set_autocast_cache_enabled(state[7])
-    torch.set_autocast_dtype("cpu", state[11])
-    torch.set_autocast_dtype("cuda", state[12])
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+STATE: tuple[Any, ...] = (
+    *(torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack, torch.is_grad_enabled),
+    *(torch.is_inference_mode_enabled, torch.get_default_dtype, torch._C._is_torch_function_enabled),
+    *(torch._C._get_deterministic_algorithms, torch._C._get_tracing_state),
+    getattr(torch._C, "_is_any_autocast_enabled", autocast_state),
+)
+"""What gives the global state on which the meaning of operators depends; the last, whether autocast is on."""
+
+
+def torch_state() -> tuple[Any, ...]:
+    """Return the answers of `STATE`."""
+    return tuple(read() for read in STATE)
+
+
+def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
+    """Undo what nodes of an interrupted graph did to the state; `autocast` is of `autocast_state`."""
+    torch._C._set_grad_enabled(grad)
+    count = len(_AUTOCAST_DEVICES)
+    for device, enabled, dtype in zip(_AUTOCAST_DEVICES, autocast, autocast[count:], strict=False):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(autocast[-1])
 
 
 def modes_are_active() -> bool:
@@ -225,13 +232,15 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> 
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
-    ``dynamic``: the shape of a result depends on values. ``risky``: may raise depending on values.
+    ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
+    by indices or (None) otherwise.
     ``mutated``: the storages written. ``random``: a generator advanced.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.risky = self.random = False
+        self.dynamic = self.random = False
+        self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
         self.operators = 0
 
@@ -242,7 +251,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators += 1
         self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random |= torch.Tag.nondeterministic_seeded in tags
-        self.risky |= any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY)
+        if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
+            self.risks.append(uses(name, args))
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):
