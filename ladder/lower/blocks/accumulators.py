@@ -147,7 +147,12 @@ class Accumulator(Value):
         """Whether the threads of a row sum their parts of it after the loop."""
         return self.source.is_partial and self.kind in SUMS
 
+    def _require_own(self) -> None:
+        if self.kernel.whole and self.kernel.schedule.row_warps > 1:
+            raise ScheduleError(f"%{self.name} is reduced over rows that several warps have; use row_warps=1")
+
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
+        self._require_own()
         merger = self.kernel.merger
         sums = self.held(m, n) if merger is None else merger.joined(self, m, n)
         if isinstance(self.source, Matmul) and self._exclusive():
@@ -155,6 +160,7 @@ class Accumulator(Value):
         return sums
 
     def _row(self, m: int) -> list[Expr]:
+        self._require_own()
         merger = self.kernel.merger
         return self._own_row(m) if merger is None else merger.joined(self, m, 0)[:2]
 

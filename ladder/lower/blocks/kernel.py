@@ -22,7 +22,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler
-from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of
+from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
@@ -102,6 +102,7 @@ class BlockKernel:
         self.whole = False
         self.overlap = Overlap(device)
         self.frames: list[dict[Any, Any]] = [{}]
+        self.written: set[str] = set()
         self.alive: list[Any] = []
         self.values: dict[str, v.Value] = {}
         self.shape = self.geo.program.shape
@@ -296,6 +297,7 @@ class BlockKernel:
 
     def spilled(self, value: v.Value) -> v.SharedTile:
         """Return where a computed value lies in shared memory."""
+        self.require_written(value.name)
         layout = self.geo.spills[value.name]
         offset = self.geo.offsets[f"spill {value.name}"] + self.group * layout.bytes
 
@@ -307,14 +309,28 @@ class BlockKernel:
 
         return self.once((value.name, "spilled"), make)  # type: ignore[no-any-return]
 
+    def require_written(self, name: str) -> None:
+        """Raise unless a value that passes through shared memory is there.
+
+        Raises
+        ------
+        ScheduleError
+            Otherwise: its stage comes later.
+        """
+        if name not in self.written:
+            raise ScheduleError(f"%{name} is used before it is in shared memory")
+
     def _spill_stage(self, stage: str) -> None:
         """Compute the values of a stage that pass through shared memory, a barrier after each depth."""
         names = {node.name: node.inputs for node in self.program.block.nodes}
         through = {*self.geo.spills, *self.geo.shared_rows}
         shared = {name for name in through if self.program.stages[name] == stage}
+        if shared and stage == AFTER and self.merger is None:
+            b.block_sync()  # tiles of the loop may lie in the same place
         for level in levels(names, shared):
             for name in level:
                 value = self.values[name]
+                self.written.add(name)
                 if isinstance(value, SharedRow):
                     value.share()
                 if name in self.geo.spills:
@@ -516,6 +532,7 @@ class BlockKernel:
         if self.merger is not None:
             b.ptx("cp.async.wait_group", 0)
             self.merger.publish()
+        self._spill_stage(AFTER)
         for node in self.program.block.nodes:
             value = self.values.get(node.name)
             if value is not None and self.program.stages[node.name] == "after" and value.shape[1] == 1:

@@ -173,6 +173,7 @@ class SharedRow(Value):
         return self._shared(n) if self.inverted else super().inverses(m, n)
 
     def _shared(self, n: Expr) -> list[Expr]:
+        self.kernel.require_written(self.name)
         pair = self._once(("columns", n), lambda: self._load(n))
         return [*pair, *pair]
 
