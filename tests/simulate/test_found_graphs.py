@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from found_graphs import FOUND, graphs_of, lowered, operands, require_right, sample
 
-from ladder.ir import evaluate
+from ladder.ir import Graph, evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.runtime.fused import Fused, Lowering
 from ladder.simulate import simulate_launch
@@ -25,8 +25,13 @@ def test_everything_found_is_lowered(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_sample_is_right_on_the_simulator(name: str) -> None:
-    graph, device = sample(name), get_device("cuda/sm_90a")
+def test_everything_found_is_right_on_the_simulator(name: str) -> None:
+    for graph in graphs_of(name, random.Random(f"{name} simulated")):
+        require_right_when_simulated(name, graph)
+
+
+def require_right_when_simulated(name: str, graph: Graph) -> None:
+    device = get_device("cuda/sm_90a")
     arrays, _, meant = operands(graph, device)
     values = {
         node.name: [array.contiguous().view(-1).numpy() for array in own]
