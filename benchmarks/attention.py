@@ -55,7 +55,8 @@ LLAMA = _form()
 
 CASES = [
     *(Case(f"llama b={b} t={t}", LLAMA, b, 1, t)
-      for b, t in ((1, 1024), (1, 2048), (1, 8192), (4, 1024), (8, 1024), (8, 4096), (32, 1024), (32, 8192))),
+      for b, t in ((1, 128), (1, 1024), (1, 2048), (1, 8192), (2, 1024), (2, 8192), (4, 1024), (8, 1024),
+                   (8, 4096), (16, 1024), (32, 1024), (32, 8192))),
     Case("llama q=4 b=1 t=1024", LLAMA, 1, 4, 1024),
     Case("llama q=8 b=1 t=1024", LLAMA, 1, 8, 1024),
     Case("llama static b=1 1024 of 8192", _form(position="int64", reach=1), 1, 1, 8192, 1024),
@@ -67,25 +68,37 @@ CASES = [
       for s in ("int8", "fp8_e4m3") for b, t in ((1, 1024), (1, 8192), (32, 1024))),
     Case("gpt2 b=1 t=1024", _form(12, 12, 64), 1, 1, 1024),
     Case("gpt2 b=32 t=1024", _form(12, 12, 64), 32, 1, 1024),
+    Case("llama q=64 b=1 t=1024", LLAMA, 1, 64, 1024),
+    Case("bert b=1 t=128", _form(12, 12, 64), 1, 128, 128),
+    Case("bert b=8 t=128", _form(12, 12, 64), 8, 128, 128),
+    Case("vit b=1 t=197", _form(12, 12, 64), 1, 197, 197),
 ]  # fmt: skip
+
+
+WAYS = (
+    (8, 1, 1, 1), (8, 1, 1, 2), (8, 1, 1, 4), (12, 1, 1, 1), (12, 1, 1, 2), (16, 1, 1, 1), (16, 1, 1, 2),
+    (4, 2, 1, 1), (8, 2, 1, 2), (8, 1, 2, 2),
+)  # fmt: skip
+"""Warps, fragments, resident blocks and turns ahead that are tried."""
 
 
 def candidates(case: Case) -> list[Plan]:
     """Return the schedules that are tried."""
     rows = 8 if case.tokens * case.form.group <= 8 else 16
     heads = case.batch * case.form.kv_heads * -(-case.tokens * case.form.group // rows)
-    clusters = [c for c in (1, 2, 4, 8, 16) if 48 <= heads * c <= 700] or [1]
-    if heads * 16 < 48:
-        clusters = [8, 16]
-    found = [
-        Plan(rows, warps, cluster, fragments, resident)
-        for cluster, (warps, fragments, resident) in itertools.product(
-            clusters, ((4, 1, 1), (8, 1, 1), (4, 2, 1), (8, 2, 1), (8, 1, 2), (4, 1, 4))
-        )
-    ]
-    if rows == 16:
-        found = [plan for plan in found if plan.resident == 1]
-    return found
+    clusters = [c for c in (1, 2, 4, 8) if 48 <= heads * c <= 270] or [1 if heads > 48 else 8]
+    found = [Plan(rows, w, c, f, r, a) for c, (w, f, r, a) in itertools.product(clusters, WAYS)]
+    chosen = policy(case)
+    found = [plan for plan in found if rows == 8 or (plan.fragments == 1 and plan.warps <= 8)]
+    return [chosen, *(plan for plan in found if plan != chosen)]
+
+
+def policy(case: Case) -> Plan:
+    """Return the schedule that plans of models take."""
+    from schedules.attention import choose
+    from targets import get_device
+
+    return choose(case.form, get_device(TARGET), case.batch, case.tokens, case.seen or case.keys).schedule
 
 
 def symbol(form: Attention, plan: Plan) -> str:
@@ -252,6 +265,8 @@ def show(row: dict[str, Any]) -> Iterator[str]:
     best = min(torchs.values(), default=math.nan)
     text = ", ".join(f"{name[6:]} {t:.2f}" for name, t in torchs.items())
     yield f"{row['case']}: torch {text} us; {row['bytes'] / 4.25e6:.2f} us at 4.25 TB/s"
+    chosen = next(iter(row["notes"]))
+    yield f"    policy: {times.get(chosen, math.nan):.2f} us of best {ours[0][0]:.2f}  {chosen}"
     for t, name in ours[:6]:
         error = row["notes"][name]["error"]
         rate = row["bytes"] / t / 1e6

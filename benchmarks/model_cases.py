@@ -151,8 +151,10 @@ def decoder(step: Step, where: str, weight: str = "") -> tuple[nn.Module, nn.Mod
     Parameters
     ----------
     weight
-        Type of the weights, in groups of 128; empty: they stay halves.
+        Type of the weights, in groups of 128; ``weight:activation`` quantizes rows, and tokens too. Empty:
+        they stay halves.
     """
+    weight, _, activation = weight.partition(":")
     sizes = LAYERS[step.model]
     torch.manual_seed(0)
     with torch.device(where):
@@ -162,13 +164,12 @@ def decoder(step: Step, where: str, weight: str = "") -> tuple[nn.Module, nn.Mod
     exact = copy.deepcopy(layer)
     for name, module in list(layer.named_modules()) if weight else []:
         if isinstance(module, nn.Linear):
-            quantized = ladder.quantize(module.weight, weight, group_size=128)
+            quantized = ladder.quantize(module.weight, weight, **({} if activation else {"group_size": 128}))
             values = torch.as_tensor(quantized.dequantize("float32"), device=where)
             exact.get_submodule(name).weight.data = values
             owner, _, field = name.rpartition(".")
-            low = ladder.Linear.from_quantized(
-                quantized, dtype=torch.float16, device=where, keep_canonical=False
-            )
+            given: dict[str, Any] = {"dtype": torch.float16, "device": where, "keep_canonical": False}
+            low = ladder.Linear.from_quantized(quantized, activation=activation or None, **given)
             setattr(layer.get_submodule(owner), field, low)
     return Stack(layer, step.layers).eval(), exact.float()
 

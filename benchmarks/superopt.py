@@ -31,7 +31,7 @@ from benchmarks.harness import (
     poison,
     relative_error,
 )
-from benchmarks.superopt_choices import CHOICES
+from benchmarks.superopt_choices import CHOICES, Choice
 from ladder.lower.blocks import BlockSchedule
 from tile_types import group_scaled
 from tile_types.errors import LadderError
@@ -42,6 +42,12 @@ MOST_COPIES = 120
 
 LARGEST_ERROR = 2e-3
 """Relative Frobenius error against float64 that fused kernels may have."""
+
+WEIGHTS = {"rmsnorm_matmul": ("W",), "gated_mlp": ("GATE", "UP"), "lora": ("W", "A", "C")}
+"""Inputs of programs that are parameters: nothing writes them while they are served."""
+
+CONSTANTS = "constants"
+"""Ends the labels of choices whose weights are declared constant (`ladder.runtime.fused.Lowering`)."""
 
 ROUNDS = 9
 
@@ -77,6 +83,11 @@ class Point:
         """Return the block graph at these tiles."""
         build: Callable[..., graphs.Case] = getattr(graphs, self.program)
         return build(*self.sizes, *tiles, **dict(self.options))
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """The weights: inputs that nothing writes while the program may run."""
+        return WEIGHTS.get(self.program, ())
 
     @property
     def quantized(self) -> bool:
@@ -199,17 +210,24 @@ def unfused(point: Point) -> Callable[..., Any]:
 
 
 # ---- building ----------------------------------------------------------------------------------------------
+def lowered(point: Point, choice: Choice) -> Any:
+    """Return a choice as a `ladder.runtime.fused.Lowering`."""
+    from ladder.runtime.fused import Lowering
+
+    tiles, schedule, constants = choice
+    return Lowering(
+        point.case(tiles).graph, (BlockSchedule(**schedule),), point.constants if constants else ()
+    )
+
+
 def build(job: tuple[str, int]) -> str:
     """Build one choice into the cache; returns what went wrong, if anything."""
     from ladder.runtime.build import find_or_build
-    from ladder.runtime.fused import Lowering
     from targets import get_device
 
     name, index = job
-    tiles, schedule = CHOICES[name][index]
     try:
-        lowering = Lowering(points()[name].case(tiles).graph, (BlockSchedule(**schedule),))
-        find_or_build(lowering.jobs(get_device("cuda/sm_90a")))
+        find_or_build(lowered(points()[name], CHOICES[name][index]).jobs(get_device("cuda/sm_90a")))
     except LadderError as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -275,15 +293,13 @@ class Measured:
 
     def fused(self) -> None:
         """Add every choice that was built."""
-        from ladder.runtime.fused import Fused, Lowering
+        from ladder.runtime.fused import Fused
         from targets import get_device
 
-        for tiles, schedule in CHOICES[self.name]:
-            plan = BlockSchedule(**schedule)
-            label = f"fused {'x'.join(map(str, tiles))} {short(plan)}"
+        for choice in CHOICES[self.name]:
+            label = f"fused {short(choice)}"
             try:
-                lowering = Lowering(self.point.case(tiles).graph, (plan,))
-                program = Fused.build(lowering, get_device("cuda/sm_90a"))
+                program = Fused.build(lowered(self.point, choice), get_device("cuda/sm_90a"))
             except LadderError as error:
                 print(f"{self.name} {label}: {error}", flush=True)
                 continue
@@ -294,11 +310,15 @@ class Measured:
         times = {label: statistics.median(x) for label, x in interleaved_us(self.graphs, ROUNDS).items()}
         ours = {label: us for label, us in times.items() if label.startswith("fused")}
         theirs = {label: us for label, us in times.items() if label not in ours}
-        best = min(ours, key=ours.__getitem__) if ours else ""
-        rival = min(theirs, key=theirs.__getitem__) if theirs else ""
-        ratio = theirs[rival] / ours[best] if best and rival else 0.0
+        plain = {label: us for label, us in ours.items() if not label.endswith(CONSTANTS)}
+        best, variable, rival = (min(x, key=x.__getitem__) if x else "" for x in (ours, plain, theirs))
+        ratios = [
+            theirs[rival] / us[mine] if mine and rival else 0.0
+            for us, mine in ((ours, best), (plain, variable))
+        ]
         return {
-            "program": self.name, "bar": self.point.bar, "ratio": round(ratio, 3), "best": best,
+            "program": self.name, "bar": self.point.bar, "ratio": round(ratios[0], 3), "best": best,
+            "ratio without constants": round(ratios[1], 3), "best without constants": variable,
             "rival": rival,
             "us": {label: round(us, 2) for label, us in times.items()}, "errors": self.errors,
         }  # fmt: skip
@@ -309,10 +329,15 @@ def _on_packed(program: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *inputs: program(*(x.packed if isinstance(x, Packed) else x for x in inputs))
 
 
-def short(plan: BlockSchedule) -> str:
-    """Return a schedule in a few letters."""
+def short(choice: Choice) -> str:
+    """Return a choice in a few letters."""
+    tiles, schedule, constants = choice
+    plan = BlockSchedule(**schedule)
     letters = f"g{plan.groups} r{plan.row_warps} c{plan.column_warps} s{plan.stages} k{plan.cluster}"
-    return f"{letters} {plan.copies}{'' if plan.release == 'begin' else ' ' + plan.release}"
+    words = ["x".join(map(str, tiles)), letters, plan.copies]
+    words += [plan.release] * (plan.release != "begin") + [f"lead {plan.lead}"] * (plan.lead > 0)
+    words += [plan.products] * (plan.products != "mma")
+    return " ".join([*words, *[CONSTANTS] * constants])
 
 
 def measure(names: Sequence[str], max_autotune: bool) -> Iterator[dict[str, Any]]:
@@ -353,7 +378,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         us = row["us"]
         ours, theirs = us.get(row["best"], 0.0), us.get(row["rival"], 0.0)
         print(f"{row['program']:26s} {ours:7.2f} us, {row['rival']} {theirs:7.2f} us:", end=" ")
-        print(f"x{row['ratio']:.2f} (bar {row['bar']}) {mark}  {row['best']}", flush=True)
+        print(f"x{row['ratio']:.2f} (bar {row['bar']}) {mark}  {row['best']}", end="; ")
+        print(f"x{row['ratio without constants']:.2f} without constants", flush=True)
         options.output.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
 
 

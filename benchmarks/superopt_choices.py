@@ -1,8 +1,9 @@
 """Tiles and schedules of block graphs that `benchmarks.superopt` builds and chooses among, by point.
 
-What an H200 left over (`results/h200_superopt_2026-11-21.json`), and neighbours of it. Where weights are
-streamed, whole loops within a block beat clusters, tensor copies beat those of lanes, and a kernel whose
-blocks fill a multiprocessor had better let the next one start at the end of its loop than at once or never.
+What an H200 left over (`results/h200_superopt_2026-11-21.json`). Where weights are streamed, tensor copies
+beat those of lanes; blocks of which two fit a multiprocessor beat larger ones; the next kernel had better
+start when the last tiles have been asked for than at once, and earlier copies of constant weights then fill
+the time in which memory would idle.
 """
 
 from __future__ import annotations
@@ -10,80 +11,82 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Choice = tuple[tuple[int, ...], Mapping[str, Any]]
+Choice = tuple[tuple[int, ...], Mapping[str, Any], bool]
+"""Tiles, fields of a `BlockSchedule`, and whether weights are declared constant."""
 
 
-NEVER, END, LANES = {"release": "never"}, {"release": "end"}, {"copies": "lanes"}
+def _plan(tiles: tuple[int, ...], groups: int, stages: int, cluster: int = 1, **rest: Any) -> Choice:
+    """Return a choice; copies are those of tensors, and the next kernel starts late, unless told."""
+    fields = {"groups": groups, "stages": stages, "cluster": cluster, "copies": "tensor", "release": "asked"}
+    return tiles, {**fields, **rest}, False
 
 
-def _plan(groups: int, stages: int, **rest: Any) -> Mapping[str, Any]:
-    """Return a schedule's fields; copies are those of tensors unless told otherwise."""
-    return {"groups": groups, "stages": stages, "copies": "tensor", **rest}
+def _constant(choice: Choice) -> Choice:
+    """Return a choice with constant weights."""
+    return (*choice[:2], True)
 
 
-_RMSNORM = (
-    ((64, 128), _plan(4, 2, **NEVER)),
-    ((64, 128), _plan(4, 2, **END)),
-    ((64, 64), _plan(4, 4, **END)),
-    ((64, 64), _plan(4, 5, **END)),
-    ((64, 64), _plan(7, 3, **END)),
-    ((48, 128), _plan(4, 3, **END)),
-    ((48, 64), _plan(8, 3, **END)),
-)
+def _both(choice: Choice) -> tuple[Choice, Choice]:
+    """Return a choice without and with constant weights."""
+    return choice, _constant(choice)
+
+
+BEGIN: Mapping[str, Any] = {"release": "begin"}
+END: Mapping[str, Any] = {"release": "end"}
+LANES: Mapping[str, Any] = {"copies": "lanes", "release": "begin"}
+PAIR: Mapping[str, Any] = {"column_warps": 2}
+FOUR: Mapping[str, Any] = {"column_warps": 4}
+WARPGROUP: Mapping[str, Any] = {"row_warps": 4, "products": "wgmma"}
+
 _ATTENTION = (
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **LANES)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=8, **LANES, **END)),
-    ((64, 64), _plan(2, 4, row_warps=4, cluster=8, **LANES)),
-    ((64, 32), _plan(2, 4, row_warps=4, cluster=8, **LANES)),
+    _plan((64, 64), 2, 3, 8, row_warps=4, **LANES),
+    _plan((64, 64), 2, 3, 8, row_warps=4, **BEGIN),
 )
 _LONG_ATTENTION = (
-    ((64, 64), _plan(2, 2, row_warps=4, cluster=2, **LANES)),
-    ((64, 64), _plan(2, 2, row_warps=4, cluster=2)),
-    ((64, 64), _plan(2, 3, row_warps=4, cluster=2, **NEVER)),
+    _plan((64, 64), 2, 2, 2, row_warps=4, **LANES),
+    _plan((64, 64), 2, 2, 2, row_warps=4, **BEGIN),
 )
 _INT4 = (
-    ((64, 64), _plan(8, 4)),
-    ((64, 64), _plan(8, 4, **END)),
-    ((64, 64), _plan(16, 2, **END)),
-    ((64, 64), _plan(16, 3, **END)),
+    *_both(_plan((64, 64), 8, 3)),
+    *_both(_plan((64, 64), 16, 2)),
+    _plan((64, 64), 16, 2, **END),
+    _constant(_plan((64, 128), 8, 2)),
 )
 _INT4_PAIR = (
-    ((64, 64), _plan(4, 4, cluster=2)),
-    ((64, 64), _plan(4, 4, cluster=2, **END)),
-    ((64, 64), _plan(8, 3, cluster=2, **END)),
-    ((64, 128), _plan(4, 3, cluster=2, **END)),
-    ((64, 128), _plan(8, 2, **END)),
+    *_both(_plan((64, 128), 4, 2, 2)),
+    *_both(_plan((64, 128), 2, 4, 2, **PAIR)),
+    _plan((64, 128), 4, 3, 2, **END),
 )
-_INT4_LORA = (
-    ((64, 64), _plan(4, 4, cluster=2, **LANES)),
-    ((64, 64), _plan(8, 3, **LANES, **NEVER)),
-    ((64, 64), _plan(8, 3, **LANES, **END)),
-)
-_ROWS: tuple[Choice, ...] = tuple(
-    ((), {"row_warps": warps, "release": release}) for warps in (16, 8) for release in ("begin", "never")
-)
+_INT4_LORA = _both(_plan((64, 64), 8, 3, copies="lanes", release="end"))
+_ROWS: tuple[Choice, ...] = tuple(((), {"row_warps": warps}, False) for warps in (16, 8))
 
 CHOICES: Mapping[str, Sequence[Choice]] = {
-    "rmsnorm_matmul b=1": _RMSNORM,
-    "rmsnorm_matmul b=8": _RMSNORM,
+    "rmsnorm_matmul b=1": (
+        *_both(_plan((64, 64), 4, 3)),
+        *_both(_plan((64, 64), 2, 6, **PAIR)),
+        _plan((64, 64), 4, 3, **END),
+        _constant(_plan((64, 64), 3, 4)),
+    ),
+    "rmsnorm_matmul b=8": (
+        *_both(_plan((64, 64), 2, 5, **PAIR)),
+        *_both(_plan((64, 64), 2, 5, **PAIR, lead=2)),
+        _plan((64, 64), 2, 5, **PAIR, **END),
+    ),
     "gated_mlp b=1": (
-        ((32, 64), _plan(8, 2, **NEVER)),
-        ((32, 64), _plan(8, 2, **END)),
-        ((32, 64), _plan(4, 5, **END)),
-        ((32, 128), _plan(4, 2, **END)),
-        ((64, 64), _plan(2, 6, cluster=2)),
-        ((64, 64), _plan(2, 6, cluster=2, **END)),
+        *_both(_plan((64, 64), 2, 3, 2)),
+        *_both(_plan((64, 64), 1, 6, 2, **FOUR)),
+        *_both(_plan((64, 64), 2, 3, 2, **PAIR)),
+        _plan((32, 128), 4, 2, **END),
     ),
     "gated_mlp b=8": (
-        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2)),
-        ((64, 64), _plan(2, 4, row_warps=2, column_warps=2, cluster=2, **END)),
-        ((32, 64), _plan(4, 3, row_warps=2, column_warps=2, **NEVER)),
-        ((32, 64), _plan(4, 3, row_warps=2, column_warps=2, **END)),
-        ((32, 64), _plan(4, 3, row_warps=2, **END)),
-        ((32, 128), _plan(2, 3, row_warps=2, column_warps=2, **END)),
+        *_both(_plan((64, 64), 2, 4, 2, **WARPGROUP)),
+        *_both(_plan((128, 64), 1, 5, 3, **WARPGROUP, **PAIR)),
+        _constant(_plan((128, 64), 1, 5, 3, **WARPGROUP)),
+        *_both(_plan((128, 64), 2, 2, 3, **WARPGROUP)),
+        _constant(_plan((128, 64), 1, 5, 3, **WARPGROUP, **PAIR, **END)),
+        _constant(_plan((128, 128), 1, 2, 3, **WARPGROUP, **PAIR)),
     ),
-    "lora": (((64, 32), _plan(8, 2, **LANES)), ((64, 32), _plan(8, 2, **LANES, **NEVER))),
+    "lora": _both(_plan((64, 32), 8, 2, **LANES)),
     "gqa b=1": _ATTENTION,
     "gqa b=8": _LONG_ATTENTION,
     "qknorm_attention b=1": _ATTENTION,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ladder import knobs as knobs
     from ladder.api.cache import KVCache as KVCache
+    from ladder.api.conv import Conv as Conv
     from ladder.api.experts import GroupedMatmul as GroupedMatmul
     from ladder.api.expression import compile_expression as compile_expression
     from ladder.api.linear import Linear as Linear
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ladder.api.experts": ("GroupedMatmul",),
     "ladder.api.cache": ("KVCache",),
+    "ladder.api.conv": ("Conv",),
     "ladder.api.expression": ("compile_expression",),
     "ladder.api.linear": ("Linear",),
     "ladder.api.matmul": ("Matmul",),

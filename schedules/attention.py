@@ -37,6 +37,8 @@ class AttentionSchedule(Schedule):
         Fragments of keys that a warp takes at a time.
     resident
         Blocks that a multiprocessor must be able to hold: limits registers.
+    ahead
+        Turns of its warps that a block brings into L2 before it loads them; 1: only the first.
     """
 
     rows: int = 8
@@ -44,6 +46,7 @@ class AttentionSchedule(Schedule):
     cluster: int = 1
     fragments: int = 1
     resident: int = 1
+    ahead: int = 1
 
     def __post_init__(self) -> None:
         check(self.rows in (8, 16), f"a block has 8 or 16 rows of q, got {self.rows}")
@@ -57,17 +60,26 @@ class AttentionSchedule(Schedule):
         return self.warps * WARP
 
 
-LAUNCH, WALK, JOIN = 1.6e-6, 1.4e-6, 0.6e-6
-"""Seconds: of an overlapped launch, from the first load to the last sum, of a cluster's exchange."""
+BASE, TURN = 3.4e-6, 0.65e-6
+"""Seconds: of a launch with nothing to do, and of a turn beside its bytes. Fitted to runs on an H200."""
 
-OWN_SHARE = 1.8
-"""How much more than its share of the bandwidth a multiprocessor can take where others are idle."""
+UNIT_SHARE = 0.019
+"""Fraction of the bandwidth that one multiprocessor takes where others leave it: 2.5 of its shares."""
 
-LIBRARY = 5.0e-6
-"""Seconds that torch's attention takes at least: it joins parts of the keys in a second launch."""
+USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
+"""Blocks of a cluster -> multiprocessors that such clusters reach: they do not cross a part of the chip."""
 
-LIBRARY_STREAM, LIBRARY_RATE = 0.8, 0.75
-"""Fractions of sustained bandwidth, and of the rate of cores, that torch's attention reaches."""
+REGISTERS, OF_CODES = 40, 35
+"""Registers of a thread beside its operands and sums; more where it decodes."""
+
+LIBRARY, LIBRARY_MASK = 6.5e-6, 5.0e-6
+"""Seconds that torch's attention takes beside moving keys and values, and more with a mask."""
+
+LIBRARY_RATE = 0.75
+"""Fraction of the sustained rate of cores that torch's attention reaches."""
+
+WAYS = ((8, 1), (4, 2), (4, 1))
+"""Warps of a block and fragments at a time that are considered."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +105,25 @@ def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: i
 
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:
-    """Return the schedules that a device can run."""
+    """Return the schedules that are considered."""
     rows = STEP_ROWS if tokens * form.group <= STEP_ROWS else 2 * STEP_ROWS
     clusters = CLUSTERS[:-1] if "cluster" in device.features else (1,)
-    return [AttentionSchedule(rows, warps, cluster) for cluster in clusters for warps in (4, 8)]
+    ways = [(warps, fragments) for warps, fragments in WAYS if fragments * rows <= 2 * STEP_ROWS]
+    return [AttentionSchedule(rows, w, cluster, f) for cluster in clusters for w, f in ways]
+
+
+def registers(form: Attention, plan: AttentionSchedule) -> int:
+    """Return about how many registers a thread has: sums, q, keys and values in flight."""
+    rows = plan.rows // STEP_ROWS
+    moved = 2 * plan.fragments * FRAGMENT * form.size * form.stored_bytes // WARP // 4
+    own = rows * (form.size // 4 + form.size // 8)
+    return own + moved + REGISTERS + (OF_CODES if form.stored in CODES else 0)
+
+
+def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> int:
+    """Return the blocks that a multiprocessor holds."""
+    by_registers = device.registers_per_unit // (registers(form, plan) * plan.threads)
+    return max(1, min(by_registers, device.max_threads_per_unit // plan.threads))
 
 
 def predict(
@@ -105,24 +132,27 @@ def predict(
     """Return the seconds that a schedule is predicted to take."""
     dram = device.layers[0]
     bandwidth = dram.bandwidth * dram.sustained
-    tiles = ceil(tokens * form.group / plan.rows)
-    heads = batch * form.kv_heads * tiles
-    blocks = heads * plan.cluster
-    nbytes = form.keys_bytes(batch, keys) * tiles
-    per_unit = ceil(blocks / device.units) * nbytes / blocks
-    stream = max(nbytes / bandwidth, per_unit * device.units / bandwidth / OWN_SHARE)
+    blocks = batch * form.kv_heads * ceil(tokens * form.group / plan.rows) * plan.cluster
+    held = resident(form, device, plan)
+    units = max(1, int(device.units * USABLE[plan.cluster]))
+    waves = ceil(blocks / (units * held))
+    active = min(blocks, units * held)
+    # Blocks of a cluster fill a multiprocessor before the next; others spread.
+    together = min(held, ceil(active / units)) if plan.cluster == 1 else min(held, blocks)
+    nbytes = plan.warps * plan.fragments * FRAGMENT * 2 * form.size * form.stored_bytes
     turns = ceil(keys / (FRAGMENT * plan.fragments * plan.warps * plan.cluster))
-    return LAUNCH + WALK + JOIN * (plan.cluster > 1) + stream + 0.1e-6 * turns
+    alone = TURN + together * nbytes / (bandwidth * UNIT_SHARE)
+    return BASE + waves * turns * max(alone, active * nbytes / bandwidth)
 
 
 def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
     """Return the seconds that torch's attention is predicted to take; codes are decoded before."""
     dram = device.layers[0]
-    bandwidth = dram.bandwidth * dram.sustained * LIBRARY_STREAM
-    decode = 2 * form.keys_bytes(batch, keys) / bandwidth if form.stored in CODES else 0.0
-    stream = 4 * batch * form.kv_heads * keys * form.size / bandwidth + decode
-    seen = keys / 2 if form.causal else keys
-    flops = 4 * batch * form.heads * tokens * seen * form.size
+    bandwidth = dram.bandwidth * dram.sustained
+    plain = 4 * batch * form.kv_heads * keys * form.size
+    decode = (form.keys_bytes(batch, keys) + plain) / bandwidth if form.stored in CODES else 0.0
+    flops = 4 * batch * form.heads * tokens * (keys / 2 if form.causal else keys) * form.size
     core = device.core_for(form.ttype)
-    rate = core.ops_per_cycle * device.units * device.clock * LIBRARY_RATE
-    return LIBRARY + max(stream, flops / rate)
+    rate = core.ops_per_cycle * device.units * device.clock * core.sustained * LIBRARY_RATE
+    masked = LIBRARY_MASK if form.mask or form.position else 0.0
+    return LIBRARY + masked + decode + max(plain / bandwidth, flops / rate)

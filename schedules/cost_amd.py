@@ -23,7 +23,7 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import Cost, decode_ops, minimum_bytes, weight_bytes
@@ -100,13 +100,14 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     gemm, device, schedule
         What runs where and how.
     m
-        Rows of x.
+        Rows of x; those of each expert, if there are any.
     resident
         Blocks that fit on a compute unit at once.
     """
+    gemm = _all_experts(gemm)
     stage = stage_clocks(gemm, device, schedule)
     along_m, along_n, rounds = _grid(gemm, device, schedule, m)
-    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    clocks, waiting = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     clock = _clock(gemm, device, schedule, stages_of(gemm, schedule) * rounds * stage.matrix / clocks)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
@@ -115,6 +116,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     count = stages_of(gemm, schedule) * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
+        "latency": waiting / clock,
         "dram": dram,
         "l2": l2,
         "fabric": fabric,
@@ -125,6 +127,11 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     }
     bound = max(parts, key=parts.__getitem__)
     return Cost(seconds, bound, tuple(parts.items()), minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
+
+
+def _all_experts(gemm: Gemm) -> Gemm:
+    """Return the product of as many weight rows as all experts have: as many blocks and bytes."""
+    return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
 
 
 def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tuple[int, int, int]:
@@ -146,7 +153,7 @@ def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     """
     stage = stage_clocks(gemm, device, schedule)
     _, _, rounds = _grid(gemm, device, schedule, m)
-    clocks = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    clocks, _ = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
     core = device.core_for(gemm.activation, schedule.pipeline)
     return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
 
@@ -195,11 +202,14 @@ def wave_decode_ops(gemm: Gemm, schedule: GpuSchedule) -> float:
 
 def _unit_clocks(
     gemm: Gemm, device: TileDevice, schedule: GpuSchedule, stage: Stage, rounds: int, resident: int
-) -> float:
-    """Return the clocks of the busiest compute unit: rounds of blocks, ``resident`` of them at once."""
+) -> tuple[float, float]:
+    """Return the clocks of the busiest compute unit, and those of them in which it waits for memory.
+
+    Blocks come in rounds, ``resident`` of them at once.
+    """
     latency = device.layer("dram").latency * device.clock
     count = stages_of(gemm, schedule)
-    clocks, left = 0.0, rounds
+    clocks, waiting, left = 0.0, 0.0, rounds
     while left > 0:
         here = min(left, max(1, resident))
         exponent = OVERLAP if here * schedule.warps >= 2 * SIMDS else LONE_OVERLAP
@@ -207,8 +217,9 @@ def _unit_clocks(
         # Asked for when the stage before began: the latency shows where a stage is shorter.
         turns = left // here if here == max(1, resident) else 1
         clocks += turns * (BLOCK_CLOCKS + count * max(busy, latency))
+        waiting += turns * count * max(0.0, latency - busy)
         left -= turns * here
-    return clocks
+    return clocks, waiting
 
 
 def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:

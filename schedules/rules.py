@@ -103,8 +103,8 @@ SERVES: Mapping[str, frozenset[str]] = {
     "digits": frozenset(),
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
-    "mfma": frozenset({"token_group"}),
-    "dot": frozenset({"token_group"}),
+    "mfma": frozenset({"experts", "token_group"}),
+    "dot": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
 }
 """What each pipeline can of `Gemm.extras`."""

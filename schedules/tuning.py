@@ -209,6 +209,20 @@ def _read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
     return found
 
 
+def shipped_winners(device: TileDevice) -> Iterator[tuple[dict[str, Any], Schedule]]:
+    """Yield class and schedule of every point's fastest row that ships for a device, each pair once."""
+    for key, rows in _read_shipped(SHIPPED).items():
+        fields = json.loads(key)
+        if fields["device"] != device.name:
+            continue
+        best: dict[tuple[int, int, int], Row] = {}
+        for row in rows:
+            point = (row[0], row[1], row[2])
+            best[point] = min(best.get(point, row), row, key=lambda each: each[4])
+        for text in dict.fromkeys(row[3] for row in best.values()):
+            yield fields["gemm"], _schedule(text)
+
+
 @cache
 def shipped_digest() -> str:
     """Return a digest of the databases that ship."""

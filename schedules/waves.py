@@ -21,6 +21,9 @@ STEP_ROWS = 32
 STEP_TOKENS = 16
 """Tokens of an MFMA step."""
 
+BANKS = 32
+"""Banks of LDS, four bytes each."""
+
 SPARE_REGISTERS = 40
 """Registers for addresses and values on their way, beside those that `wave_registers` counts (measured)."""
 
@@ -128,14 +131,18 @@ def leaves_offsets(gemm: Gemm, schedule: GpuSchedule) -> bool:
     return few and gemm.activation == "bfloat16" and gemm.zero == "none"
 
 
-def sum_pitch(schedule: GpuSchedule) -> int:
-    """Return the words between the partial sums of two tokens: four more than rows spread them over banks."""
-    return tile_rows(schedule) + 4
+def part_words(schedule: GpuSchedule) -> int:
+    """Return the words between partial sums of the same output, a quarter of the banks beyond a multiple.
+
+    Dot products leave eight rows in eight lanes, the next eight 16 rows on: those of another part fill
+    the banks between them.
+    """
+    return schedule.tile_m * tile_rows(schedule) + BANKS // 4
 
 
 def lds_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the LDS of a block; partial sums reuse that of x."""
-    sums = 4 * parts(schedule) * schedule.tile_m * sum_pitch(schedule)
+    sums = 4 * parts(schedule) * part_words(schedule)
     return max(schedule.stages * stage_bytes(gemm, schedule), sums if joins_waves(schedule) else 0)
 
 

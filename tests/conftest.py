@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,15 @@ GOLDEN = Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
     parser.addoption("--long", action="store_true", help="also run tests that take many minutes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Set before workers start, which must collect the same tests.
+    os.environ.setdefault("LADDER_TEST_DAY", str(date.today().toordinal()))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"rotating choices are those of LADDER_TEST_DAY={os.environ['LADDER_TEST_DAY']}"
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ AXES = {"H": (0, 0, 0), "M": (1, -1, -1), "E": (-1, -1, 2), "S": (-1, 2, 1)}
 
 def mapping(grid: str, loop: str | None, split: str | None) -> Mapping:
     imap = tuple(tuple(AXES[name][operand] for name in grid) for operand in OPERANDS)
-    fmap = AXES[loop] if loop else (-1, -1, -1)
-    return Mapping(tuple(grid), loop, imap, fmap, ("H",), split)
+    fmap = tuple((axis,) for axis in AXES[loop]) if loop else ((), (), ())
+    return Mapping(tuple(grid), tuple(loop or ()), imap, fmap, ("H",), split)
 
 
 def steps(looped: bool, split: bool) -> tuple[Step, ...]:

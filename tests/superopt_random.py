@@ -1,8 +1,20 @@
-"""Random sparse programs that differ, and how often small fields take them for equal."""
+"""Random sparse programs that differ, how often they are accepted, and how often small fields would.
+
+``python tests/superopt_random.py --pairs 1000000 --output FILE.json`` tests so many pairs and writes counts
+of verdicts after every chunk; an interrupted run goes on from its file.
+"""
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import json
+import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,17 +22,23 @@ from superopt_programs import Pair, Value, differ, mutated, mutations, program
 
 from ladder.ir import Field, Graph, finite_domain, interpret
 from ladder.ir.modular import UndefinedResidueError
+from ladder.superopt.verifier import verify_equal
 from ladder.superopt.verifier.bound import bound_of
-from ladder.superopt.verifier.equivalence import forms_of
+from ladder.superopt.verifier.equivalence import DELTA, forms_of
 from ladder.superopt.verifier.forms import Bounding
 
 SHAPES = {"a": (1, 2), "b": (1, 2), "w": (2, 2)}
+
+CHUNK = 10_000
+"""Pairs of one seed."""
+
+OPERATORS = ("add", "sub", "mul", "div", "matmul", "exp", "silu", "square", "sqrt", "sum", "scale")
 
 
 def _step(values: list[tuple[Value, bool]], generator: np.random.Generator) -> tuple[Value, bool] | None:
     """Apply one random operator; the flag says whether a value has passed an exponential."""
     (x, passed), (y, other) = (values[i] for i in generator.integers(0, len(values), 2))
-    choice = generator.choice(["add", "sub", "mul", "div", "matmul", "exp", "silu", "square", "sum", "scale"])
+    choice = generator.choice(OPERATORS)
     if choice in ("add", "sub", "mul", "div") and x.shape == y.shape:
         return x.op(str(choice), y), passed or other
     if choice == "matmul" and x.shape[-1] == y.shape[0]:
@@ -29,6 +47,8 @@ def _step(values: list[tuple[Value, bool]], generator: np.random.Generator) -> t
         return x.op(str(choice)), True
     if choice == "square":
         return x.square(), passed
+    if choice == "sqrt" and not passed:
+        return x.sqrt(), False
     if choice == "sum":
         return x.sum(1), passed
     return (x * float(generator.integers(2, 5)), passed) if choice == "scale" else None
@@ -99,3 +119,65 @@ def _agrees(graphs: tuple[Graph, Graph], points: int, field: Field, generator: n
     except UndefinedResidueError:
         return False
     return True
+
+
+def counted(seed: int) -> dict[str, Any]:
+    """Return how often each verdict was given to random pairs that differ, and why some were refused."""
+    began = time.perf_counter()
+    verdicts, reasons, accepted = Counter[str](), Counter[str](), []
+    for pair in random_pairs(CHUNK, seed):
+        certificate = verify_equal(pair.first, pair.second)
+        verdicts[certificate.verdict] += 1
+        if certificate.verdict == "refused":
+            reasons[certificate.reason.split(":")[0]] += 1
+        if certificate.equal:
+            accepted.append([str(pair.first), str(pair.second)])
+    return {
+        "verdicts": dict(verdicts), "reasons": dict(reasons), "accepted": accepted,
+        "seconds": time.perf_counter() - began,
+    }  # fmt: skip
+
+
+def report_of(chunks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return counts over all chunks, with the bound on each and the confidence that the counts alone give."""
+    verdicts = sum((Counter(chunk["verdicts"]) for chunk in chunks.values()), Counter[str]())
+    reasons = sum((Counter(chunk["reasons"]) for chunk in chunks.values()), Counter[str]())
+    pairs = verdicts.total()
+    return {
+        "what": "random sparse pairs of programs that float64 shows to differ",
+        "command": "python tests/superopt_random.py " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "pairs": pairs,
+        "accepted": verdicts["equal"],
+        "different": verdicts["different"],
+        "refused": verdicts["refused"],
+        "reasons_of_refusals": dict(reasons),
+        "proved_bound_per_pair": DELTA,
+        "proved_bound_of_any": pairs * DELTA,
+        "rate_below_with_95_percent_confidence": 3.0 / max(1, pairs),
+        "cpu_seconds": round(sum(chunk["seconds"] for chunk in chunks.values()), 1),
+        "chunks": chunks,
+    }
+
+
+def main() -> None:
+    """Test pairs, chunk by chunk."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=1_000_000)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    path: Path = options.output
+    chunks = json.loads(path.read_text())["chunks"] if path.exists() else {}
+    left = [seed for seed in range(1, 1 + -(-options.pairs // CHUNK)) if str(seed) not in chunks]
+    with ProcessPoolExecutor(options.processes) as pool:
+        for seed, chunk in zip(left, pool.map(counted, left), strict=True):
+            chunks[str(seed)] = chunk
+            path.write_text(json.dumps(report_of(chunks), indent=1) + "\n")
+            print(f"{len(chunks) * CHUNK} pairs: {report_of(chunks)['accepted']} accepted", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -92,27 +92,47 @@ class KVCache(torch.nn.Module):
         for name, new in (("keys", keys), ("values", values)):
             self._write(name, new, end)
         self.length = end
-        return self._read("keys", keys.dtype), self._read("values", values.dtype)
+        return self._read("keys", keys.dtype, end), self._read("values", values.dtype, end)
 
     def reset(self) -> None:
         """Forget all tokens."""
         self.length = 0
 
-    def _write(self, name: str, new: torch.Tensor, end: int) -> None:
-        place = getattr(self, name)[:, :, self.length : end]
-        scales = getattr(self, f"{name}_scale")
-        if scales is None:
-            place.copy_(new)
-            return
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store tokens ``[batch, heads, new, size]`` at positions ``int64[new]``; return the whole cache.
+
+        For steps that are compiled once: the position is data. What lies behind it is not yet valid, so
+        attention needs the mask ``arange(capacity) <= position[:, None]``; compiled plans then read the codes
+        as they are stored, up to the position. `append`'s count of tokens is left alone.
+        """
+        for name, new in (("keys", keys), ("values", values)):
+            codes, scale = self._encoded(new)
+            getattr(self, name).index_copy_(2, position, codes)
+            if scale is not None:
+                getattr(self, f"{name}_scale").index_copy_(2, position, scale)
+        capacity = self.extents[2]
+        return self._read("keys", keys.dtype, capacity), self._read("values", values.dtype, capacity)
+
+    def _encoded(self, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return tokens as they are stored, and their scales."""
+        if self.ttype not in LIMITS:
+            return new.to(STORED[self.ttype]), None
         limit = LIMITS[self.ttype]
         scale = (new.float().abs().amax(-1, keepdim=True) / limit).clamp_min(1e-20)
-        scales[:, :, self.length : end] = scale
         units = (new.float() / scale).clamp(-limit, limit)
-        place.copy_(units.round() if self.ttype == "int8" else units)
+        return (units.round() if self.ttype == "int8" else units).to(STORED[self.ttype]), scale
 
-    def _read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        stored: torch.Tensor = getattr(self, name)[:, :, : self.length]
+    def _write(self, name: str, new: torch.Tensor, end: int) -> None:
+        codes, scale = self._encoded(new)
+        getattr(self, name)[:, :, self.length : end].copy_(codes)
+        if scale is not None:
+            getattr(self, f"{name}_scale")[:, :, self.length : end] = scale
+
+    def _read(self, name: str, dtype: torch.dtype, length: int) -> torch.Tensor:
+        stored: torch.Tensor = getattr(self, name)[:, :, :length]
         scales: torch.Tensor | None = getattr(self, f"{name}_scale")
         if scales is None:
             return stored.to(dtype)
-        return (stored.float() * scales[:, :, : self.length]).to(dtype)
+        return (stored.float() * scales[:, :, :length]).to(dtype)

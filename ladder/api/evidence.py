@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from schedules.cost import Cost
 from tile_types.errors import MissingToolError
 
 if TYPE_CHECKING:
+    from ladder.runtime.build import Kernel
     from targets import TileDevice
 
 SCHEDULERS = 4
@@ -148,7 +150,7 @@ class Evidence:
     blocks_per_unit, occupancy
         Blocks that fit on a multiprocessor at once, and the part of its threads that they are.
     cost
-        The device model's prediction.
+        The device model's prediction; None for kernels that it does not know.
     notes
         What could not be looked at, and why.
     """
@@ -158,7 +160,7 @@ class Evidence:
     counted_in: str
     blocks_per_unit: int | None
     occupancy: float | None
-    cost: Cost
+    cost: Cost | None
     notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -168,25 +170,33 @@ class Evidence:
             "counted_in": self.counted_in,
             "blocks_per_unit": self.blocks_per_unit,
             "occupancy": self.occupancy,
+            **self._predicted(),
+            "notes": list(self.notes),
+        }
+
+    def _predicted(self) -> dict[str, Any]:
+        """Return the prediction, in µs."""
+        if self.cost is None:
+            return {}
+        return {
             "predicted_us": round(self.cost.seconds * 1e6, 3),
             "bound_by": self.cost.bound,
             "predicted_parts_us": {name: round(part * 1e6, 3) for name, part in self.cost.parts},
-            "notes": list(self.notes),
         }
 
     def as_text(self) -> dict[str, str]:
         """Return it as named lines for people."""
         rest = ", ".join(
-            f"{value} {name.replace('_', ' ')}"
+            f"{name.replace('_', ' ')} {value}"
             for name, value in self.facts.items()
             if value is not None and name != self.matrix
         )
         share = "" if self.occupancy is None else f", occupancy {self.occupancy:.0%}"
-        parts = ", ".join(f"{name} {part * 1e6:.1f}" for name, part in self.cost.parts)
-        lines = {
-            "code": f"{self.facts[self.matrix]} {self.matrix} in {self.counted_in}, {rest}{share}",
-            "predicted": f"{self.cost.seconds * 1e6:.1f} µs, bound by {self.cost.bound} ({parts} µs)",
-        }
+        lines = {"code": f"{self.facts[self.matrix]} {self.matrix} in {self.counted_in}; {rest}{share}"}
+        if self.cost is not None:
+            parts = ", ".join(f"{name} {part * 1e6:.1f}" for name, part in self.cost.parts)
+            time = f"{self.cost.seconds * 1e6:.1f} µs"
+            lines["predicted"] = f"{time}, bound by {self.cost.bound} ({parts} µs)"
         return {**lines, **({"note": "; ".join(self.notes)} if self.notes else {})}
 
 
@@ -216,7 +226,7 @@ def gather(
     device: TileDevice,
     report: Report,
     sources: Sources,
-    cost: Cost,
+    cost: Cost | None,
     stage: Callable[[str], str | None],
 ) -> Evidence:
     """Collect the evidence of one kernel.
@@ -228,7 +238,7 @@ def gather(
     report, sources
         What the device compiler reported, and the stages that builds keep.
     cost
-        The prediction.
+        The prediction, if there is one.
     stage
         Makes a stage that builds do not keep; raises MissingToolError where a tool is missing.
     """
@@ -259,3 +269,38 @@ def _count(
         if text is not None:
             return len(re.findall(pattern, text)), name, notes
     return None, "", notes
+
+
+def report_of(kernel: Kernel) -> Report:
+    """Return what the device compiler reported of a kernel; nothing if it did not."""
+    reports: Mapping[str, Report] = kernel.manifest["resources"]
+    return next((report for name, report in reports.items() if name.startswith(kernel.entry)), {})
+
+
+def token_evidence(device: TileDevice, source: str, activation: str, k: int, group: int = 0) -> Evidence:
+    """Return the evidence of the kernel that quantises rows of K elements on a GPU; compiles it.
+
+    Parameters
+    ----------
+    device
+        A GPU that multiplies the codes.
+    source, activation
+        Types of x and of its codes.
+    k, group
+        Elements of a row, and those that share a scale (0: all).
+
+    Raises
+    ------
+    ConversionError
+        If the device does not multiply the type.
+    MissingToolError, CompilerError
+        If the kernel cannot be compiled.
+    """
+    from ladder.lower.build import derive_stage
+    from ladder.runtime.tokens import gpu_kernel
+
+    kernel = gpu_kernel(source, activation, group, k, device)
+    sources = kernel.sources()
+    return gather(
+        device, report_of(kernel), sources, None, partial(derive_stage, sources=sources, device=device)
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ladder.api.calibration import Moments, calibrated
 from ladder.api.clipping import clipped
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
@@ -107,6 +108,7 @@ class Linear(torch.nn.Module):
         activation: str | None = None,
         keep_canonical: bool = True,
         clip: bool = False,
+        moments: Moments | None = None,
         **options: Any,
     ) -> Linear:
         """Quantize a linear layer; it is left as it is.
@@ -119,6 +121,8 @@ class Linear(torch.nn.Module):
             See the class.
         clip
             Whether to clip each group of weights first where its quantization errs least (`clipped`).
+        moments
+            Of example inputs: scales and codes are chosen by them (`calibrated`), which clips as well.
         **options
             More for `ladder.quantize`: ``scaling``, ``scale_type``, ``block``.
 
@@ -129,8 +133,11 @@ class Linear(torch.nn.Module):
         """
         given = {"group_size": group_size, "zero": zero}
         options |= {name: value for name, value in given.items() if value is not None}
-        matrix = clipped(linear.weight, weight, **options) if clip else linear.weight
-        quantized = quantize(matrix, weight, **options)
+        if moments is not None:
+            quantized = calibrated(linear.weight, moments, weight, **options)
+        else:
+            matrix = clipped(linear.weight, weight, **options) if clip else linear.weight
+            quantized = quantize(matrix, weight, **options)
         return cls.from_quantized(
             quantized,
             linear.bias,

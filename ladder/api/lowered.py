@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from ladder.api.evidence import Evidence, gather
+from ladder.api.evidence import Evidence, gather, report_of
 from ladder.runtime.build import Kernel
 from ladder.runtime.compile import ANY_M, Request, obtain, plan_for, tuning_database
 from schedules.schedule import Plan, Schedule
@@ -96,13 +96,11 @@ class Lowered:
         if not device.is_gpu:
             raise DeviceError(f"evidence is of GPU kernels, not of those for {device.name}")
         kernel = self.serving(m).kernel(m)
-        reports = kernel.manifest["resources"]
-        found = [report for name, report in reports.items() if name.startswith(kernel.entry)]
         sources = kernel.sources()
         cost = predict(self.request.gemm, device, schedule, m)
         return gather(
             device,
-            found[0] if found else {},
+            report_of(kernel),
             sources,
             cost,
             partial(derive_stage, sources=sources, device=device),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 import torch.fx
@@ -15,6 +17,9 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
+
+if TYPE_CHECKING:
+    from ladder.api.onnx_model import OnnxModel
 
 log = logging.getLogger("ladder.model")
 
@@ -50,6 +55,54 @@ class Compiled(Captured):
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
         return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
 
+    def export(self, path: str | os.PathLike[str], *arguments: Any, **named: Any) -> Path:
+        """Write the model to one file that `ladder.load` runs without its source and without a compiler.
+
+        Parameters
+        ----------
+        path
+            The file; replaced in one step if it exists.
+        *arguments, **named
+            Example inputs: the file is for their shapes, types and device.
+
+        Returns
+        -------
+        The path. State that the model changes in place is in the file, as it was before.
+
+        Raises
+        ------
+        LadderError
+            If the model is not one graph, or takes or returns what no file can hold; the message says what.
+        """
+        from ladder.api.freeze import freeze
+        from ladder.runtime.model.saved import save_model
+
+        return save_model(freeze(self.function, arguments, named).whole(), path)
+
+    def to_onnx(
+        self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
+    ) -> Path:
+        """Write the tile graph, with its tTypes as attributes, as an ONNX model that `compile` reads.
+
+        Parameters
+        ----------
+        path
+            The file.
+        *arguments, **named
+            Example inputs.
+        external
+            Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
+
+        Raises
+        ------
+        LadderError
+            As `export`; also if the model changes state in place, which ONNX models do not have.
+        """
+        from ladder.api.freeze import freeze
+        from ladder.frontend.onnx_export import export_onnx
+
+        return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
+
 
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
@@ -66,8 +119,8 @@ class Compiler:
         if not reason:
             try:
                 place = place_of(examples)
-                on_gpu = place.type == "cuda"
-                program = import_fx(module, examples, join=on_gpu, few=FEW_TOKENS if on_gpu else 0)
+                copies = place.type == "cuda" and has_room(examples, place)
+                program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
                 built = build_model(program, place)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
@@ -95,6 +148,14 @@ def reason_to_refuse(examples: list[Any]) -> str:
     return "" if tensors else "the graph takes no tensors"
 
 
+def has_room(examples: list[Any], place: torch.device) -> bool:
+    """Tell whether a GPU could hold all arguments twice more: weights laid out for plans are copies."""
+    needed = sum(value.nbytes for value in examples if isinstance(value, torch.Tensor))
+    free = torch.cuda.mem_get_info(place)[0]
+    kept = torch.cuda.memory_reserved(place) - torch.cuda.memory_allocated(place)
+    return free + kept >= 2 * needed
+
+
 def _is_fake(value: torch.Tensor) -> bool:
     return isinstance(value, torch._subclasses.FakeTensor)
 
@@ -104,7 +165,19 @@ def place_of(examples: list[Any]) -> torch.device:
     return next(value.device for value in examples if isinstance(value, torch.Tensor))
 
 
-def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured:
+@overload
+def compile(function: str | os.PathLike[str]) -> OnnxModel: ...
+
+
+@overload
+def compile(function: Callable[..., Any]) -> Compiled: ...
+
+
+@overload
+def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
+
+
+def compile(function: Any, *, backend: Backend | None = None) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -113,13 +186,19 @@ def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     Parameters
     ----------
     function
-        A Python function, method, `torch.nn.Module` or other callable.
+        A Python function, method, `torch.nn.Module` or other callable; or an ONNX model, as a path or as an
+        ``onnx.ModelProto``, which is imported as it is: see `OnnxModel`.
     backend
         What runs graphs instead: ``backend(graph_module, example_inputs)`` returns a callable.
 
     Returns
     -------
     A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`.
+
+    Raises
+    ------
+    ArtifactError, ImportRefused
+        If an ONNX file cannot be read, or uses what is not supported; the message names it.
 
     Examples
     --------
@@ -128,4 +207,10 @@ def compile(function: Callable[..., Any], *, backend: Backend | None = None) -> 
     ...     y = fast(x)
     >>> print(fast.plan())
     """
+    if isinstance(function, str | os.PathLike) or type(function).__name__ == "ModelProto":
+        from ladder.api.onnx_model import OnnxModel
+
+        if backend is not None:
+            raise TypeError("an ONNX model is not captured: leave out backend")
+        return OnnxModel(function)
     return Compiled(function) if backend is None else capture(function, backend=backend)

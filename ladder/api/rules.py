@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ladder.api.cache import KVCache
+from ladder.api.calibration import Moments, observe
+from ladder.api.conv import Conv, refusal
 from ladder.api.linear import Linear
 from tile_types.errors import LadderError, ShapeError
 
@@ -35,6 +37,8 @@ class Row:
         Bytes of the weight.
     reason
         Why it was left as it is; empty if it was quantized.
+    observed
+        Rows of example inputs that its codes were chosen by; 0: rounded to nearest.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Row:
     before: int
     after: int
     reason: str = ""
+    observed: int = 0
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ def quantize_(
     skip: Sequence[str] = (),
     overrides: Mapping[str, Options | str | None] | None = None,
     kv_cache: str | None = None,
+    calibration: Iterable[Any] | None = None,
+    convolutions: bool = False,
     **options: Any,
 ) -> torch.nn.Module:
     """Replace the ``torch.nn.Linear`` layers of a model by quantized `Linear` layers, in place, by rule.
@@ -139,6 +146,12 @@ def quantize_(
         given for all; None: the layer stays as it is. The first pattern that matches a name counts.
     kv_cache
         Type in which `KVCache` modules of the model store keys and values: ``"int8"``, ``"fp8_e4m3"``, ...
+    calibration
+        Example inputs, one call of the model each: a tensor, a tuple or list of arguments, or a dict of named
+        ones. Scales and codes are then chosen so that products of such inputs err least (`calibrated`), for
+        every type up to 8 bits; a layer that no example reaches, and convolutions, are rounded to nearest.
+    convolutions
+        Whether to replace convolutions without groups too, by `Conv`.
     **options
         For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scaling``, ...
 
@@ -160,8 +173,10 @@ def quantize_(
         raise ShapeError(
             "a Linear cannot replace itself in place; use ladder.Linear.from_linear(linear, ...)"
         )
-    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}))
-    replaced: dict[torch.nn.Module, Linear] = {}
+    plan = _Rules({"weight": weight, **options}, filter, tuple(skip), dict(overrides or {}), convolutions)
+    if calibration is not None:
+        plan.observe(model, calibration)
+    replaced: dict[torch.nn.Module, Linear | Conv] = {}
     rows = [plan.row(model, name, module, replaced) for name, module in _weighted(model)]
     caches = [(name, module) for name, module in model.named_modules() if isinstance(module, KVCache)]
     if kv_cache is not None:
@@ -189,9 +204,18 @@ class _Rules:
         filter: Filter | None,
         skip: tuple[str, ...],
         overrides: dict[str, Options | str | None],
+        convolutions: bool,
     ) -> None:
+        self.convolutions = convolutions
         self.options, self.filter, self.skip, self.overrides = options, filter, skip, overrides
         self.used: set[str] = set()
+        self.moments: dict[torch.nn.Module, Moments] = {}
+
+    def observe(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
+        """Run the model on examples and keep what the layers to quantize get."""
+        linear = [(name, m) for name, m in _weighted(model) if isinstance(m, torch.nn.Linear)]
+        layers = [module for name, module in linear if isinstance(self.chosen(name, module), dict)]
+        self.moments = observe(model, layers, batches)
 
     def unused(self) -> tuple[str, ...]:
         """Return the patterns that named no layer."""
@@ -202,7 +226,7 @@ class _Rules:
         model: torch.nn.Module,
         name: str,
         module: torch.nn.Module,
-        replaced: dict[torch.nn.Module, Linear],
+        replaced: dict[torch.nn.Module, Linear | Conv],
     ) -> Row:
         """Quantize a layer, or say why it stays."""
         weight = module.weight
@@ -213,13 +237,22 @@ class _Rules:
         if isinstance(chosen, str):
             return Row(name, kind, dtype, dtype, nbytes, nbytes, chosen)
         try:
-            layer = replaced[module] = Linear.from_linear(module, **chosen)  # type: ignore[arg-type]
+            layer = replaced[module] = self.layer(module, chosen)
         except LadderError as error:
             error.add_note(f"while quantizing layer {name!r} of {type(model).__name__}")
             raise
         gemm = layer.problem
         group = f"_g{gemm.group_size}" if gemm.scale else ""
-        return Row(name, kind, f"{gemm.weight}{group}", gemm.activation, nbytes, layer.weight_nbytes)
+        observed = self.moments[module].rows if module in self.moments else 0
+        stored = f"{gemm.weight}{group}"
+        return Row(name, kind, stored, gemm.activation, nbytes, layer.weight_nbytes, observed=observed)
+
+    def layer(self, module: torch.nn.Module, options: dict[str, Any]) -> Linear | Conv:
+        """Quantize one layer, a linear one by what it got if examples were given."""
+        if isinstance(module, torch.nn.Linear):
+            return Linear.from_linear(module, moments=self.moments.get(module), **options)
+        assert isinstance(module, torch.nn.Conv1d | torch.nn.Conv2d)  # `chosen` gives options for no other
+        return Conv.from_conv(module, **options)
 
     def chosen(self, name: str, module: torch.nn.Module) -> dict[str, Any] | str:
         """Return a layer's options, or the reason why it stays as it is."""
@@ -235,8 +268,17 @@ class _Rules:
                     return f"overridden: {pattern!r} leaves it"
                 options |= {"weight": given} if isinstance(given, str) else given
                 break
-        if type(module) is not torch.nn.Linear:
-            return f"{type(module).__name__} is not torch.nn.Linear itself"
+        reason = self.unfit(module)
+        if reason:
+            return reason
         if self.filter is not None and not self.filter(name, module):
             return "the filter leaves it"
         return options
+
+    def unfit(self, module: torch.nn.Module) -> str:
+        """Say why a module's class is not replaced; empty if it is."""
+        if type(module) is torch.nn.Linear:
+            return ""
+        if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):
+            return refusal(module)
+        return f"{type(module).__name__} is not torch.nn.Linear itself"

@@ -2,82 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.api.tensor_program import program_of
+from ladder import knobs
+from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded
+from ladder.api.tensor_program import decoded, packed_types, recorded, translated
+from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
-from ladder.runtime.fused import Fused, Lowering
-from ladder.superopt.generator import Found, Limits, Program, Report, instantiate, search
-from ladder.superopt.generator.choose import tilings
+from ladder.runtime.fused import Fused
+from ladder.superopt.generator import Database, Limits, Program, Report, search
 from ladder.superopt.verifier import Certificate, Stability, verify_equal
-from tile_types.errors import DeviceError, LadderError, ScheduleError, VerificationError
+from targets import TileDevice, get_device
+from tile_types.errors import ConversionError, DeviceError, ScheduleError, VerificationError
 
 if TYPE_CHECKING:
     import torch
 
-    from ladder.lower.blocks.candidates import Grid
-    from targets import TileDevice
-
-Progress = Callable[[str, float | None], None]
-
-TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
-"""Extents of a split dimension in a tile that are tried."""
-
-STRUCTURES = 4
-"""Verified graphs, cheapest first, that are lowered."""
+    from ladder.api.superopt_parts import Partitioned
 
 TRIALS = 16
 """Kernels that are built and timed."""
 
-TILINGS = 12
-"""Choices of tiles, best first with a few schedules, of which all schedules are considered."""
+MOST_WORKERS = 16
+"""Processes that search, at most: as many as there are cores."""
 
-SPARE = 4
-"""Candidates per kernel that is built: some cannot be emitted after all."""
-
-PER_GRAPH = 2
-"""Schedules of one graph at one choice of tiles that are among them."""
-
-TOLERANCE = 2e-2
-"""Largest relative Frobenius error against float64 that a kernel may have, or twice the function's own."""
-
-REPEATS = 7
-
-WITHOUT_GPU = Limits()
-"""Search limits where there is no shared memory to respect: those of an H200."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A lowering, the graph it comes from, and what is known of its speed.
-
-    Parameters
-    ----------
-    lowering
-        Kernels and schedules.
-    found
-        The verified graph.
-    predicted
-        Seconds by the model.
-    measured
-        Seconds on this machine, if it was timed.
-    error
-        Relative Frobenius error against float64 on the inputs given, if it ran.
-    """
-
-    lowering: Lowering
-    found: Found
-    predicted: float
-    measured: float | None = None
-    error: float | None = None
+SECONDS = 600.0
+"""Time budget of a search unless the limits say another."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +47,39 @@ class Superoptimized:
         Of the search: states, pruned, candidates, verified, rejected.
     trials
         What was built, fastest first.
-    run
-        The fastest, loaded.
+    fused
+        The fastest, loaded; None if it is for a device that is not here.
     """
 
     program: Program
     report: Report
     trials: tuple[Trial, ...]
-    run: Callable[..., Any]
+    fused: Fused | None
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Run the fastest kernels; takes contiguous tensors of the shapes that were optimised for."""
-        return self.run(*inputs)
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the fastest kernels.
+
+        Parameters
+        ----------
+        *inputs
+            Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is packed
+            once, for as long as it lives.
+        """
+        if self.fused is None:
+            raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
+        return self.fused(*self.fused.packed(inputs))
+
+    def __str__(self) -> str:
+        """Say what was found, where it comes from, how fast it is and what is proved."""
+        proof, best = self.certificate, self.best
+        time = "not timed" if best.measured is None else f"{best.measured * 1e6:.1f} us"
+        error = "" if best.error is None else f", relative error {best.error:.1e}"
+        plans = "; ".join(map(str, best.lowering.schedules))
+        return (
+            f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
+            f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
+            f" {proof.delta:.1e} ({proof.rounds} rounds)"
+        )
 
     @property
     def best(self) -> Trial:
@@ -132,18 +108,14 @@ class Superoptimized:
             "program": self.program.name, "sizes": dict(self.program.sizes), "delta": self.certificate.delta,
             "verified": len(self.report.found), "states": counts.states, "pruned": counts.pruned,
             "rejected": counts.rejected, "seconds": self.report.seconds,
-            "certificate": self.certificate.as_json(), "graph": str(self.graph),
-            "trials": [
-                {"schedules": [str(plan) for plan in trial.lowering.schedules], "predicted": trial.predicted,
-                 "measured": trial.measured, "error": trial.error}
-                for trial in self.trials
-            ],
+            "from_database": self.report.recalled, "certificate": self.certificate.as_json(),
+            "graph": str(self.graph), "trials": [trial.as_json() for trial in self.trials],
         }  # fmt: skip
 
 
 def superoptimize(
     function: Callable[..., Any],
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
     *,
     limits: Limits | None = None,
     target: str | None = None,
@@ -151,18 +123,24 @@ def superoptimize(
     checkpoint: Path | None = None,
     seed: int | None = None,
     step: Progress | None = None,
-) -> Superoptimized:
+    reuse: bool = True,
+    constants: Collection[int] = (),
+) -> Superoptimized | Partitioned:
     """Search, prove, build and time fused kernels for a function.
+
+    What was found for the same program, shapes, types and device is taken from the database in the cache
+    folder. A function with operators outside of what can be proved is cut into parts: those that can be are
+    superoptimized each, the rest runs as `ladder.compile` runs it.
 
     Parameters
     ----------
     function
         Takes the tensors and returns one: matrix products, element-wise operators, sums, maxima,
-        softmax, root mean squares.
+        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``.
     inputs
-        Examples: kernels are made for their shapes, types and device.
+        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too.
     limits
-        Of the search; by default those of the device.
+        Of the search; by default those of program and device, and `SECONDS`.
     target
         Device to build for, if not that of the inputs: nothing is run or timed then.
     trials
@@ -173,52 +151,143 @@ def superoptimize(
         Of the proofs; by default fresh entropy.
     step
         Told what is being done.
+    reuse
+        Whether the database is read; what is found is kept in it either way.
+    constants
+        Positions of inputs that nothing writes while the kernels may run, such as weights: GPU kernels then
+        load them before the kernels launched earlier have ended.
 
     Returns
     -------
     Superoptimized
-        A callable with its certificate.
+        A callable with its certificate; `Partitioned`, with those of its parts, if it was cut.
 
     Raises
     ------
     ConversionError
-        Names what of the function block graphs cannot express.
+        Names what of the function block graphs cannot express, if no part of it can be optimised.
     VerificationError
-        Names what of it is outside LAX, so that equality cannot be decided.
+        Names what of it is outside LAX, so that equality cannot be decided, likewise.
     ScheduleError
         If no graph was found, or none can be lowered.
     """
-    from targets import get_device
-
-    here = target_of(inputs[0].device)
-    device = get_device(target or here)
-    program = program_of(function, inputs)
-    require_provable(program)
-    limits = limits or (Limits().on(device.name) if device.is_gpu else WITHOUT_GPU)
-    report = search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
-    if not report.found:
-        why = "in the time given" if not report.complete else f"of up to {limits.operators} operators"
-        raise ScheduleError(f"no block graph {why} equals {program.name}; allow more operators or seconds")
-    candidates = candidates_of(report, device, trials)
-    built = _built(candidates, device, trials, step)
-    if device.name != here:
-        order = tuple(trial for trial, _ in built)
-        return Superoptimized(program, report, order, _elsewhere(device.name))
-    timed = [_measured(trial, fused, function, inputs) for trial, fused in built]
-    good = sorted(
-        (
-            (trial, fused)
-            for trial, (_, fused) in zip(timed, built, strict=True)
-            if trial.measured is not None
-        ),
-        key=lambda pair: float(pair[0].measured or 0.0),
+    tensors = decoded(inputs)
+    task = Task(
+        target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse, constants
     )
-    if not good:
-        errors = [f"{trial.error:.1e}" for trial in timed if trial.error is not None]
-        raise VerificationError(
-            f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
-        )
-    return Superoptimized(program, report, tuple(trial for trial, _ in good), good[0][1])
+    found = recorded(function, tensors)
+    try:
+        require_type(found.results[0], tensors)
+        program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
+        require_provable(program)
+    except (ConversionError, VerificationError) as error:
+        from ladder.api.superopt_parts import partitioned
+
+        return partitioned(found, inputs, tensors, task, error)
+    return task.run(program, function, inputs, constants)
+
+
+@dataclass(frozen=True)
+class Task:
+    """How programs are optimised: the arguments of `superoptimize`, and where inputs are."""
+
+    here: str
+    limits: Limits | None
+    target: str | None
+    trials: int
+    checkpoint: Path | None
+    seed: int | None
+    step: Progress | None
+    reuse: bool
+    constants: Collection[int]
+
+    @property
+    def device(self) -> TileDevice:
+        """What kernels are built for."""
+        return get_device(self.target or self.here)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether inputs are on the device that kernels are built for."""
+        return self.device.name == self.here
+
+    @property
+    def database(self) -> Database | None:
+        """Where reports and kernels are kept; None if the cache is off."""
+        return Database(cache_root()) if knobs.settings.cache else None
+
+    def run(
+        self,
+        program: Program,
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+        constants: Collection[int] = (),
+    ) -> Superoptimized:
+        """Optimise a program, which a function is of tensors; ``constants`` are some of its own inputs.
+
+        Raises
+        ------
+        ScheduleError
+            If no graph was found, or none can be lowered.
+        VerificationError
+            If no kernel is accurate.
+        """
+        report = self.searched(program)
+        if not report.found:
+            why = f"of up to {report.limits.operators} operators" if report.complete else "in the time given"
+            raise ScheduleError(
+                f"no block graph {why} equals {program.name}; allow more operators or seconds"
+            )
+        fixed = tuple(node.name for i, node in enumerate(program.symbolic.inputs) if i in constants)
+        kept = Kept(self.database, report, self.device, self.trials, fixed) if self.database else None
+        known = kept.read() if kept and self.reuse else None
+        if known:
+            best = loaded(built(known[:1], self.device, 1), self.device) if self.is_here else []
+            return Superoptimized(program, report, tuple(known), best[0][1] if best else None)
+        candidates = candidates_of(report, self.device, self.trials, fixed)
+        kernels = built(candidates, self.device, self.trials, self.step)
+        order, fused = tuple(trial for trial, _ in kernels), None
+        if self.is_here:
+            found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
+            order, fused = tuple(trial for trial, _ in found), found[0][1]
+        if kept:
+            kept.write(order)
+        return Superoptimized(program, report, order, fused)
+
+    def searched(self, program: Program) -> Report:
+        """Return the report of the program's search, from the database if there is one."""
+        cores = min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+        limits = self.limits or Limits.of(program, self.device.name, seconds=SECONDS, workers=cores)
+
+        def searched() -> Report:
+            return search(program, limits, checkpoint=self.checkpoint, step=self.step, seed=self.seed)
+
+        if self.database is None:
+            return searched()
+        if self.reuse:
+            return self.database.recall(program, limits, searched)
+        report = searched()
+        self.database.add(report)
+        return report
+
+    @staticmethod
+    def _fastest(program: Program, trials: list[tuple[Trial, Fused]]) -> list[tuple[Trial, Fused]]:
+        """Return the trials that are right, fastest first."""
+        good = [pair for pair in trials if pair[0].measured is not None]
+        if not good:
+            errors = [f"{trial.error:.1e}" for trial, _ in trials if trial.error is not None]
+            raise VerificationError(
+                f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
+            )
+        return sorted(good, key=lambda pair: float(pair[0].measured or 0.0))
+
+
+def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:
+    """Check that a result has the inputs' type, as kernels store it; ConversionError otherwise."""
+    wanted = inputs[0].dtype
+    found = getattr(result, "dtype", wanted)
+    if found != wanted:
+        raise ConversionError(f"the result is {found} and the inputs are {wanted}: convert it to their type")
 
 
 def require_provable(program: Program) -> None:
@@ -233,126 +302,3 @@ def require_provable(program: Program) -> None:
     certificate = verify_equal(small, small, seed=0)
     if certificate.verdict == "refused":
         raise VerificationError(f"{program.name} is not optimised: {certificate.reason}")
-
-
-def candidates_of(report: Report, device: TileDevice, count: int) -> list[Trial]:
-    """Return lowerings of the verified graphs at all tiles, best first by the model.
-
-    Raises
-    ------
-    ScheduleError
-        If there is none, with a reason.
-    """
-    from ladder.lower.blocks.candidates import ALL, FEW
-
-    tiled: list[tuple[float, int, Found, Graph]] = []
-    reason = "no tiles divide its sizes"
-    for graph in report.found[:STRUCTURES]:
-        for factors in tilings(graph.structure.mapping, report.program, (1, *TILES)):
-            try:
-                kernels = instantiate(graph.structure, report.program, factors)
-                best = min((t.predicted for t in _lowerings(graph, kernels, device, FEW)), default=math.inf)
-                tiled.append((best, len(tiled), graph, kernels))
-            except LadderError as error:
-                reason = str(error)
-    found: list[Trial] = []
-    for _, _, graph, kernels in sorted(tiled, key=lambda entry: entry[:2])[:TILINGS]:
-        found += _lowerings(graph, kernels, device, ALL)
-    if not found:
-        raise ScheduleError(
-            f"no verified graph of {report.program.name} can be lowered to {device.name}: {reason}"
-        )
-    return sorted(found, key=lambda trial: trial.predicted)[: SPARE * count]
-
-
-def _lowerings(found: Found, graph: Graph, device: TileDevice, grid: Grid) -> list[Trial]:
-    """Return the best schedules of a kernel graph."""
-    from ladder.lower.blocks.candidates import ranked
-
-    per_block = []
-    for node in graph.nodes:
-        if node.body is not None:
-            per_block.append(ranked(node.body, device, grid)[:PER_GRAPH])
-    trials = []
-    for estimates in itertools.product(*per_block):
-        plans = tuple(estimate.schedule for estimate in estimates)
-        trials.append(Trial(Lowering(graph, plans), found, sum(e.seconds for e in estimates)))
-    return trials
-
-
-def _built(
-    candidates: Sequence[Trial], device: TileDevice, count: int, step: Progress | None
-) -> list[tuple[Trial, Fused]]:
-    """Build the first ``count`` candidates; those that cannot be emitted after all are passed over."""
-    from ladder.runtime.build import find_or_build
-
-    built: list[tuple[Trial, Fused]] = []
-    reason = ""
-    for trial in candidates:
-        if len(built) == count:
-            break
-        try:
-            kernels = find_or_build(trial.lowering.jobs(device))
-            built.append((trial, Fused(trial.lowering, device, kernels)))
-        except ScheduleError as error:
-            reason = str(error)
-        if step is not None:
-            step(f"built {len(built)} of {count} kernels", len(built) / count)
-    if not built:
-        raise ScheduleError(f"no candidate can be lowered to {device.name}: {reason}")
-    return built
-
-
-def _measured(
-    trial: Trial, fused: Fused, function: Callable[..., Any], inputs: Sequence[torch.Tensor]
-) -> Trial:
-    """Check a trial against float64, and time it if it is right."""
-    import torch
-
-    with torch.no_grad():
-        exact = function(*(x.double() for x in inputs)).double()
-        own = _relative_error(function(*inputs), exact)
-    error = _relative_error(fused(*inputs), exact)
-    if not error <= max(TOLERANCE, 2 * own):
-        return replace(trial, error=error)
-    return replace(trial, error=error, measured=_seconds(lambda: fused(*inputs), inputs[0].device.type))
-
-
-def _relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
-    error = float((y.double() - exact).norm() / exact.norm())
-    return error if math.isfinite(error) else math.inf
-
-
-def _seconds(call: Callable[[], Any], where: str) -> float:
-    """Return the median seconds of a call; on a GPU, within a CUDA graph."""
-    import torch
-
-    if where != "cuda":
-        call()
-        times = []
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begin)
-        return statistics.median(times)
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(REPEATS):
-            call()
-    events: Any = torch.cuda.Event
-    marks = [events(enable_timing=True) for _ in range(2)]
-    graph.replay()
-    marks[0].record()
-    graph.replay()
-    marks[1].record()
-    torch.cuda.synchronize()
-    return float(marks[0].elapsed_time(marks[1])) * 1e-3 / REPEATS
-
-
-def _elsewhere(device: str) -> Callable[..., Any]:
-    def run(*inputs: torch.Tensor) -> Any:
-        raise DeviceError(f"these kernels were built for {device}, which is not here; superoptimize there")
-
-    return run

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.graph import Graph
 from ladder.superopt.generator import Program
+from tile_types import group_scaled
 from tile_types.errors import ConversionError, ShapeError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -154,6 +156,11 @@ class Tracer:
         self.inputs.append(found)
         return found
 
+    def weight(self, shape: Sequence[int]) -> Traced:
+        """Declare a quantized input ``[N, K]``: the program has it as ``[K, N]``, as products take it."""
+        found = self.input(shape[::-1])
+        return replace(found, axes=found.axes[::-1], transposed=True)
+
     def add(
         self, operator: str, operands: Sequence[Traced], axes: Sequence[int], **attributes: Any
     ) -> Traced:
@@ -230,6 +237,11 @@ def _matmul(t: Tracer, a: Traced, b: Traced) -> Traced:
     return t.add("matmul", (a, plain), (*leading, a.axes[-2], b.axes[-1]), transpose_b=b.transposed)
 
 
+def _linear(t: Tracer, x: Traced, weight: Traced, bias: Any = None) -> Traced:
+    y = _matmul(t, x, _transpose(t, weight))
+    return y if bias is None else t.elementwise("add", y, bias)
+
+
 def _leading(x: Traced, other: Traced) -> tuple[int, ...]:
     missing = max(len(other.axes) - len(x.axes), 0)
     return (0,) * missing + x.axes[:-2]
@@ -242,6 +254,12 @@ def _transpose(t: Tracer, x: Traced, *axes: int) -> Traced:
         raise ConversionError("only the last two axes are transposed")
     flipped = (*x.axes[:-2], x.axes[-1], x.axes[-2])
     return replace(x, axes=flipped, transposed=not x.transposed)
+
+
+def _attribute(t: Tracer, x: Traced, name: str) -> Traced:
+    if name != "mT" and (name != "T" or len(x.axes) != 2):
+        raise ConversionError(f"a tensor's attribute {name} is not taken; .T of a matrix and .mT are")
+    return _transpose(t, x)
 
 
 def _multiply(t: Tracer, a: Any, b: Any) -> Traced:
@@ -327,21 +345,152 @@ OPERATORS: Mapping[str, Callable[..., Traced]] = {
     "exp": _unary("exp"), "sqrt": _unary("sqrt"), "rsqrt": _inverse_root, "silu": _unary("silu"),
     "sigmoid": _unary("sigmoid"), "tanh": _unary("tanh"), "neg": _unary("neg"), "relu": _unary("relu"),
     "sum": _reduction("reduce_sum"), "amax": _reduction("reduce_max"), "mean": _mean, "softmax": _softmax,
-    "rms_norm": _rms_norm, "transpose": _transpose, "t": _transpose, "float": _unchanged, "half": _unchanged,
+    "rms_norm": _rms_norm, "linear": _linear, "transpose": _transpose, "t": _transpose,
+    "getattr": _attribute, "float": _unchanged, "half": _unchanged,
     "to": _unchanged, "type_as": _unchanged, "contiguous": _unchanged,
 }  # fmt: skip
 """torch function or method -> what translates it."""
 
 
-def program_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Program:
+@dataclass(frozen=True)
+class Recorded:
+    """A function's graph of tensor operators.
+
+    Parameters
+    ----------
+    name
+        Of the function.
+    module, examples
+        The graph, and what its placeholders stand for.
+    results
+        What the function returned.
+    order
+        For each result, which output of the graph it is; None if the function returns a tensor, not a tuple.
+    """
+
+    name: str
+    module: Any
+    examples: Sequence[Any]
+    results: tuple[Any, ...]
+    order: tuple[int, ...] | None
+
+
+def recorded(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Recorded:
+    """Return a function's graph of tensor operators.
+
+    Raises
+    ------
+    ConversionError
+        If it is not one graph, or does not return tensors that the graph computes.
+    """
+    import torch
+
+    from ladder.capture import capture
+
+    graphs: list[tuple[Any, list[Any]]] = []
+    outputs: list[Any] = []
+
+    def keep(module: Any, examples: list[Any]) -> Any:
+        graphs.append((module, examples))
+
+        def run(*values: Any) -> Any:
+            outputs[:] = module(*values)
+            return tuple(outputs)
+
+        return run
+
+    name = name_of(function)
+    call = capture(function, backend=keep)
+    with torch.no_grad():
+        call(*inputs)
+        result = call(*inputs)  # through the graph: which of its outputs is which result
+    if len(graphs) != 1:
+        raise ConversionError(
+            f"{name} is {len(graphs)} graphs of tensor operators under capture; one is taken"
+        )
+    results = result if isinstance(result, tuple) else (result,)
+    numbers = {id(output): number for number, output in enumerate(outputs)}
+    if any(id(y) not in numbers for y in results):
+        raise ConversionError(f"{name} returns other than a tensor or a tuple of tensors that it computes")
+    order = tuple(numbers[id(y)] for y in results)
+    return Recorded(name, *graphs[0], results, order if isinstance(result, tuple) else None)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return a function's name, ``program`` if it has none."""
+    return getattr(function, "__name__", "program").strip("<>")
+
+
+def program_of(function: Callable[..., Any], inputs: Sequence[Any]) -> Program:
     """Return the program that a function of tensors is.
 
     Parameters
     ----------
     function
-        Takes the inputs and returns one tensor.
+        Takes the inputs, quantized ones as decoded ``[N, K]`` tensors, and returns one tensor.
     inputs
-        Examples of one floating-point type; their shapes are the program's sizes.
+        Examples of one floating-point type, and quantized matrices; their shapes are the program's sizes.
+
+    Raises
+    ------
+    ConversionError
+        Names an operator or a use of one that block graphs cannot express.
+    """
+    tensors = decoded(inputs)
+    found = recorded(function, tensors)
+    return translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
+
+
+def decoded(inputs: Sequence[Any], dtype: Any = None) -> list[torch.Tensor]:
+    """Return inputs as tensors, quantized ones decoded to the others' type; all in ``dtype``, if given."""
+    own = dtype or next((x.dtype for x in inputs if not isinstance(x, QuantizedTensor)), None)
+    if own is None:
+        raise ConversionError("all inputs are quantized; one must be a tensor")
+    return [
+        x.dequantize(own) if isinstance(x, QuantizedTensor) else x if dtype is None else x.to(dtype)
+        for x in inputs
+    ]
+
+
+def packed_types(inputs: Sequence[Any]) -> dict[int, str]:
+    """Return the type of each quantized input, by number."""
+    quantized = {number: x for number, x in enumerate(inputs) if isinstance(x, QuantizedTensor)}
+    return {number: type_of(x) for number, x in quantized.items()}
+
+
+def type_of(weight: QuantizedTensor) -> str:
+    """Return the type of a quantized matrix with its scales.
+
+    Raises
+    ------
+    ConversionError
+        If a scale is shared by rows, or there is one of the whole tensor: tiles have none of these.
+    """
+    if weight.block[0] != 1 or weight.tensor_scale is not None or weight.scale is None:
+        raise ConversionError(
+            f"{weight.type_name} in blocks of {weight.block}: block graphs read matrices with scales along K"
+        )
+    scale, zero = weight.scale_type, weight.zero_kind
+    return group_scaled(weight.ttype.name, weight.block[1], scale=scale, zero=zero).name
+
+
+def translated(
+    name: str,
+    module: Any,
+    examples: Sequence[Any],
+    inputs: Sequence[torch.Tensor],
+    packed: Mapping[int, str] | None = None,
+) -> Program:
+    """Return the program of a captured graph.
+
+    Parameters
+    ----------
+    module, examples
+        The graph, and what its placeholders stand for.
+    inputs
+        In the order of the program's.
+    packed
+        Types of the inputs that are quantized ``[N, K]``.
 
     Raises
     ------
@@ -350,34 +499,15 @@ def program_of(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> 
     """
     import torch
 
-    from ladder.capture import capture
-
-    graphs: list[tuple[Any, Sequence[Any]]] = []
-
-    def keep(module: Any, examples: Sequence[Any]) -> Any:
-        graphs.append((module, examples))
-        return module
-
-    with torch.no_grad():
-        capture(function, backend=keep)(*inputs)
-    name = getattr(function, "__name__", "program").strip("<>")
-    if len(graphs) != 1:
-        raise ConversionError(
-            f"{name} is {len(graphs)} graphs of tensor operators under capture; one is taken"
-        )
     dtypes = sorted({str(x.dtype).removeprefix("torch.") for x in inputs})
     if len(dtypes) != 1:
         raise ConversionError(f"{name} takes inputs of one type, got {', '.join(dtypes)}")
-    return _translated(name, *graphs[0], inputs, dtypes[0])
-
-
-def _translated(
-    name: str, module: Any, examples: Sequence[Any], inputs: Sequence[Any], dtype: str
-) -> Program:
-    import torch
-
     tracer = Tracer(torch.finfo(inputs[0].dtype).eps)
-    declared = {id(tensor): tracer.input(tensor.shape) for tensor in inputs}
+    packed = packed or {}
+    declared = {
+        id(tensor): tracer.weight(tensor.shape) if number in packed else tracer.input(tensor.shape)
+        for number, tensor in enumerate(inputs)
+    }
     values: dict[Any, Any] = {}
     placeholders = iter(examples)
     for node in module.graph.nodes:
@@ -390,16 +520,22 @@ def _translated(
             results = node.args[0]
             if len(results) != 1:
                 raise ConversionError(f"{name} returns {len(results)} tensors; one is taken")
-            return tracer.program(name, tracer.value(values[results[0]]), dtype)
+            program = tracer.program(name, tracer.value(values[results[0]]), dtypes[0])
+            return replace(program, packed={f"X{number}": ttype for number, ttype in packed.items()})
         else:
-            values[node] = _step(tracer, name, node, values)
+            values[node] = step_of(tracer, name, node, values)
     raise ConversionError(f"{name} returns nothing")
 
 
-def _step(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Traced:
-    target = (
-        node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    )
+def step_of(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Any:
+    """Translate an operator, and return its value.
+
+    Raises
+    ------
+    ConversionError
+        Names what block graphs cannot express.
+    """
+    target = target_of(node)
     translate = OPERATORS.get(target)
     if node.op not in ("call_function", "call_method") or translate is None:
         raise ConversionError(f"{name}: torch's {target} has no counterpart in block graphs ({node.op})")
@@ -417,3 +553,8 @@ def _step(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Tr
         raise ConversionError(
             f"{name}: torch's {target} is not taken with {node.args} {node.kwargs}"
         ) from error
+
+
+def target_of(node: Any) -> str:
+    """Return the name of what a node of a captured graph calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 
 from ladder.cli import console
 from tile_types.errors import (
+    ArtifactError,
     ConversionError,
     DTypeError,
     LadderError,
@@ -210,17 +211,31 @@ def tune(
 @app.command()
 def superopt(
     program: Annotated[
-        str, typer.Option(help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention or ntrans.")
+        str,
+        typer.Option(
+            help="rmsnorm_matmul, gated_mlp, lora, gqa, qknorm_attention, ntrans; with --ablation also all."
+        ),
     ] = "rmsnorm_matmul",
     operators: Annotated[
         int | None, typer.Option(help="Most operators of a block graph. [the program's]", min=1, max=14)
     ] = None,
-    kernels: Annotated[int, typer.Option(help="Most kernels: the block graph and those before.", min=1)] = 1,
+    most_kernels: Annotated[
+        int, typer.Option("--kernels", help="Most kernels: the block graph and those before.", min=1)
+    ] = 1,
+    loops: Annotated[int, typer.Option(help="Most dimensions of a block graph's loop.", min=0, max=3)] = 1,
     sizes: Annotated[str, typer.Option(help="Sizes other than the program's, e.g. B=8,K=2048.")] = "",
     weight: Annotated[str, typer.Option(help="Weight type, such as int4, nf4 or mxfp4.")] = "float16",
     group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
     target: Target = "cuda/sm_90a",
-    seconds: Annotated[float, typer.Option(help="Time budget.")] = 600.0,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Kernels to build for the target, best first by a model: run and timed if it is here,"
+            " else the first one is simulated.",
+            min=0,
+        ),
+    ] = 1,
+    seconds: Annotated[float, typer.Option(help="Time budget of the search.")] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
     checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
@@ -230,11 +245,16 @@ def superopt(
         bool, typer.Option("--reuse", help="Take what the same search found before; keep what this finds.")
     ] = False,
     ablation: Annotated[
-        bool, typer.Option("--ablation", help="Count states with and without pruning.")
+        bool,
+        typer.Option(
+            "--ablation",
+            help="Count states with and without pruning, for 4 up to --operators; each search stops after"
+            " --seconds, that without pruning also at 21 times the states.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search fused block graphs for a program and prove them equal to it."""
+    """Search fused block graphs for a program, prove them equal to it, build and check their kernels."""
     from ladder.cli import superopt as command
 
     if ablation:
@@ -249,22 +269,62 @@ def superopt(
         return
     with console.progress() as step:
         report = command.run_superopt(
-            program, operators=operators, kernels=kernels, seconds=seconds, jobs=jobs, pruning=pruning,
-            weight=weight, group=group_size, target=target, sizes=sizes, checkpoint=checkpoint, seed=seed,
-            reuse=reuse, step=step,
+            program, operators=operators, kernels=most_kernels, loops=loops, seconds=seconds, jobs=jobs,
+            pruning=pruning, weight=weight, group=group_size, target=target, sizes=sizes,
+            checkpoint=checkpoint, seed=seed, reuse=reuse, step=step,
         )  # fmt: skip
+        kernels, problem = command.kernels_of(report, target, trials, seed or 0, step)
     if show is not None:
         from ladder.superopt.show import page
 
         show.write_text(page(report), encoding="utf-8")
     if as_json:
-        console.print_json(command.as_json(report))
+        console.print_json(command.as_json(report, kernels))
     else:
-        console.print_fields(command.fields(report))
-        console.print_table(command.COLUMNS, command.rows(report))
-    if not report.found:
-        console_error("no verified graph was found; allow more --operators or --seconds")
+        command.print_report(report, kernels)
+    if problem:
+        console_error(problem)
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def report(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="An ONNX model, a file that export() wrote, or python:module:function (it returns the model"
+            " and example arguments as a tuple)."
+        ),
+    ],
+    output: Annotated[Path | None, typer.Option(help="The page. [the model's name].html")] = None,
+    target: Annotated[
+        str, typer.Option(help="Device; one that is not here gives least times. [this CPU]")
+    ] = "",
+    sizes: Annotated[str, typer.Option(help="Symbolic sizes, e.g. batch=8,seq=128. [1 each]")] = "",
+    as_json: Json = False,
+) -> None:
+    """Write a page on a whole model: graph, kernels, their times, roofline, what was fused and why not."""
+    from ladder.cli.model_page import page
+    from ladder.cli.model_report import COLUMNS, page_path, run_report
+    from ladder.cli.superopt import parse_sizes
+
+    with console.progress() as step:
+        found = run_report(model, target, parse_sizes(sizes), step)
+    path = output or page_path(model)
+    write_page(path, page(found))
+    if as_json:
+        console.print_json({**found.as_json(), "page": str(path)})
+    else:
+        console.print_fields(found.as_fields(path))
+        console.print_table(COLUMNS, found.as_rows(10), title="the dearest steps")
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page; raises ArtifactError if it cannot be."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArtifactError(f"cannot write {path}: {error}") from error
 
 
 @app.command()

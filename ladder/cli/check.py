@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ladder.api.evidence import token_evidence
 from ladder.api.lowered import Lowered
 from ladder.cli.console import finite
 from ladder.cli.operands import cancellation, make_operands
@@ -17,6 +20,7 @@ from schedules.legal import block_rows, k_slices
 from schedules.schedule import GpuSchedule, Plan, Schedule
 
 if TYPE_CHECKING:
+    from ladder.api.evidence import Evidence
     from ladder.ir.gemm import Gemm
 
 SHOWN = 5
@@ -68,6 +72,58 @@ class SimulatedCheck:
             f"M={self.m} N={self.n} K={self.k}, {self.blocks} blocks: error {self.relative_error:.1e},"
             f" {found}{f' and {more} more' if more > 0 else ''}"
         )
+
+
+@dataclass(frozen=True)
+class TokenCheck:
+    """What was found of the kernel that quantises x before the product.
+
+    Parameters
+    ----------
+    evidence
+        What its code takes.
+    relative_error
+        Of codes times scales against x, in the simulation.
+    findings
+        What the simulation found wrong, as text.
+    """
+
+    evidence: Evidence
+    relative_error: float
+    findings: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON-able object."""
+        checked = {"relative_error": finite(self.relative_error), "findings": list(self.findings)}
+        return {**checked, **self.evidence.as_json()}
+
+    def as_text(self) -> str:
+        """Return one line for people."""
+        code = self.evidence.as_text()["code"].partition("; ")[2]
+        return f"{code}; simulated: {'; '.join(self.findings[:SHOWN]) or 'no findings'}"
+
+
+TOKEN_SOURCE, TOKEN_ROWS, TOKEN_COLUMNS = "float16", 3, 5000
+"""Type of x before it is quantised, rows of the simulation, and columns at most."""
+
+
+def token_check(problem: Problem, gemm: Gemm) -> TokenCheck | None:
+    """Compile and simulate the kernel that quantises x to an operator's 8-bit type; None for other types.
+
+    Raises
+    ------
+    MissingToolError, CompilerError
+        If it cannot be compiled.
+    """
+    from ladder.runtime.tokens import EIGHT_BIT
+    from ladder.simulate.tokens import simulate_tokens
+
+    if not gemm.token_scale or gemm.activation not in EIGHT_BIT:
+        return None
+    evidence = token_evidence(problem.device, TOKEN_SOURCE, gemm.activation, problem.k, gemm.token_group)
+    x = np.random.default_rng(problem.seed).normal(size=(TOKEN_ROWS, min(problem.k, TOKEN_COLUMNS)))
+    result = simulate_tokens(x.astype(TOKEN_SOURCE), gemm.activation, problem.device, group=gemm.token_group)
+    return TokenCheck(evidence, result.relative_error, tuple(map(str, result.findings)))
 
 
 def small_shape(gemm: Gemm, schedule: Schedule, m: int) -> tuple[int, int, int]:

@@ -68,7 +68,7 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     if reason:  # only the kernel that serves this M is of interest
         lowered = lowered.serving(problem.m)
     report = compiled_report(problem, lowered)
-    if check and problem.device.is_gpu and problem.m:
+    if check and problem.device.is_gpu:
         step("looking at the code and simulating the kernel")
         report = with_evidence(report, problem, lowered)
     if reason:
@@ -117,16 +117,19 @@ def compiled_report(problem: Problem, lowered: Lowered) -> GemmReport:
 
 
 def with_evidence(report: GemmReport, problem: Problem, lowered: Lowered) -> GemmReport:
-    """Add what the code of the kernel says, and what it does on the simulator."""
-    from ladder.cli.check import simulated_check
+    """Add what the code of the kernel says, and what it does on the simulator if there are any rows."""
+    from ladder.cli.check import simulated_check, token_check
 
-    simulated = simulated_check(problem, lowered)
+    report = replace(report, evidence=lowered.evidence(max(problem.m, 1)))
+    if not problem.m:
+        return report
+    simulated, tokens = simulated_check(problem, lowered), token_check(problem, lowered.request.gemm)
     return replace(
         report,
-        evidence=lowered.evidence(problem.m),
         simulated=simulated,
+        tokens=tokens,
         relative_error=simulated.relative_error,
-        passed=not simulated.findings,
+        passed=not simulated.findings and not (tokens and tokens.findings),
     )
 
 

@@ -10,7 +10,7 @@ from ladder.cli.console import finite
 
 if TYPE_CHECKING:
     from ladder.api.evidence import Evidence
-    from ladder.cli.check import SimulatedCheck
+    from ladder.cli.check import SimulatedCheck, TokenCheck
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class GemmReport:
         Why nothing ran.
     evidence, simulated
         Of a GPU kernel: what its code takes and how long it should, and what the simulator found.
+    tokens
+        The same of the kernel that quantises x before, where it has 8 bits.
     """
 
     target: str
@@ -72,13 +74,16 @@ class GemmReport:
     not_run: str | None = None
     evidence: Evidence | None = None
     simulated: SimulatedCheck | None = None
+    tokens: TokenCheck | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as one JSON-able object, the evidence's fields among its own."""
-        own = {name: value for name, value in vars(self).items() if name not in ("evidence", "simulated")}
+        checks = {"evidence", "simulated", "tokens"}
+        own = {name: value for name, value in vars(self).items() if name not in checks}
         own["epilogue"] = list(self.epilogue)
         own["relative_error"] = finite(self.relative_error)
         own["simulated"] = None if self.simulated is None else self.simulated.as_json()
+        own["tokens"] = None if self.tokens is None else self.tokens.as_json()
         return own if self.evidence is None else {**own, **self.evidence.as_json()}
 
     def as_text(self) -> dict[str, str]:
@@ -91,6 +96,7 @@ class GemmReport:
             "schedule": self.schedule,
             **(self.evidence.as_text() if self.evidence else {}),
             "simulated": self.simulated.as_text() if self.simulated else None,
+            "quantising": self.tokens.as_text() if self.tokens else None,
             "not run": self.not_run,
             "error": self._error_text(),
             "time": self._time_text(),
@@ -102,8 +108,9 @@ class GemmReport:
     @property
     def failure(self) -> str:
         """What is wrong with a report that did not pass."""
-        if self.simulated is not None and self.simulated.findings:
-            return f"the simulator found {len(self.simulated.findings)} faults: {self.simulated.findings[0]}"
+        for check in (self.simulated, self.tokens):
+            if check is not None and check.findings:
+                return f"the simulator found {len(check.findings)} faults: {check.findings[0]}"
         return f"relative error {self.relative_error:.2e} exceeds {self.tolerance:.0e}"
 
     def _problem_text(self) -> str:

@@ -1,21 +1,27 @@
-"""What `ladder superopt` does and prints."""
+"""What `ladder superopt` does and prints; its kernels are `superopt_kernels`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder.cli.console import Step
+from ladder.cli.console import Step, print_fields, print_table
 from ladder.installation import cache_root
-from ladder.superopt.generator import Database, Limits, Program, Report, get_program, search
+from ladder.superopt.generator import PROGRAMS, Database, Limits, Program, Report, get_program, search
 from ladder.superopt.generator.ablation import Row, ablation
 from ladder.superopt.generator.program import TYPE
-from tile_types.errors import ParseError
+from ladder.superopt.generator.report import operators_of
+from tile_types.errors import LadderError, ParseError
 from tile_types.library import get_type
+
+if TYPE_CHECKING:
+    from ladder.cli.superopt_kernels import Kernel
 
 COLUMNS = ("graph", "operators", "grid", "loop", "KiB per unit", "delta", "error")
 ABLATION_COLUMNS = (
+    "program",
     "operators",
     "verified",
     "states",
@@ -24,18 +30,24 @@ ABLATION_COLUMNS = (
     "seconds unpruned",
     "factor",
 )
-NO_KERNELS = "graphs are ranked by bytes loaded; ladder.superoptimize builds and times their kernels"
+ALL = "all"
+"""Stands for every program in `run_ablation`."""
+
+RANKED = "graphs by bytes loaded, kernels by the device model until they are timed"
 
 
 def run_superopt(
-    name: str, *, operators: int | None, kernels: int, seconds: float, jobs: int, pruning: bool, weight: str,
-    group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None, reuse: bool, step: Step,
+    name: str, *, operators: int | None, kernels: int, loops: int, seconds: float, jobs: int, pruning: bool,
+    weight: str, group: int, target: str, sizes: str, checkpoint: Path | None, seed: int | None,
+    reuse: bool, step: Step,
 ) -> Report:  # fmt: skip
     """Search one program; raises LadderError for what the search cannot do yet."""
     program = get_program(name)
     program = with_weight(program.resized(**parse_sizes(sizes)), weight, group)
-    count = operators or program.operators + len(program.packed)
-    limits = Limits(count, kernels, seconds=seconds, workers=jobs, pruning=pruning).on(target)
+    limits = Limits.of(
+        program, target, operators=operators, kernels=kernels, loops=loops, seconds=seconds, workers=jobs,
+        pruning=pruning,
+    )  # fmt: skip
 
     def searched() -> Report:
         return search(program, limits, checkpoint=checkpoint, step=step, seed=seed)
@@ -54,18 +66,21 @@ def with_weight(program: Program, weight: str, group: int) -> Program:
 def run_ablation(
     name: str, *, operators: int | None, jobs: int, seconds: float, sizes: str, step: Step
 ) -> list[Row]:
-    """Search one program with and without pruning, for 4 up to ``operators`` operators."""
-    program = get_program(name).resized(**parse_sizes(sizes))
-    most = operators or program.operators
-    counts = range(min(4, most), most + 1)
-    return list(ablation(program, Limits(workers=jobs, seconds=seconds), counts, step))
+    """Search a program, or ``all``, with and without pruning, for 4 up to ``operators`` operators."""
+    limits = Limits(workers=jobs, seconds=seconds)
+    rows: list[Row] = []
+    for each in PROGRAMS if name == ALL else (name,):
+        program = get_program(each).resized(**parse_sizes(sizes))
+        most = operators or operators_of(program)
+        rows += ablation(program, limits, range(min(4, most), most + 1), step)
+    return rows
 
 
 def ablation_rows(table: list[Row]) -> list[tuple[str, ...]]:
     """Return the table as text; states without pruning are a lower bound where the search was stopped."""
     return [
         (
-            str(row.operators), str(row.verified), str(row.states), f"{row.seconds:.1f}",
+            row.program, str(row.operators), str(row.verified), str(row.states), f"{row.seconds:.1f}",
             f"{'' if row.finished else '> '}{row.states_without}", f"{row.seconds_without:.1f}",
             f"{'' if row.finished else '> '}{row.factor:.1f}",
         )
@@ -84,8 +99,36 @@ def parse_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def kernels_of(report: Report, target: str, count: int, seed: int, step: Step) -> tuple[list[Kernel], str]:
+    """Build and check the best kernels of a report; return them, or why there are none that were wanted."""
+    if not report.found:
+        return [], "no verified graph was found; allow more --operators or --seconds"
+    if not count:
+        return [], ""
+    from ladder.cli.superopt_kernels import run_kernels
+
+    try:
+        kernels = run_kernels(report, target, count, seed, step)
+    except LadderError as error:
+        return [], f"no kernels: {error}"
+    wrong = sum(not kernel.right for kernel in kernels)
+    return kernels, f"{wrong} of {len(kernels)} kernels are wrong" if wrong else ""
+
+
+def print_report(report: Report, kernels: Sequence[Kernel]) -> None:
+    """Print counts, graphs and kernels."""
+    print_fields(fields(report))
+    print_table(COLUMNS, rows(report), "\nverified graphs")
+    if kernels:
+        from ladder.cli import superopt_kernels as built
+
+        print_table(built.COLUMNS, built.kernel_rows(kernels), "\nkernels")
+
+
+def as_json(report: Report, kernels: Sequence[Kernel] = ()) -> dict[str, Any]:
     """Return the report; ``delta`` is the largest of the verified graphs, null without one."""
+    from ladder.cli.superopt_kernels import kernels_json
+
     counts = report.counts
     return {
         "program": report.program.name, "sizes": dict(report.program.sizes),
@@ -93,7 +136,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "delta": max((found.certificate.delta for found in report.found), default=None),
         "states": counts.states, "pruned": counts.pruned, "candidates": counts.candidates,
         "rejected": counts.rejected, "reasons": counts.reasons, "unstable": len(report.unstable),
-        "seconds": report.seconds, "complete": report.complete, "ranked_by": NO_KERNELS,
+        "seconds": report.seconds, "complete": report.complete, "from_database": report.recalled,
+        "ranked_by": RANKED,
         "graphs": [
             {
                 "graph": str(found.graph), "operators": [step.label for step in found.structure.steps],
@@ -103,6 +147,7 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for found in report.found
         ],
+        "kernels": kernels_json(kernels),
     }  # fmt: skip
 
 
@@ -116,7 +161,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     return [
         (
             str(number), " ".join(step.label for step in found.structure.steps),
-            "·".join(found.structure.mapping.grid) or "-", found.structure.mapping.loop or "-",
+            "·".join(found.structure.mapping.grid) or "-", "·".join(found.structure.mapping.loops) or "-",
             f"{found.cost / 1024:.0f}", f"{found.certificate.delta:.0e}", f"{found.stability.error:.0e}",
         )
         for number, found in enumerate(report.found, 1)
@@ -134,6 +179,6 @@ def fields(report: Report) -> dict[str, str]:
         f"{f', {report.dearer} dearer ones not proved' if report.dearer else ''}",
         "rejected": f"{counts.rejected}{f' ({rejected})' if rejected else ''}",
         "unstable": str(len(report.unstable)),
-        "seconds": f"{report.seconds:.1f}{'' if report.complete else ', out of time: not complete'}",
-        "note": NO_KERNELS,
+        "origin": report.origin,
+        "order": RANKED,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row
@@ -55,6 +56,26 @@ def _rows_put(
     return im.g.add(
         "put", x, ids, im.expand(rows, (*shape[:axis], *im.shape(ids), *shape[axis + 1 :])), axis=axis
     )
+
+
+SMALLEST_SCALE = 2.0**-126
+"""Of a token: rows of zeros have it."""
+
+
+def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0) -> Any:
+    """Return (codes, scales) of rows: a chain like any other, so that it joins what computes x.
+
+    As `ladder.lower.cuda.quantize` computes them; what is not int8 by rows has a kernel of its own.
+    """
+    if activation != "int8" or group or not im.few_launches:
+        return None
+    wide, axis = im.cast(x, "float32"), len(im.shape(x)) - 1
+    largest = im.reduce("reduce_max", im.g.add("abs", wide), [axis], True)
+    scale = im.g.add("div", largest, im.number(127, "float32"))
+    scale = im.g.add("maximum", scale, im.number(SMALLEST_SCALE, "float32"))
+    inverse = im.g.add("div", im.number(1, "float32"), scale)
+    codes = im.g.add("encode", im.g.add("mul", wide, inverse), type="int8")
+    return codes, im.reshape(scale, im.shape(x)[:-1])
 
 
 def _softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
@@ -176,6 +197,21 @@ def _windows(im: Importer, x: str, kernel: Any, stride: Any, padding: Any, dilat
     return im.g.add("map", x, spec=f"n c {places} -> n c {outer} {taps}", sizes=sizes, pad=any(settings[1]))
 
 
+def _columns(
+    im: Importer, out: str, x: str, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:  # fmt: skip
+    """Return windows as columns ``[N, C · R · S, H' · W']`` (``im2col``)."""
+    n, c, *spatial = im.shape(x)
+    places, sizes = window_indexing(
+        spatial, kernel, *(spread_over(v, kernel) for v in (stride, padding, dilation))
+    )
+    spec = f"n c {places} -> n c r0 r1 h0 h1"
+    windows = im.g.add("map", x, spec=spec, sizes=sizes, pad=any(padding))
+    extents = dict(sizes)
+    return im.reshape(windows, [n, product([c, *kernel]), product([extents["h0"], extents["h1"]])])
+
+
 def _max_pool(
     im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceil_mode: bool = False,
@@ -229,6 +265,16 @@ def _attention(
     return im.g.add("attention", q, k, v, *masks, causal=causal, choose=choose, scale=stated)
 
 
+def _restrided(
+    im: Importer, out: str, x: str, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> Any:
+    """Return x where strides are those that it has; anything else stays a call."""
+    extents = [extent if isinstance(extent, int) else 0 for extent in size]
+    dense = [prod(extents[at + 1 :]) for at in range(len(extents))]
+    same = all(e == 1 or (e and s == d) for e, s, d in zip(extents, stride, dense, strict=True))
+    return x if same and not offset and tuple(size) == tuple(im.shape(x)) else None
+
+
 MODEL_ROWS: dict[str, Row] = {
     "mm.default": _product,
     "bmm.default": _product,
@@ -237,6 +283,7 @@ MODEL_ROWS: dict[str, Row] = {
     "embedding.default": _embedded,
     "index.Tensor": _indexed,
     "index_put.default": _rows_put,
+    "quantize_tokens.default": _token_codes,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,
     "native_layer_norm.default": _layer_norm,
@@ -244,9 +291,12 @@ MODEL_ROWS: dict[str, Row] = {
     "_native_batch_norm_legit_no_training.default": _batch_norm,
     "native_batch_norm.default": _functional_batch_norm,
     "convolution.default": _convolution,
+    "im2col.default": _columns,
     "max_pool2d_with_indices.default": _max_pool,
     "avg_pool2d.default": _average_pool,
     "_adaptive_avg_pool2d.default": _adaptive_pool,
     "attention.default": _attention,
+    "as_strided_.default": _restrided,
+    "as_strided.default": _restrided,
 }
 """Name and overload -> row."""

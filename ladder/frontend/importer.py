@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ class Importer:
         self.g = GraphBuilder(name)
         self.used: frozenset[int] = frozenset({0})
         """Which results of the operator at hand the program uses."""
+        self.few_launches = False
+        """Whether a launch costs more than what a kernel of its own would do better."""
 
     def is_value(self, value: Any) -> bool:
         """Tell a value of the graph from a number or an extent."""
@@ -166,6 +169,12 @@ class Importer:
         node = Node(self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles))
         self.g.insert(node)
         return node
+
+
+def identifier(name: str) -> str:
+    """Return a name that tile graphs can print, for any name."""
+    plain = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
+    return f"v{plain}" if plain[:1].isdigit() or not plain else plain
 
 
 Row = Callable[..., Any]

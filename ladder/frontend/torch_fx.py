@@ -32,7 +32,7 @@ from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
-KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange")
+KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
 """Operators that torch would take apart and that are rows of ours."""
 
 STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
@@ -108,7 +108,8 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
     trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
     with torch.no_grad():
         if mode is None:
-            return trace(*examples)
+            with torch._guards.tracing(None):  # torch.compile's own would leave sizes open
+                return trace(*examples)
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
             with torch._dispatch.python.enable_python_dispatcher():
@@ -208,6 +209,7 @@ class _Walk:
         self.groups = joined_products(module, few) if join else {}
         self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
+        self.im.few_launches = join
         self.values: dict[torch.fx.Node, Any] = {}
         self.sources: dict[str, Source] = {}
         self.held: list[Any] = []

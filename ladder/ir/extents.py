@@ -57,6 +57,31 @@ def floordiv(extent: Extent, divisor: Extent) -> Extent:
     return _divided("floordiv", extent, divisor)
 
 
+def quotient(extent: Extent, divisor: Extent) -> Extent | None:
+    """Divide one polynomial by another; None unless the division is exact."""
+    rest, by = _polynomial(extent), _polynomial(divisor)
+    if not by:
+        return None
+    found: _Polynomial = {}
+    lead = max(by, key=_degree)
+    while rest:
+        first = max(rest, key=_degree)
+        left = list(first)
+        if rest[first] % by[lead] or any(left.count(atom) < lead.count(atom) for atom in lead):
+            return None
+        for atom in lead:
+            left.remove(atom)
+        term = {tuple(left): rest[first] // by[lead]}
+        found = _added(found, term)
+        rest = _added(rest, _multiplied({(): -1}, _multiplied(term, by)))
+    return _text(found)
+
+
+def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
+    """Order monomials: by the number of factors, then by their names."""
+    return len(monomial), monomial
+
+
 def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
     """Put numbers for the named sizes; names that ``sizes`` lacks stay symbolic."""
     if isinstance(extent, int):

@@ -48,6 +48,14 @@ def parse(text: str) -> Graph:
     return graph
 
 
+def parse_literal(text: str) -> Literal:
+    """Read an attribute's value, as `ladder.ir.printer.print_literal` writes it; raises ParseError."""
+    reader = _Reader(text)
+    value = reader.literal()
+    reader.expect("end")
+    return value
+
+
 class _Reader:
     """Recursive descent over the tokens."""
 

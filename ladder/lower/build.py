@@ -29,6 +29,12 @@ KERNELS = {
 }
 """Pipeline -> ``module:class`` of its kernels, made of ``(gemm, device, schedule)``; ``emit()`` writes it."""
 
+QUANTIZERS = {
+    "cuda": "ladder.lower.cuda.quantize:CudaQuantizer",
+    "rocm": "ladder.lower.rocm.quantize:RocmQuantizer",
+}
+"""TVM target kind -> ``module:class``: ``(quantization, device)``, whose ``emit()`` emits the kernel."""
+
 COMPILERS = {
     "cuda": "ladder.lower.cuda.toolchain:compile_functions",
     "rocm": "ladder.lower.rocm.toolchain:compile_functions",
@@ -120,6 +126,25 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     kernel = resolve(KERNELS, "pipeline", pipeline)
     with builder.function(name) as result:
         kernel(gemm, device, schedule).emit()
+    return result.func
+
+
+def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
+    """Emit the kernel that quantises tokens as a `ladder.lower.gpu.quantize.Quantization` says.
+
+    Raises
+    ------
+    ConversionError
+        If the device does not multiply the codes.
+    ScheduleError
+        If its threads do not fit the device.
+    """
+    from ladder.lower import builder
+
+    device.core_for(plan.activation)
+    quantizer = resolve(QUANTIZERS, "target kind", device.kind)
+    with builder.function(name) as result:
+        quantizer(plan, device).emit()
     return result.func
 
 

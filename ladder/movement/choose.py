@@ -10,11 +10,11 @@ from ladder.ir.graph import Graph
 from ladder.movement.decompose import decompose
 from ladder.movement.graph import Move, MovementGraph
 from ladder.movement.instantiate import instantiate
-from ladder.movement.mapping import mappings
-from ladder.movement.model import HOPPER, Machine, predicted
+from ladder.movement.mapping import mappings, spreads
+from ladder.movement.model import HOPPER, Machine, alternates, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
 
-PROBE = 64
+PROBE = 256
 """What symbolic extents are taken for."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -35,12 +35,19 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
         If it is no loop over rows.
     """
     plain = decompose(graph)
-    known = bind(plain, dict.fromkeys(symbols(plain), PROBE))
+    known = bound(plain)
     found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain)]
     scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))
     if any(scattered):
         found += [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, tiles=True)]
+    elif any(isinstance(step, Move) and alternates(found[0], step) for step in found[0].steps):
+        found += [rewrite(instantiate(known, mapping)) for mapping in spreads(plain)]
     return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))
+
+
+def bound(graph: Graph) -> Graph:
+    """Return the graph with a number for every symbolic extent."""
+    return bind(graph, dict.fromkeys(symbols(graph), PROBE))
 
 
 def symbols(graph: Graph) -> set[str]:

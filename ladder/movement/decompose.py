@@ -59,10 +59,10 @@ def _tanh(f: Formula, x: str) -> str:
 def _complementary_erf(f: Formula, x: str) -> str:
     """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
     t = f("div", 1.0, f("add", 1.0, f("mul", x, 0.3275911)))
-    polynomial = f("mul", t, ERF_COEFFICIENTS[-1])
-    for coefficient in reversed(ERF_COEFFICIENTS[:-1]):
-        polynomial = f("mul", f("add", polynomial, coefficient), t)
-    return f("mul", polynomial, f("exp", f("neg", f("square", x))))
+    polynomial = f("add", f("mul", t, ERF_COEFFICIENTS[-1]), ERF_COEFFICIENTS[-2])
+    for coefficient in reversed(ERF_COEFFICIENTS[:-2]):
+        polynomial = f("add", f("mul", polynomial, t), coefficient)
+    return f("mul", f("mul", polynomial, t), f("exp", f("neg", f("square", x))))
 
 
 def _erf(f: Formula, x: str) -> str:

@@ -53,7 +53,7 @@ class _Templates:
         elif not node.inputs:
             self.tensor(node.name, node, "immediate")
             self.steps.append(Compute(node.name, "source", node.operator, (), node.attributes))
-        elif row.elementwise or node.operator == "convert":
+        elif row.elementwise or node.operator in ("convert", "encode"):
             operands = tuple(self.move(value, f"{node.name}.{at}") for at, value in enumerate(node.inputs))
             self.tensor(f"{node.name}.r", node, "lane")
             step = Compute(f"{node.name}.r", "elementwise", node.operator, operands, node.attributes)

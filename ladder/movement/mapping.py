@@ -24,12 +24,16 @@ class Mapping:
         Threads that share a row; 1: every thread takes vectors of any row.
     num
         Vectors of a row that each lane holds in registers; 0: as many as come by, read again for each use.
+        Of lanes alone: vectors that each reads before it stores one.
     teams
         Rows that a block takes side by side.
     tile
         Rows and columns that a block exchanges through shared memory; (0, 0): none.
     threads
         Threads of a block that takes tiles or single vectors.
+    spread
+        Neighbouring rows of single vectors alternate over so many places of the axis before the last row
+        axis: where the input has the two in the other order, both sides then move a few rows together.
     """
 
     lanes: int = 1
@@ -37,18 +41,26 @@ class Mapping:
     teams: int = 1
     tile: tuple[int, int] = (0, 0)
     threads: int = 256
+    spread: int = 1
 
     def __str__(self) -> str:
         if self.tile[0]:
             shape = f"tile {self.tile[0]}x{self.tile[1]}"
             return f"{shape}, {self.lanes} lanes" if self.lanes > 1 else f"{shape}, {self.threads} threads"
         if self.lanes == 1:
-            return f"vectors, {self.threads} threads"
+            spread = f", spread over {self.spread}" if self.spread > 1 else ""
+            return f"{max(1, self.num)} vectors each, {self.threads} threads{spread}"
         return f"rows of {self.lanes} lanes x {self.num or 'all'}, {self.teams} per block"
 
 
-VECTORS = (Mapping(), Mapping(threads=128), Mapping(threads=512))
-TILES = (Mapping(tile=(64, 64)), Mapping(tile=(32, 64)))
+VECTORS = (Mapping(), Mapping(num=2), Mapping(num=4, threads=128), Mapping(threads=128), Mapping(threads=512))
+TILES = (
+    Mapping(tile=(64, 64)),
+    Mapping(tile=(32, 64)),
+    Mapping(tile=(64, 32)),
+    Mapping(tile=(64, 64), threads=128),
+)
+SPREADS = (Mapping(spread=4), Mapping(spread=8), Mapping(num=2, spread=4))
 """Mappings of chains without reductions."""
 
 HELD = 32
@@ -94,6 +106,14 @@ def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
         return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents))]
     width = _width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
+
+
+def spreads(graph: Graph) -> list[Mapping]:
+    """Return the mappings that let rows alternate, for chains whose lanes work alone."""
+    shapes = {graph.tile(value).shape for value in graph.outputs}
+    if any(len(shape) < 3 for shape in shapes) or any(node.operator in REDUCTIONS for node in graph.nodes):
+        return []
+    return [m for m in SPREADS if all(isinstance(s[-3], int) and s[-3] % m.spread == 0 for s in shapes)]
 
 
 def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
@@ -162,10 +182,10 @@ def _held(columns: int, count: Extent, width: int) -> list[Mapping]:
             continue
         if lanes < 32 and vectors <= lanes // 2:
             continue
-        teams = max(1, 128 // lanes) if lanes <= 32 else 1
-        if lanes < 32 and not (isinstance(count, int) and count % teams == 0):
-            continue
-        found.append(Mapping(lanes, num, teams))
+        for threads in (128, 256) if lanes <= 32 else (lanes,):
+            teams = threads // lanes
+            if lanes >= 32 or (isinstance(count, int) and count % teams == 0):
+                found.append(Mapping(lanes, num, teams))
     return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(LONGEST)]
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 import numpy as np
 
-from ladder.movement.graph import LEVELS, Move, MovementGraph, Slice, Sync, Tensor
+from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Sync
 from ladder.movement.pattern import addresses, unravel
 from tile_types.library import get_type
 
@@ -60,6 +60,25 @@ def traffic(graph: MovementGraph) -> Traffic:
     return Traffic(found, syncs, graph.launches)
 
 
+def held(graph: MovementGraph) -> frozenset[str]:
+    """Return the values of the chain that lanes keep across a sync: computed before, read again after it.
+
+    Numbers and what was only loaded are not among them: reading those again costs nothing.
+    """
+    found = set()
+    for name, written in graph.writers.items():
+        step = graph.steps[written]
+        if graph.level(name) != "lane" or not isinstance(step, Compute) or step.kind != "elementwise":
+            continue
+        reads = graph.readers[name]
+        if step.operator != "convert" and any(
+            isinstance(graph.steps[at], Sync) and reads[0] < at < reads[-1]
+            for at in range(written, reads[-1])
+        ):
+            found.add(name.removesuffix(".r"))
+    return frozenset(found)
+
+
 # ---- how a warp reads --------------------------------------------------------------------------------
 def warp_addresses(graph: MovementGraph, move: Move) -> np.ndarray:
     """Return the elements that the lanes of some warps read at once, ``[warps, 32, width]``; -1 for none."""
@@ -101,6 +120,22 @@ def runs_along_rows(graph: MovementGraph, move: Move) -> bool:
     return False
 
 
+def alternates(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether a source has the last two row axes of the result in the other order."""
+    source, result = graph.tensors[move.source], graph.tensors[move.result]
+    shape = result.shape
+    if len(shape) < 3 or graph.level(move.source) != "device" or graph.level(move.result) != "lane":
+        return False
+    steps = (shape[-1], shape[-1] * shape[-2])
+    first = np.zeros(1, np.int64)
+    base, *others = (
+        int(addresses(move.pattern, source.shape, unravel(first + step, shape))[0][0])
+        for step in (0, *(min(step, result.elements - 1) for step in steps))
+    )
+    near, far = (other - base for other in others)
+    return 0 < far < near
+
+
 def source_slice(graph: MovementGraph, move: Move) -> Slice:
     """Return what one lane touches of a move's source."""
     result = graph.tensors[move.result].slice
@@ -123,28 +158,43 @@ class Machine:
     ----------
     device, cache
         Bytes per second of memory, and of the cache that all units share.
+    resident
+        Bytes that stay in that cache from kernel to kernel.
     units
-        Multiprocessors or cores.
-    launch, sync, latency
-        Seconds of a kernel, of a block's barrier, and from the first read to its data.
-    lanes
-        Lanes that must be at work to reach the bandwidth.
+        Multiprocessors.
+    launch
+        Seconds from a kernel's start to its first data, the next kernel's start overlapping.
+    block, turn, sync
+        Seconds of starting a block, of a lane's next vector after its first, and of a barrier.
+    life
+        Seconds that a lane stays: from its start over its first read to its last store.
+    resident_lanes
+        Of a multiprocessor.
+    issue
+        Operations of all lanes per second.
     """
 
-    device: float = 4.2e12
+    device: float = 4.25e12
     cache: float = 6.5e12
+    resident: float = 2.5e7
     units: int = 132
-    launch: float = 1.6e-6
-    sync: float = 3e-8
-    latency: float = 0.9e-6
-    lanes: int = 132 * 1024
+    launch: float = 0.8e-6
+    block: float = 1.15e-9
+    turn: float = 0.3e-6
+    sync: float = 0.15e-6
+    life: float = 1.8e-6
+    resident_lanes: int = 2048
+    issue: float = 132 * 128 * 1.7e9
 
 
 HOPPER = Machine()
-"""An H200."""
+"""An H200; block, turn and launch are fitted to `benchmarks.chains`."""
+
+OPERATIONS = {"exp": 3.0, "div": 3.0, "rsqrt": 3.0, "convert": 0.7}
+"""Element-wise operator -> instructions per element, 1 for others."""
 
 
-def predicted(graph: MovementGraph, machine: Machine) -> float:
+def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     """Return the seconds that a graph takes."""
     found = traffic(graph)
     inflated = sum(
@@ -152,29 +202,87 @@ def predicted(graph: MovementGraph, machine: Machine) -> float:
         for step in graph.steps
         if isinstance(step, Move) and moved(graph, step)[0] == "device"
     )
-    rows = _rows(graph)
-    lanes = rows * graph.mapping.lanes if graph.mapping.lanes > 1 else _elements(graph) / 8
-    busy = min(1.0, lanes / machine.lanes)
-    waves = max(1.0, lanes / (machine.units * 2048))
-    waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 3
-    memory = max(found.bytes["device"] / machine.device, inflated / machine.cache) / max(busy, 0.05)
-    return found.launches * (machine.launch + machine.latency) + memory + waits * waves
+    blocks, turns = launch_shape(graph)
+    nbytes, read = far_bytes(graph)
+    bandwidth = machine.cache if nbytes <= machine.resident else machine.device
+    issue = operations(graph) / machine.issue * idle_lanes(graph)
+    waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 5
+    life = (
+        machine.life
+        + 2 * waits
+        + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
+    )
+    flight = read * life / (machine.units * machine.resident_lanes * bytes_per_lane(graph))
+    memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
+    work = max(memory, issue) * max(1.0, machine.units / blocks)
+    busy = float((work**3 + (blocks * machine.block) ** 3) ** (1 / 3))
+    return found.launches * machine.launch + busy + (turns - 1) * machine.turn + waits
+
+
+def far_bytes(graph: MovementGraph) -> tuple[int, int]:
+    """Return (bytes to and from memory, those that are read): what is read again comes from a cache."""
+    reads: dict[str, int] = {}
+    written = 0
+    for step in graph.steps:
+        if isinstance(step, Move) and moved(graph, step)[0] == "device":
+            if graph.level(step.source) == "device":
+                reads[step.source] = reads.get(step.source, 0) + moved(graph, step)[1]
+            else:
+                written += moved(graph, step)[1]
+    read = sum(min(count, graph.tensors[name].nbytes) for name, count in reads.items())
+    return read + written, read
+
+
+def all_lanes(graph: MovementGraph) -> int:
+    """Return how many lanes a kernel has, one after the other."""
+    shape = graph.tensors[graph.outputs[0]].shape
+    if graph.mapping.lanes > 1:
+        return prod(shape[:-1]) * graph.mapping.lanes
+    return launch_shape(graph)[0] * graph.mapping.threads
+
+
+def bytes_per_lane(graph: MovementGraph) -> float:
+    """Return the bytes that a lane reads before it needs one of them."""
+    return max(8.0, far_bytes(graph)[1] / max(1, all_lanes(graph)))
+
+
+def idle_lanes(graph: MovementGraph) -> float:
+    """Return the lanes that rows take over those that have elements."""
+    tensor, mapping = graph.tensors[graph.outputs[0]], graph.mapping
+    if mapping.lanes == 1 or not mapping.num or not tensor.shape:
+        return 1.0
+    return max(1.0, mapping.lanes * mapping.num * tensor.slice.width / int(tensor.shape[-1]))
+
+
+def launch_shape(graph: MovementGraph) -> tuple[int, float]:
+    """Return the blocks of a kernel, and the vectors that a lane takes one after the other."""
+    mapping = graph.mapping
+    shapes = [graph.tensors[name].shape for name in graph.outputs]
+    vectors = max(graph.tensors[name].elements // graph.tensors[name].slice.width for name in graph.outputs)
+    rows, columns = prod(shapes[0][:-1]), shapes[0][-1] if shapes[0] else 1
+    if mapping.lanes > 1:
+        together = mapping.tile[0] or mapping.teams
+        rounds = together / mapping.teams
+        return max(1, -(-rows // together)), max(1, mapping.num) * rounds
+    if mapping.tile[0]:
+        down, across = -(-rows // mapping.tile[0]), -(-columns // mapping.tile[1])
+        return max(1, down * across), 2.0
+    share = mapping.threads * max(1, mapping.num)
+    return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1)
+
+
+def operations(graph: MovementGraph) -> float:
+    """Return the instructions of all lanes: what is computed, and about 10 per access for addresses."""
+    total = 0.0
+    for step in graph.steps:
+        if isinstance(step, Compute) and step.kind in ("elementwise", "partial"):
+            total += OPERATIONS.get(step.operator, 1.0) * graph.tensors[step.inputs[0]].elements
+        elif isinstance(step, Move) and moved(graph, step)[0] == "device":
+            tensor = graph.tensors[step.result]
+            total += 10 * tensor.elements / tensor.slice.width
+    return total
 
 
 def _by_lanes(graph: MovementGraph, move: Move) -> bool:
     """Tell whether lanes read a move's source in the order of the result: tiles follow the source."""
     return graph.level(move.result) == "lane"
-
-
-def _elements(graph: MovementGraph) -> int:
-    return max(graph.tensors[name].elements for name in graph.outputs)
-
-
-def _rows(graph: MovementGraph) -> int:
-    tensor: Tensor = graph.tensors[graph.outputs[0]]
-    return prod(tensor.shape[:-1])
-
-
-def syncs_of(graph: MovementGraph) -> int:
-    """Return how many syncs a graph has."""
-    return sum(isinstance(step, Sync) for step in graph.steps)

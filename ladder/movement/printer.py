@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.movement.graph import Compute, Move, MovementGraph, Step, Sync
-from ladder.movement.model import traffic
+from ladder.movement.model import source_slice, traffic
 
 
 def print_movement(graph: MovementGraph) -> str:
@@ -30,6 +30,8 @@ def _step(graph: MovementGraph, step: Step) -> str:
     if isinstance(step, Sync):
         return f"sync {step.scope}"
     text = f"%{step.result} = {_source(step)}"
+    if isinstance(step, Move) and graph.level(step.source) == "device":
+        text += f" from {source_slice(graph, step)}"
     return f"{text} : {_tensor(graph, step.result)}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, engine, extract, outside_inputs
@@ -168,3 +169,39 @@ class Chains:
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
         return Part("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+
+
+def absorb_copies(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+    """Let chains write what only copies of their results are read for in the order in which it is read.
+
+    A part that reads one result of a chain and only renames its positions becomes part of that chain; the
+    result itself is stored no more unless somebody else reads it.
+    """
+    found = list(parts)
+    for copy in parts:
+        if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(graph, copy):
+            continue
+        maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
+        if maker is None or "put" in maker.operators:
+            continue
+        if (joined := _joined(graph, found, maker, copy)) is not None:
+            found = [joined if part is maker else part for part in found if part is not copy]
+    return found
+
+
+def _only_moves(graph: Graph, part: Part) -> bool:
+    nodes = [node for node in part.graph.nodes if node.operator != "input"]
+    return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
+
+
+def _joined(graph: Graph, parts: Sequence[Part], maker: Part, copy: Part) -> Part | None:
+    """Return a chain with a copy of its result; None if the two are no loop over rows."""
+    (value,) = copy.inputs
+    others = [part for part in parts if part is not copy]
+    kept = value in graph.outputs or any(value in part.inputs for part in others)
+    outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
+    members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
+    region = extract(graph, members, outputs, "chain")
+    if len(members) > LONGEST or row_axes(region, outputs) is None:
+        return None
+    return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

@@ -10,8 +10,9 @@ from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
+from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
-from ladder.partition.chains import Chains
+from ladder.partition.chains import Chains, absorb_copies
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
@@ -21,8 +22,9 @@ from targets import TileDevice
 
 SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
-    rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING),
+    rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
+    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING),
     Pass("merge equal nodes again", merge_equal),
 )
 
@@ -76,7 +78,7 @@ def partition(
     for node in library:
         ours = node.operator == "attention"
         parts.append(attention_part(graph, node, device) if ours else _library(graph, node))
-    found = ordered(graph, parts + _views(graph, parts, library))
+    found = ordered(graph, absorb_copies(graph, parts + _views(graph, parts, library)))
     return join_siblings(graph, found) if side_by_side else found
 
 

@@ -1,9 +1,11 @@
-"""Chains side by side: those that read one value and do not wait for each other become one launch."""
+"""Fewer launches: chains that read one value become one, and so do two of which one alone reads the other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.partition.parts import Part, extract, outside_inputs
 from ladder.partition.rows import REDUCTIONS
@@ -25,8 +27,41 @@ def join_siblings(graph: Graph, parts: Sequence[Part]) -> list[Part]:
         if mate is None:
             at += 1
         else:
-            parts[at] = _joined(graph, parts[at], parts.pop(mate))
-    return parts
+            other = parts.pop(mate)
+            parts[at] = _joined(graph, parts[at], other, (*parts[at].outputs, *other.outputs))
+    return with_readers(graph, parts)
+
+
+def with_readers(graph: Graph, parts: Sequence[Part]) -> list[Part]:
+    """Return parts with each chain in the one that alone reads it, where that computes no element twice."""
+    found = list(parts)
+    readers: dict[str, list[Part | None]] = {value: [None] for value in graph.outputs}
+    for part in parts:
+        for value in part.inputs:
+            readers.setdefault(value, []).append(part)
+    merged: dict[int, Part] = {}
+    for part in parts:
+        now = merged.get(id(part), part)
+        users = {id(user): user for value in now.outputs for user in readers.get(value, [])}
+        (reader,) = users.values() if len(users) == 1 else (None,)
+        if reader is None or not (_is_plain(now) and _is_plain(reader)):
+            continue
+        target = merged.get(id(reader), reader)
+        if (
+            _elements(graph, target) > _elements(graph, now)
+            or len(now.inputs) + len(target.inputs) > MOST_INPUTS
+        ):
+            continue
+        merged[id(reader)] = joined = _joined(graph, now, target, target.outputs)
+        found[found.index(target)] = joined
+        found.remove(now)
+    return found
+
+
+def _elements(graph: Graph, part: Part) -> float:
+    """Return how many elements a chain writes; infinity if that depends on sizes."""
+    counts = [product(graph.tile(value).shape) for value in part.outputs]
+    return sum(count if isinstance(count, int) else math.inf for count in counts)
 
 
 def _mate(parts: Sequence[Part], at: int) -> int | None:
@@ -61,8 +96,7 @@ def _is_plain(part: Part) -> bool:
     return part.kind == "chain" and not {*REDUCTIONS, "map"} & {node.operator for node in part.graph.nodes}
 
 
-def _joined(graph: Graph, a: Part, b: Part) -> Part:
+def _joined(graph: Graph, a: Part, b: Part, outputs: tuple[str, ...]) -> Part:
     members = {n.name for part in (a, b) for n in part.graph.nodes if n.operator != "input"}
-    outputs = (*a.outputs, *b.outputs)
     region = extract(graph, members, outputs, "chain")
     return Part("chain", region, outside_inputs(graph, members), outputs, a.reason or b.reason)

@@ -30,6 +30,7 @@ from tile_types.errors import ArtifactError, DeviceError, ParseError
 if TYPE_CHECKING:
     import torch
 
+    from ladder.runtime.model.whole import WholeModel
     from targets import TileDevice
     from tile_types.quantized import QuantizedTensor
 
@@ -160,15 +161,19 @@ def write_archive(path: Path, manifest: Mapping[str, Any], members: Mapping[str,
     return path
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Artifact:
-    """Load what `export` wrote. Needs TVM's runtime library, no compiler.
+def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Artifact | WholeModel:
+    """Load an exported operator or model. Needs TVM's runtime library, no compiler.
 
     Parameters
     ----------
     path
         The file.
     device
-        Where to put the exported weight: by default the CPU or the current GPU.
+        Where to put the exported weights: by default the CPU or the current GPU.
+
+    Returns
+    -------
+    What to call as the operator or the model.
 
     Raises
     ------
@@ -181,6 +186,10 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
     manifest, members = _read(source)
     _check_version(source, manifest)
     check_device(source, manifest)
+    if manifest.get("kind") == "model":
+        from ladder.runtime.model.saved import load_model
+
+        return load_model(source, manifest, members, device)
     kernel = _operator(source, manifest, members)
     packed = None
     if WEIGHTS in members:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.printer import print_graph
@@ -16,12 +17,14 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
-from ladder.runtime.packed import PackedWeight, layout_of
+from ladder.runtime.packed import PackedWeight, layout_of, pack
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.ir.gemm import Gemm
     from ladder.lower.blocks import BlockSchedule
     from ladder.lower.build import BuiltModule
     from targets import TileDevice
@@ -40,10 +43,14 @@ class Lowering:
         A kernel graph with known extents; every operator is a block graph.
     schedules
         One per block graph, in order.
+    constants
+        Inputs of the graph that are never written while the program may run, such as weights: kernels then
+        read them before the kernels launched before have ended. None unless the caller vouches for it.
     """
 
     graph: Graph
     schedules: tuple[BlockSchedule, ...]
+    constants: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         others = [node for node in self.graph.nodes if node.operator not in ("input", "block")]
@@ -52,6 +59,9 @@ class Lowering:
             raise ScheduleError(
                 f"kernels are lowered from block graphs, {self.graph.name!r} also has {names}"
             )
+        unknown = set(self.constants) - {node.name for node in self.graph.inputs}
+        if unknown:
+            raise ScheduleError(f"no inputs of {self.graph.name!r}: {', '.join(sorted(unknown))}")
         if len(self.schedules) != len(self.blocks):
             raise ScheduleError(f"{len(self.schedules)} schedules for {len(self.blocks)} block graphs")
 
@@ -60,15 +70,48 @@ class Lowering:
         """The nodes that are kernels."""
         return tuple(node for node in self.graph.nodes if node.operator == "block")
 
+    @property
+    def operand(self) -> str:
+        """Type of the inputs that are not quantized."""
+        types = [node.tile.ttype for node in self.graph.inputs]
+        return next((ttype.name for ttype in types if not ttype.is_block), "")
+
+    def gemm(self, node: Node) -> Gemm:
+        """Return what decides the packed arrays of a quantized input."""
+        return gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+
+    def packed(self, number: int, matrix: QuantizedTensor, device: TileDevice) -> PackedWeight:
+        """Return a quantized matrix ``[N, K]`` as kernels for a device stream input ``number``.
+
+        Raises
+        ------
+        ShapeError
+            If the matrix is not what the program was built for.
+        """
+        return pack(self.gemm(self.graph.inputs[number]), device, matrix)
+
     def jobs(self, device: TileDevice) -> list[Job]:
         """Return what is to be built, one job per kernel."""
-        return [_job(node, plan, device) for node, plan in zip(self.blocks, self.schedules, strict=True)]
+        return [
+            _job(node, plan, device, self.constants_of(node))
+            for node, plan in zip(self.blocks, self.schedules, strict=True)
+        ]
+
+    def constants_of(self, node: Node) -> tuple[str, ...]:
+        """Return the inputs of a block graph that are constants."""
+        assert node.body is not None
+        inner = zip(node.body.inputs, node.inputs, strict=True)
+        return tuple(own.name for own, outer in inner if outer in self.constants)
 
 
-def _job(node: Node, schedule: BlockSchedule, device: TileDevice) -> Job:
+def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tuple[str, ...]) -> Job:
     body = node.body
     assert body is not None
-    facts = {"block": print_graph(body), "schedule": json.dumps(asdict(schedule))}
+    facts = {
+        "block": print_graph(body),
+        "schedule": json.dumps(asdict(schedule)),
+        "constants": " ".join(constants),
+    }
     digest = hashlib.sha256("".join(facts.values()).encode()).hexdigest()[:10]
 
     def make(folder: Path) -> BuiltModule:
@@ -77,7 +120,10 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice) -> Job:
 
         emit = emitter_for(device)
         return build_function(
-            lambda name: emit(body, device, schedule, name), f"ladder_fused_{digest}", device, folder
+            lambda name: emit(body, device, schedule, name, constants),
+            f"ladder_fused_{digest}",
+            device,
+            folder,
         )
 
     return Job(facts, Identity.of(None, device), device, make)
@@ -99,8 +145,7 @@ class Fused:
     def __init__(self, lowering: Lowering, device: TileDevice, kernels: Sequence[Kernel]) -> None:
         self.lowering, self.device, self.kernels = lowering, device, tuple(kernels)
         self.family = family_of(device)
-        types = [node.tile.ttype for node in lowering.graph.inputs]
-        self.operand = next((ttype.name for ttype in types if not ttype.is_block), "")
+        self._packed: WeakKeyDictionary[QuantizedTensor, dict[int, PackedWeight]] = WeakKeyDictionary()
         self.entries = [load_entry(kernel, self.family) for kernel in kernels]
 
     @staticmethod
@@ -112,6 +157,25 @@ class Fused:
     def resources(self) -> list[Mapping[str, Any]]:
         """What the device compiler reported of each kernel."""
         return [report for kernel in self.kernels for report in kernel.manifest["resources"].values()]
+
+    def packed(self, inputs: Sequence[Any]) -> list[torch.Tensor | PackedWeight]:
+        """Return inputs with quantized matrices ``[N, K]`` packed for these kernels, each of them once.
+
+        Raises
+        ------
+        ShapeError
+            If a matrix is not what the program was built for.
+        """
+        return [
+            self._pack(number, given) if isinstance(given, QuantizedTensor) else given
+            for number, given in enumerate(inputs)
+        ]
+
+    def _pack(self, number: int, matrix: QuantizedTensor) -> PackedWeight:
+        known = self._packed.setdefault(matrix, {})
+        if number not in known:
+            known[number] = self.lowering.packed(number, matrix, self.device)
+        return known[number]
 
     def __call__(self, *inputs: torch.Tensor | PackedWeight) -> Any:
         """Run the kernels.
@@ -157,11 +221,11 @@ class Fused:
         if not node.tile.ttype.is_block:
             self._check(node, given)
             return [given.view(-1)]
-        gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
+        gemm = self.lowering.gemm(node)
         if not isinstance(given, PackedWeight) or given.layout != layout_of(gemm, self.family):
             raise DTypeError(
                 f"{node.name} is a quantized weight: pack it for [{layout_of(gemm, self.family)}],"
-                " e.g. ladder.Matmul(...).pack(weight)"
+                " e.g. by Fused.packed"
             )
         return [array.view(-1) for array in given.tensors]
 

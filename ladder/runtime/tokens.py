@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import require_quantizable
-from ladder.runtime.build import Job, find_or_build
+from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT, torch_dtype
@@ -90,15 +91,48 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
         if on_cpu:
             entry = _cpu_kernel(source)
         else:
-            entry = _cuda_kernel(source, activation, group, x.shape[-1], target_of(x.device))
+            entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
         entry(rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups))
     return codes, scale
 
 
+Key = tuple[Any, ...]
+_adopted: dict[Key, Any] = {}
+
+
+def adopt(key: Key, entry: Any) -> None:
+    """Use a kernel that was loaded with a saved model, where it would otherwise be found or built."""
+    _adopted[key] = entry
+
+
+def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device) -> list[tuple[Key, Kernel]]:
+    """Return the kernels, and the keys to `adopt` them by, of (type, activation, group, K) on a device.
+
+    What torch computes there has none.
+    """
+    from targets import get_device
+
+    found: dict[Key, Kernel] = {}
+    for source, activation, group, k in calls:
+        if where.type == "cpu":
+            if activation == "int8" and not group:
+                found["cpu", source] = _cpu_job(source)
+        else:
+            target = target_of(where)
+            kernel = gpu_kernel(source, activation, group, k, get_device(target))
+            found["cuda", source, activation, group, k, target] = kernel
+    return list(found.items())
+
+
 @cache
 def _cpu_kernel(source: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes int8[M,K], token_scale float32[M])``."""
+    return _adopted.get(("cpu", source)) or load_entry(_cpu_job(source), "cpu")
+
+
+def _cpu_job(source: str) -> Kernel:
+    """Find or build the kernel for rows of a type."""
     from targets import host_cpu
 
     device = host_cpu()
@@ -108,31 +142,48 @@ def _cpu_kernel(source: str) -> Any:
 
         return emit_quantize(source, device, name)
 
-    return _load({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+    return _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
 
 
 @cache
-def _cuda_kernel(source: str, activation: str, group: int, k: int, target: str) -> Any:
+def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) -> Any:
     """Return the loaded kernel ``(x[M,K], codes[M,K], token_scale float32[M] or [M, groups])``."""
-    from ladder.lower.cuda import quantize
+    known = _adopted.get(("cuda", source, activation, group, k, target))
+    if known is not None:
+        return known
     from targets import get_device
 
-    device, plan = get_device(target), quantize.tiled(source, activation, group, k)
+    return load_entry(gpu_kernel(source, activation, group, k, get_device(target)), "cuda")
+
+
+def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDevice) -> Kernel:
+    """Return the compiled kernel that quantises rows of K elements of a type on a GPU; it need not be here.
+
+    Raises
+    ------
+    ConversionError
+        If the device does not multiply the type.
+    MissingToolError, CompilerError
+        If the kernel cannot be compiled.
+    """
+    from ladder.lower.build import emit_quantizer
+    from ladder.lower.gpu import quantize
+
+    plan = quantize.tiled(source, activation, group, k, device.vendor)
 
     def emit(name: str) -> Any:
-        return quantize.emit(plan, device, name)
+        return emit_quantizer(plan, device, name)
 
     name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
-    return _load({"quantize_tokens": asdict(plan)}, name, device, emit)
+    return _built({"quantize_tokens": asdict(plan)}, name, device, emit)
 
 
-def _load(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Any:
-    """Find or build the kernel that ``emit`` emits, and load its entry."""
+def _built(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
+    """Find or build the kernel that ``emit`` emits."""
 
     def make(folder: Path) -> BuiltModule:
         from ladder.lower.build import build_function
 
         return build_function(emit, name, device, folder)
 
-    kernel = find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]
-    return load_entry(kernel, "cuda" if device.is_gpu else "cpu")
+    return find_or_build([Job(facts, Identity.of(None, device), device, make)])[0]

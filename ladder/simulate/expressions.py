@@ -290,6 +290,10 @@ class Expressions:
         strings = [str(a.value) for a in e.args if type(a).__name__ == "StringImm"]
         return self.calls.helpers(self, replace(call, name=strings[0]), strings[1])
 
+    def _call_pow(self, e: Any, call: CallView) -> Any:
+        base, exponent = (self.read(operand) for operand in call.operands[:2])
+        return lambda c: np.power(np.asarray(base(c), np.float32), np.asarray(exponent(c), np.float32))
+
     def _call_if_then_else(self, e: Any, call: CallView) -> Any:
         condition = self.expression(call.operands[0])
         if not callable(condition):

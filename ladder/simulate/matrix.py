@@ -161,6 +161,19 @@ def descriptor_chunks(descriptor: int, rows: int) -> Array:
     return swizzled(start + row // 8 * stride + row % 8 * pitch + chunk * step, mask)
 
 
+def descriptor_columns(descriptor: int, columns: int) -> Array:
+    """Return the addresses ``[16, columns / 8]`` of the chunks of 16 rows along K whose columns lie together.
+
+    As `descriptor_chunks`, with swizzles of 128 bytes, for up to 64 columns: here the stride offset leads to
+    the next 8 rows (PTX ISA, "Strides"). How further columns are reached, an H200 did not confirm.
+    """
+    start = (descriptor & 0x3FFF) << 4
+    stride = (descriptor >> 32 & 0x3FFF) << 4
+    row, chunk = np.arange(16)[:, None], np.arange(columns // 8)[None, :]
+    place = start + row // 8 * stride + row % 8 * 128 + chunk * 16
+    return swizzled(place, SWIZZLES[1][1])
+
+
 def wgmma_rows(accumulators: Array) -> Array:
     """Return D ``[groups, 64, n]`` from accumulators ``[4 * groups, 32, n / 2]``."""
     warps, _, count = accumulators.shape

@@ -231,7 +231,7 @@ def _compared(
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)[owned]
-    error = float(np.linalg.norm(result.y.astype(np.float64)[owned] - exact) / np.linalg.norm(exact))
+    error = float(np.linalg.norm(result.y[owned].astype(np.float64) - exact) / np.linalg.norm(exact))
     bound = max(BOUNDS[gemm.activation], BOUNDS.get(gemm.output, 0.0)) * cancellation
     findings = result.findings
     if not error <= bound:

@@ -1,33 +1,125 @@
-"""Cuts a larger program into LAX subprograms, which the search takes, and the operators between them.
+"""Cuts a larger program into LAX subprograms of one result, which the search takes, and what is between them.
 
 A LAX subprogram has multilinear operators, divisions, roots, maxima and at most one exponential on a path,
-no root after one (Mirage, OSDI'25, §5). Every value gets a *stage*: that of its operands, or one more if
-its operator would be a second exponential, or a root of an exponential, within the stage, or if an operand
-comes of an operator that is not LAX. Operators of one stage that are connected are one part; each operator
-that is not LAX is a part of its own.
+no root after one (Mirage, OSDI'25, §5). Every operation gets a *stage*: that of its operands, or one more if
+it would be a second exponential, or a root of an exponential, within the stage, or if an operand comes of
+an operation that is not LAX. An operation joins the piece of those that use it if that is one piece, of its
+own stage; otherwise a piece ends with it. So every piece has one result, and none depends on itself by way
+of others. Each operation that is not LAX is a piece of its own. What depends on inputs and on results of
+pieces alone, and is no exponential, moves to the stage of those that use it: a norm stays whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 
-AFTER_EXPONENTIAL = ("exp", "root")
+AFTER_EXPONENTIAL = frozenset({"exp", "root"})
 """LAX classes that no exponential may precede."""
+
+OUTSIDE = "other"
+"""The class of what is not LAX."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is cut: an operator, or several that stay together.
+
+    Parameters
+    ----------
+    name
+        Of its one value.
+    operands
+        Names of values; those that no operation computes are inputs.
+    classes
+        LAX classes of its operators.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    classes: frozenset[str]
+
+    @property
+    def lax(self) -> bool:
+        """Whether all of it is LAX."""
+        return OUTSIDE not in self.classes
+
+
+def pieces(operations: Sequence[Operation], outputs: Collection[str]) -> list[list[Operation]]:
+    """Return the operations in pieces, each after those whose results it takes; the last one's is its result.
+
+    Parameters
+    ----------
+    operations
+        In order: operands come first.
+    outputs
+        Values that are wanted.
+    """
+    users: dict[str, list[Operation]] = {}
+    for operation in operations:
+        for value in operation.operands:
+            users.setdefault(value, []).append(operation)
+    stages = _delayed(operations, users, outputs, _stages(operations))
+    last: dict[str, str] = {}
+    for operation in reversed(operations):
+        after = users.get(operation.name, [])
+        near = {last[user.name] for user in after if stages[user.name] == stages[operation.name]}
+        joins = operation.lax and all(stages[user.name] == stages[operation.name] for user in after)
+        alone = operation.name in outputs or not joins or len(near) != 1
+        last[operation.name] = operation.name if alone else near.pop()
+    found: dict[str, list[Operation]] = {operation.name: [] for operation in operations}
+    for operation in operations:
+        found[last[operation.name]].append(operation)
+    return [members for members in found.values() if members]
+
+
+def _stages(operations: Sequence[Operation]) -> dict[str, tuple[int, bool]]:
+    """Return (stage, False) of each operation, (stage, True) of those that are not LAX: they follow it."""
+    found: dict[str, tuple[int, bool]] = {}
+    raised: dict[str, bool] = {}
+    for operation in operations:
+        before = [found[value] for value in operation.operands if value in found]
+        stage = max((number + outside for number, outside in before), default=0)
+        exponential = any(raised[v] for v in operation.operands if found.get(v) == (stage, False))
+        if exponential and operation.classes & AFTER_EXPONENTIAL:
+            stage, exponential = stage + 1, False
+        found[operation.name] = (stage, not operation.lax)
+        raised[operation.name] = exponential or "exp" in operation.classes
+    return found
+
+
+def _delayed(
+    operations: Sequence[Operation],
+    users: Mapping[str, Sequence[Operation]],
+    outputs: Collection[str],
+    stages: Mapping[str, tuple[int, bool]],
+) -> dict[str, tuple[int, bool]]:
+    """Return the stages with operations moved to those of their users, where that costs nothing."""
+    free: set[str] = set()
+    for operation in operations:
+        values = [value for value in operation.operands if value in stages]
+        ends = {v for v in values if v in outputs or any(stages[u.name] != stages[v] for u in users[v])}
+        if operation.lax and "exp" not in operation.classes and free | ends >= set(values):
+            free.add(operation.name)
+    found = dict(stages)
+    for operation in reversed(operations):
+        if operation.name in free and operation.name in users:
+            found[operation.name] = (min(found[user.name][0] for user in users[operation.name]), False)
+    return found
 
 
 @dataclass(frozen=True)
 class Part:
-    """A connected piece of a program.
+    """A connected piece of a kernel graph.
 
     Parameters
     ----------
     graph
-        Its inputs and outputs have the names of the program's values.
+        Its inputs and its output have the names of the program's values.
     lax
         Whether equality with it can be decided.
     reason
@@ -41,57 +133,27 @@ class Part:
 
 def partition(graph: Graph) -> tuple[Part, ...]:
     """Return the parts of a kernel graph, each after those whose results it takes."""
-    stages = _stages(graph)
     computing = [node for node in graph.nodes if node.operator not in ("input", "constant")]
-    groups = _connected(graph, computing, stages)
-    order = sorted(groups, key=lambda group: (stages[group[0].name], graph.nodes.index(group[0])))
-    return tuple(_part(graph, group) for group in order)
+    operations = [
+        Operation(node.name, node.inputs, frozenset({_lax_class(graph, node)})) for node in computing
+    ]
+    return tuple(_part(graph, piece) for piece in pieces(operations, graph.outputs))
 
 
 def _lax_class(graph: Graph, node: Node) -> str:
     return get_operator(node.operator).lax_class(node_attributes(node, graph))
 
 
-def _stages(graph: Graph) -> dict[str, tuple[int, int]]:
-    """Return (stage, 0) of each node, (stage, 1) of those that are not LAX: they follow their stage."""
-    found: dict[str, tuple[int, int]] = {}
-    raised: dict[str, bool] = {}
-    for node in graph.nodes:
-        kind = _lax_class(graph, node)
-        before = [found[value] for value in node.inputs]
-        stage = max((number + outside for number, outside in before), default=0)
-        exponential = any(raised[v] and found[v] == (stage, 0) for v in node.inputs)
-        if kind in AFTER_EXPONENTIAL and exponential:
-            stage, exponential = stage + 1, False
-        found[node.name] = (stage, int(kind == "other"))
-        raised[node.name] = exponential or kind == "exp"
-    return found
-
-
-def _connected(graph: Graph, nodes: Sequence[Node], stages: dict[str, tuple[int, int]]) -> list[list[Node]]:
-    """Return groups of LAX nodes of one stage that values connect, and single nodes of the others."""
-    groups: dict[str, list[Node]] = {}
-    for node in nodes:
-        near = [value for value in node.inputs if value in groups and stages[value] == stages[node.name]]
-        joined = [node]
-        if not stages[node.name][1]:
-            unique = {id(groups[value]): groups[value] for value in near}
-            joined = [*(member for group in unique.values() for member in group), node]
-        for member in joined:
-            groups[member.name] = joined
-    return list({id(group): group for group in groups.values()}.values())
-
-
-def _part(graph: Graph, group: Sequence[Node]) -> Part:
-    names = {node.name for node in group}
-    ordered = [node for node in graph.nodes if node.name in names]
-    outside = dict.fromkeys(value for node in ordered for value in node.inputs if value not in names)
-    sources = [_source(graph, value) for value in outside]
-    used = {value for node in graph.nodes if node.name not in names for value in node.inputs}
-    outputs = tuple(node.name for node in ordered if node.name in used or node.name in graph.outputs)
-    body = Graph(f"{graph.name}_{ordered[-1].name}", graph.level, (*sources, *ordered), outputs)
-    kind = _lax_class(graph, ordered[0])
-    return Part(body, kind != "other", f"{ordered[0].operator} is outside LAX" if kind == "other" else "")
+def _part(graph: Graph, piece: Sequence[Operation]) -> Part:
+    names = {operation.name for operation in piece}
+    outside = dict.fromkeys(
+        value for operation in piece for value in operation.operands if value not in names
+    )
+    nodes = (*(_source(graph, value) for value in outside), *(graph.producer(o.name) for o in piece))
+    last = piece[-1]
+    body = Graph(f"{graph.name}_{last.name}", graph.level, nodes, (last.name,))
+    reason = "" if last.lax else f"{graph.producer(last.name).operator} is outside LAX"
+    return Part(body, last.lax, reason)
 
 
 def _source(graph: Graph, value: str) -> Node:

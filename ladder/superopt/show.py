@@ -11,11 +11,19 @@ from ladder.ir.graph import Axis, Graph, Node
 from ladder.superopt.generator.report import Found, Report
 
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 150, 38, 24, 34, 16
+BEND = 130
+"""How far an edge bends, in pixels."""
 COLOURS = {
     "input": "#dfe7f5", "load": "#cfe8d5", "store": "#cfe8d5", "accumulate": "#f7e3b5",
     "matmul": "#f3cfd0", "concat": "#e6d6f2",
 }  # fmt: skip
 """Fill by operator; others are white."""
+
+DETAILS = {
+    "load": {"grid": "imap", "loop": "fmap"}, "store": {"grid": "omap"}, "accumulate": {"kind": "kind"},
+    "constant": {"value": "value"},
+}  # fmt: skip
+"""Operator -> attributes that are shown -> how they are called; empty ones are not."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class Box:
 def svg(graph: Graph) -> str:
     """Draw one level of a graph: a row per depth, edges from operand to operator."""
     boxes = _layout(graph)
-    width = max(box.x for box in boxes.values()) + WIDTH + MARGIN
+    width = max(box.x for box in boxes.values()) + WIDTH + MARGIN + BEND / 2
     height = max(box.y for box in boxes.values()) + HEIGHT + MARGIN
     edges = [
         _edge(boxes[graph.producer(value).name], boxes[node.name])
@@ -61,9 +69,11 @@ def _layout(graph: Graph) -> dict[str, Box]:
 
 
 def _edge(source: Box, target: Box) -> str:
+    """Draw an edge; one that skips rows passes beside the boxes between."""
     x1, y1, x2, y2 = source.x + WIDTH / 2, source.y + HEIGHT, target.x + WIDTH / 2, target.y
-    middle = (y1 + y2) / 2
-    path = f"M{x1:.0f},{y1:.0f} C{x1:.0f},{middle:.0f} {x2:.0f},{middle:.0f} {x2:.0f},{y2:.0f}"
+    aside = BEND if y2 - y1 > GAP_Y and abs(x2 - x1) < WIDTH else 0
+    above, below = (y1 + min(GAP_Y, (y2 - y1) / 2), y2 - min(GAP_Y, (y2 - y1) / 2))
+    path = f"M{x1:.0f},{y1:.0f} C{x1 + aside:.0f},{above:.0f} {x2 + aside:.0f},{below:.0f} {x2:.0f},{y2:.0f}"
     return f'<path d="{path}" fill="none" stroke="#888"/>'
 
 
@@ -84,9 +94,9 @@ def _box(graph: Graph, box: Box) -> str:
 def _detail(graph: Graph, node: Node) -> str:
     """Return the attribute that tells most."""
     attributes = node_attributes(node, graph)
-    shown = {"load": ("grid", "loop"), "store": ("grid",), "accumulate": ("kind",), "constant": ("value",)}
-    parts = [f"{name}={attributes[name]}" for name in shown.get(node.operator, ())]
-    return f" {' '.join(parts)}".replace("grid", "imap").replace("loop", "fmap") if parts else ""
+    shown = DETAILS.get(node.operator, {})
+    parts = [f"{label}={attributes[name]}" for name, label in shown.items() if attributes[name] != ()]
+    return f" {' '.join(parts)}" if parts else ""
 
 
 def page(report: Report, limit: int = 8) -> str:
@@ -99,18 +109,20 @@ def page(report: Report, limit: int = 8) -> str:
         "seconds": f"{report.seconds:.1f}", "complete": report.complete,
     }  # fmt: skip
     rows = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in facts.items())
-    found = "".join(_section(number, one) for number, one in enumerate(report.found[:limit], 1))
+    original = f"<div><p>the program</p>{svg(report.program.graph())}</div>"
+    found = "".join(_section(number, one, original) for number, one in enumerate(report.found[:limit], 1))
     name = html.escape(report.program.name)
     return (
         f"<!doctype html><meta charset='utf-8'><title>{name}</title><style>body{{font-family:sans-serif;"
         "margin:2em}th{text-align:left;padding-right:1em}.side{display:flex;gap:2em;flex-wrap:wrap}</style>"
         f"<h1>{name}</h1><p>{html.escape(report.program.doc)}</p><table>{rows}</table>"
         f"<p>Rejected because:</p><ul>{reasons or '<li>nothing was rejected</li>'}</ul>"
-        f"<h2>The program</h2>{svg(report.program.graph())}{found}"
+        f"{found or original}"
     )
 
 
-def _section(number: int, found: Found) -> str:
+def _section(number: int, found: Found, original: str) -> str:
+    """Draw a found graph beside the program."""
     proof = found.certificate
     blocks = [node.body for node in found.plain.nodes if node.body is not None]
     drawings = "".join(f"<div><p>{_dimensions(body)}</p>{svg(body)}</div>" for body in blocks)
@@ -119,7 +131,7 @@ def _section(number: int, found: Found) -> str:
         f" {proof.bound.degree if proof.bound else '?'}, {proof.rounds} rounds, at extents {found.extents},"
         f" which prove all. Floating point: error {found.stability.error:.1e}, the program's own"
         f" {found.stability.original:.1e}. {found.cost / 1024:.0f} KiB loaded per unit.</p>"
-        f"<div class='side'>{drawings}</div>"
+        f"<div class='side'>{original}{drawings}</div>"
     )
 
 

@@ -243,6 +243,18 @@ def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     assert report["predicted_us"] > 0
 
 
+def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
+    small = ("--target", "rocm/gfx942", "--activation", "int8", "-n", "96", "-k", "160", "--json")
+    report = ladder("gemm", *small, "-m", "3").json
+    assert report["passed"]
+    assert report["tokens"]["findings"] == []
+    assert 0 < report["tokens"]["relative_error"] < 0.01
+    assert report["tokens"]["spills"] == report["tokens"]["scratch_bytes"] == 0
+    nothing = ladder("gemm", *small, "-m", "0").json
+    assert nothing["simulated"] is nothing["relative_error"] is None
+    assert nothing["vgpr"] > 0
+
+
 @needs_nvcc
 @needs_no_gpu
 def test_gemm_without_check_only_compiles_for_an_absent_gpu(ladder: Command) -> None:

@@ -136,3 +136,12 @@ def test_the_interface_compiles_and_says_why_it_does_not_run() -> None:
         op(torch.randn(2, 256, dtype=torch.float16), weight)
     with pytest.raises(ConversionError, match="no pipeline emits code"):
         rank(Gemm(128, 256, "int4"), get_device("rocm/gfx1100"), 1)
+
+
+@pytest.mark.parametrize(("masked", "m"), [(False, 1), (False, 64), (True, 64)])
+def test_experts_compile_with_evidence(masked: bool, m: int) -> None:
+    op = ladder.GroupedMatmul(E=8, N=256, K=512, weight="int4", group_size=128, masked=masked)
+    found = op.lower("rocm/gfx942").evidence(m).as_json()
+    assert found["spills"] == found["scratch_bytes"] == 0
+    assert found["mfma"] + found["dots"] > 0
+    assert found["predicted_us"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 from ladder.cli.app import FAILED, OK, USAGE, run
 
-SMALL = ["superopt", "--program", "lora", "--operators", "4", "--jobs", "1"]
+SMALL = ["superopt", "--program", "lora", "--operators", "4", "--jobs", "1", "--trials", "0"]
 
 
 def test_json(capsys):
@@ -33,8 +34,8 @@ def test_table_and_page(capsys, tmp_path):
 
 def test_quantized_weights_are_decoded_in_the_block(capsys):
     """Packed tiles are loaded, and decoded after; each tile holds whole groups."""
-    arguments = ["superopt", "--program", "rmsnorm_matmul", "--weight", "int4", "--jobs", "1", "--json"]
-    assert run([*arguments, "--sizes", "K=1024,N=1024", "--seed", "1"]) == OK
+    arguments = ["superopt", "--program", "rmsnorm_matmul", "--weight", "int4", "--trials", "0", "--json"]
+    assert run([*arguments, "--sizes", "K=1024,N=1024", "--seed", "1", "--jobs", "1"]) == OK
     report = json.loads(capsys.readouterr().out)
     assert report["weights"] == {"W": "int4_g128"}
     graph = report["graphs"][0]["graph"]
@@ -50,6 +51,7 @@ def test_reuse(capsys, tmp_path, monkeypatch):
     for _ in range(2):
         assert run(arguments) == OK
         reports.append(json.loads(capsys.readouterr().out))
+    assert [report.pop("from_database") for report in reports] == [False, True]
     assert reports[0] == reports[1]  # seconds included: nothing was searched again
     (entry,) = (tmp_path / "superopt").iterdir()
     entry.write_text("{broken")
@@ -91,9 +93,44 @@ def test_refusals(capsys, options, message):
     assert message in capsys.readouterr().err
 
 
-def test_a_device_without_shared_memory_fails(capsys):
-    assert run(["superopt", "--target", "cpu/avx2"]) == FAILED
-    assert "shared memory" in capsys.readouterr().err
+def built(capsys, tmp_path, monkeypatch, *options) -> tuple[int, dict, str]:
+    """Search and build a small program; return the exit code, the report and what went to stderr."""
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
+    arguments = ["superopt", "--program", "gated_mlp", "--sizes", "B=8,K=128,N=64", "--operators", "6"]
+    code = run([*arguments, "--jobs", "1", "--json", *options])
+    output = capsys.readouterr()
+    return code, json.loads(output.out), output.err
+
+
+def test_kernels_of_this_cpu_run(capsys, tmp_path, monkeypatch):
+    code, report, _ = built(capsys, tmp_path, monkeypatch, "--target", "cpu", "--trials", "2")
+    assert code == OK
+    assert len(report["kernels"]) == 2
+    for kernel in report["kernels"]:
+        assert kernel["checked"] == "run"
+        assert kernel["measured"] > 0
+        assert kernel["error"] <= 1e-3
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_kernels_of_another_gpu_are_simulated(capsys, tmp_path, monkeypatch, target):
+    code, report, _ = built(capsys, tmp_path, monkeypatch, "--target", target)
+    assert code == OK
+    (kernel,) = report["kernels"]
+    assert kernel["checked"].startswith("simulated at B=8, K=128, N=")
+    assert kernel["findings"] == []
+    assert kernel["error"] <= 1e-3
+    assert kernel["resources"][0]["registers"] > 0
+
+
+def test_a_device_that_block_graphs_are_not_lowered_to_is_named(capsys, tmp_path, monkeypatch):
+    """The graphs are reported all the same."""
+    code, report, errors = built(capsys, tmp_path, monkeypatch, "--target", "gfx942")
+    assert code == FAILED
+    assert report["verified"] > 0
+    assert report["kernels"] == []
+    assert "not to rocm/gfx942" in errors
 
 
 def test_nothing_found_is_a_failure(capsys):

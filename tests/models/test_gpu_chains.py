@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks.chain_programs import PROGRAMS
+from ladder.frontend.aten_models import MODEL_ROWS
+from ladder.frontend.importer import Importer
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
@@ -94,12 +98,12 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
-def check(graph: Graph, dtype: type, mapping: Mapping | None = None) -> None:
+def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a") -> None:
     """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
     inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
     outputs = [np.full(graph.tile(value).shape, np.nan, dtype) for value in graph.outputs]
-    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", mapping)
+    function = emit_chain(graph, get_device(device), "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
     result = simulate_launch(function, [*inputs, *outputs], outputs=places)
     assert not result.findings, result.report()
@@ -160,6 +164,11 @@ def test_measured_programs(name: str) -> None:
         check(graph, np.float16, moves.mapping)
 
 
+@pytest.mark.parametrize("case", [softmax, residual_norm, rotary])
+def test_ampere(case: Callable[[int, str], Graph]) -> None:
+    check(case(64, "float16"), np.float16, device="cuda/sm_80")
+
+
 @pytest.mark.parametrize("ttype", NUMPY)
 def test_tiles_at_edges(ttype: str) -> None:
     """Tiles that the result does not fill, batches beside them, and rows of 4 elements per plane."""
@@ -172,3 +181,22 @@ def test_tiles_at_edges(ttype: str) -> None:
             break
     else:
         pytest.fail("no mapping with tiles")
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "cuda/sm_80"])
+@pytest.mark.parametrize("width", [64, 1000, 7])
+def test_tokens_are_quantized_in_the_chain(target: str, width: int) -> None:
+    """Codes and scales as the kernel for tokens gives them, ties to even."""
+    im = Importer("chain")
+    im.few_launches = True
+    x = im.g.input("x", "float16", (3, width))
+    codes, scale = MODEL_ROWS["quantize_tokens.default"](im, "int8", im.g.add("relu", x), "int8")
+    graph = im.g.finish(codes, scale)
+    values = np.random.default_rng(0).integers(-255, 255, (3, width)).astype(np.float16) / 2
+    values[:, 0], values[2] = 127, 0
+    outputs = [np.full((3, width), 99, np.int8), np.full(3, np.nan, np.float32)]
+    function = emit_chain(graph, get_device(target), "chain")
+    result = simulate_launch(function, [values, *outputs], outputs=(1, 2))
+    assert not result.findings, result.report()
+    assert np.array_equal(outputs[0], np.rint(np.maximum(values, 0)).astype(np.int8))
+    assert outputs[1].tolist() == [1.0, 1.0, 2.0**-126]

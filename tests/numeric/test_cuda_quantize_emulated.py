@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ladder.lower.cuda.quantize import Quantization, emit
+from ladder.lower.build import emit_quantizer
+from ladder.lower.gpu.quantize import Quantization
 from targets import get_device
 from tile_types.errors import ConversionError, DTypeError, ScheduleError
 
@@ -53,7 +54,7 @@ def _expected(x: Any, plan: Quantization) -> tuple[Any, Any]:
 def test_codes_and_scales(case: str, tmp_path: Path) -> None:
     plan, k = CASES[case]
     device = get_device("cuda/sm_90a")
-    kernel = cuda_emulator.Kernel(emit(plan, device, "emulated"), device, tmp_path)
+    kernel = cuda_emulator.Kernel(emit_quantizer(plan, device, "emulated"), device, tmp_path)
     rng = np.random.default_rng(3)
     x = (rng.normal(size=(4, k)) * np.array([[1], [1e-3], [1e3], [0]])).astype(NUMPY[plan.source])
     expected, expected_scale = _expected(x, plan)
@@ -71,7 +72,7 @@ def test_codes_and_scales(case: str, tmp_path: Path) -> None:
 def test_what_is_not_finite_makes_the_scale_nan(group: int, value: float, tmp_path: Path) -> None:
     device = get_device("cuda/sm_90a")
     plan = Quantization("float16", "int8", group, 64)
-    kernel = cuda_emulator.Kernel(emit(plan, device, "emulated"), device, tmp_path)
+    kernel = cuda_emulator.Kernel(emit_quantizer(plan, device, "emulated"), device, tmp_path)
     x = np.ones((3, 256), np.float16)
     x[1, 200] = value
     codes, scale = np.zeros(x.shape, np.int8), np.zeros((3, 2) if group else 3, np.float32)
@@ -90,4 +91,4 @@ def test_what_cannot_be_quantized() -> None:
     with pytest.raises(ScheduleError, match="power of two"):
         Quantization("float16", "int8", group=96)
     with pytest.raises(ConversionError, match="fp8_e4m3"):
-        emit(Quantization("float16", "fp8_e4m3"), get_device("cuda/sm_80"), "kernel")
+        emit_quantizer(Quantization("float16", "fp8_e4m3"), get_device("cuda/sm_80"), "kernel")

@@ -28,7 +28,7 @@ def reference(
     q, k, v = (given[name].astype(np.float64) for name in "qkv")
     if form.stored in CODES:
         k, v = k * given["k_scale"], v * given["v_scale"]
-    k, v = (np.repeat(value, form.group, axis=1) for value in (k, v))
+    k, v = (np.nan_to_num(np.repeat(value, form.group, axis=1)) for value in (k, v))
     scores = q @ k.transpose(0, 1, 3, 2) * form.scale
     seen = np.ones((batch, 1, tokens, keys), bool)
     if form.causal:

@@ -44,8 +44,8 @@ def add_then_multiply(tokens: int, k: int, rank: int, n: int) -> Case:
 
 def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[SimulationResult, float]:
     """Simulate a kernel; return what was found and the relative error against float64."""
-    arch = options.pop("arch", "sm_90a")
-    function = emit(case.block, get_device(f"cuda/{arch}"), schedule, "simulated")
+    arch, constants = options.pop("arch", "sm_90a"), options.pop("constants", ())
+    function = emit(case.block, get_device(f"cuda/{arch}"), schedule, "simulated", constants)
     generator = np.random.default_rng(0)
     arrays = [
         (generator.standard_normal(node.tile.known_shape) * 0.5).astype(_numpy(node.tile.ttype.name))
@@ -77,7 +77,8 @@ def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[
     """Simulate a kernel some of whose inputs are quantized weights; as `run`."""
     import torch
 
-    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "simulated")
+    constants = options.pop("constants", ())
+    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "simulated", constants)
     generator = torch.Generator().manual_seed(0)
     arrays, meant = [], []
     for node in case.graph.inputs:
@@ -96,7 +97,7 @@ def _packed(tile: Any, values: Any) -> tuple[list[Any], list[Any]]:
     from tile_types import quantize
 
     ttype = tile.ttype
-    stored = quantize(values, ttype.element_type.name, group_size=ttype.shape[-1], scale_type="float16")
+    stored = quantize(values, ttype)
     packed = pack(gemm_of(ttype, tile.known_shape, "float16"), get_device("cuda/sm_90a"), stored)
     return list(packed.tensors), [stored.dequantize().t()]
 

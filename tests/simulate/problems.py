@@ -58,13 +58,14 @@ def problem_of(problem: Gemm, m: int) -> Problem:
 class SimulatedKernel:
     """Takes the place of `cuda_emulator.Kernel` in its tests: whatever the simulator finds fails them."""
 
-    def __init__(self, function: Any, outputs: tuple[int, ...] = (-1,)) -> None:
-        self.function, self.outputs = function, outputs
+    def __init__(self, function: Any, outputs: tuple[int, ...] = (-1,), target: str = "cuda/sm_90a") -> None:
+        device = get_device(target)
+        self.function, self.outputs, self.calls = function, outputs, FAMILIES[device.kind](device.arch)
 
     def __call__(self, *arrays: Any, eager: bool = False, reverse: bool = False) -> None:
         """Run the whole grid; outputs that no thread stores are the caller's matter."""
         order = "last warps first" if reverse else "together"
-        result = simulate_launch(self.function, arrays, outputs=self.outputs, order=order)
+        result = simulate_launch(self.function, arrays, outputs=self.outputs, order=order, calls=self.calls)
         found = [str(finding) for finding in result.findings if finding.kind != "unwritten"]
         assert not found, found[:5]
 

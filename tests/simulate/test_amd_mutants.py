@@ -190,7 +190,7 @@ MUTANTS: dict[str, Mutant] = {
         "mfma nf4", lambda: _everywhere(_calls("amdgcn.perm", _swapped)), "wrong values"
     ),
     # ---- guards -----------------------------------------------------------------------------------
-    "mfma: tokens beyond M stored": Mutant("mfma", lambda: _guards(0), "out of bounds"),
+    "mfma: tokens beyond M stored": Mutant("mfma", lambda: _guards(1), "out of bounds"),
 }
 
 

@@ -137,6 +137,71 @@ def test_tensor_copies_of_other_tiles() -> None:
     check(graphs.attention(2, 32, 64, 256, 32, 32), BlockSchedule(2, 2, 3, 2, copies="tensor"))
 
 
+WARPGROUPS = [
+    (1, BlockSchedule(1, 4, 2, 1, 2, copies="tensor", products="wgmma", release="asked")),
+    (1, BlockSchedule(2, 4, 2, 2, copies="tensor", products="wgmma")),
+    (2, BlockSchedule(1, 8, 3, 3, copies="tensor", products="wgmma", release="asked", lead=1)),
+]
+
+
+@pytest.mark.parametrize(("rows", "schedule"), WARPGROUPS, ids=str)
+def test_products_of_warpgroups(rows: int, schedule: BlockSchedule) -> None:
+    check(graphs.gated_mlp(64 * rows, 512, 128, 128, 64), schedule)
+
+
+def test_products_of_warpgroups_of_bfloat16() -> None:
+    schedule = BlockSchedule(1, 4, 2, copies="tensor", products="wgmma")
+    check(graphs.rmsnorm_matmul(64, 256, 64, 64, 128, dtype="bfloat16"), schedule, "bfloat16")
+
+
+EARLY = [
+    BlockSchedule(2, 1, 3, release="asked", lead=2),
+    BlockSchedule(2, 1, 3, copies="tensor", release="asked"),
+    BlockSchedule(2, 1, 9, copies="tensor"),
+    BlockSchedule(2, 1, 3, copies="tensor", release="never"),
+]
+
+
+@pytest.mark.parametrize("schedule", EARLY, ids=str)
+def test_constants_are_copied_early(schedule: BlockSchedule) -> None:
+    check(graphs.rmsnorm_matmul(4, 512, 128, 64, 64), schedule, constants=("w_in",))
+
+
+def test_constants_that_the_loop_shares_are_copied_early() -> None:
+    check(graphs.lora(16, 64, 64, 16, 32), BlockSchedule(), constants=("w_in", "a_in", "c_in"))
+
+
+@pytest.mark.parametrize("copies", ["tensor", "lanes"])
+def test_packed_constants_are_copied_early(copies: str) -> None:
+    case = graphs.gated_mlp(4, 1024, 64, 64, 128, group_scaled("int4", 128).name)
+    schedule = BlockSchedule(2, 1, 2, copies=copies, release="asked")
+    result, error = graphs.run_quantized(case, schedule, constants=("gate_in", "up_in"))
+    assert not result.findings, result.report()
+    assert error <= BOUND["float16"]
+
+
+WAIT, COPY = 'griddepcontrol("wait"', "T.ptx.cp("
+
+
+@pytest.mark.parametrize(("constants", "early"), [((), 0), (("w_in",), 2)])
+def test_only_constants_are_copied_before_the_wait(constants: tuple[str, ...], early: int) -> None:
+    """Two of three stages are filled before the loop, each by a copy of x and one of w."""
+    case = graphs.rmsnorm_matmul(4, 512, 128, 64, 64)
+    schedule = BlockSchedule(2, 1, 3, copies="tensor")
+    function = emit(case.block, get_device("cuda/sm_90a"), schedule, "k", constants)
+    before, _ = function.script().split(WAIT, 1)
+    assert before.count(COPY) == early
+
+
+WEIGHTS = [
+    (group_scaled("int4", 128).name, 128),
+    (group_scaled("nf4", 64).name, 64),
+    (group_scaled("int3", 32).name, 128),
+    ("mxfp4", 64),
+    ("mxfp8_e4m3", 128),
+    (group_scaled("uint4", 128, zero="integer").name, 64),
+    (group_scaled("uint2", 32, zero="float").name, 128),
+]
 QUANTIZED = [
     BlockSchedule(2, 1, 2),
     BlockSchedule(1, 1, 2, 2, 2, copies="tensor"),
@@ -144,9 +209,9 @@ QUANTIZED = [
 
 
 @pytest.mark.parametrize("schedule", QUANTIZED, ids=str)
-@pytest.mark.parametrize(("weight", "group"), [("int4", 128), ("nf4", 64), ("int3", 32)])
-def test_quantized_weights(weight: str, group: int, schedule: BlockSchedule) -> None:
-    case = graphs.rmsnorm_matmul(4, 512, 128, 64, 128, group_scaled(weight, group).name)
+@pytest.mark.parametrize(("weight", "kt"), WEIGHTS)
+def test_quantized_weights(weight: str, kt: int, schedule: BlockSchedule) -> None:
+    case = graphs.rmsnorm_matmul(4, 512, 128, 64, kt, weight)
     result, error = graphs.run_quantized(case, schedule)
     assert not result.findings, result.report()
     assert error <= BOUND["float16"]

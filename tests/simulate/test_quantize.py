@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from problems import SimulatedKernel
 from rewriting import argument, remove, rewrite
 from test_cuda_quantize_emulated import CASES, NUMPY, _expected
 
-from ladder.lower.cuda.quantize import Quantization, emit
+from ladder.lower.build import emit_quantizer
+from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
+from ladder.simulate.machine import ORDERS
+from ladder.simulate.tokens import simulate_tokens
 from targets import get_device
+from tile_types.errors import ConversionError, ScheduleError
 
 
 def _row(plan: Quantization, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -21,19 +27,69 @@ def _row(plan: Quantization, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return x, codes, np.full(_expected(x, plan)[1].shape, np.nan, np.float32)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_codes_and_scales(case: str) -> None:
+TARGETS = ("cuda/sm_90a", "rocm/gfx90a", "rocm/gfx942", "rocm/gfx950")
+
+
+def _kernels() -> list[tuple[str, str]]:
+    """Return every case on every target that multiplies its codes."""
+    return [
+        (case, target)
+        for case, (plan, _) in CASES.items()
+        for target in TARGETS
+        if get_device(target).cores_for(plan.activation)
+    ]
+
+
+@pytest.mark.parametrize(("case", "target"), _kernels())
+def test_codes_and_scales(case: str, target: str) -> None:
     plan, k = CASES[case]
+    device = get_device(target)
+    plan = replace(plan, threads=-(-plan.threads // device.warp) * device.warp)
     x, codes, scale = _row(plan, k)
-    SimulatedKernel(emit(plan, get_device("cuda/sm_90a"), "simulated"), (1, 2))(x, codes, scale)
+    SimulatedKernel(emit_quantizer(plan, device, "simulated"), (1, 2), target)(x, codes, scale)
     expected, expected_scale = _expected(x, plan)
     np.testing.assert_array_equal(scale, expected_scale)
     np.testing.assert_array_equal(codes.astype(np.float64), expected)
 
 
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize("group", [0, 128])
+def test_what_is_not_finite_makes_the_scale_nan(target: str, group: int) -> None:
+    device = get_device(target)
+    x = np.ones((3, 256), np.float16)
+    x[0, 3], x[1, 200] = np.inf, np.nan
+    codes, scale = np.zeros(x.shape, np.int8), np.zeros((3, 2) if group else 3, np.float32)
+    plan = tiled("float16", "int8", group, 256, device.vendor)
+    SimulatedKernel(emit_quantizer(plan, device, "simulated"), (1, 2), target)(x, codes, scale)
+    wrong = np.isnan(scale).reshape(3, -1)
+    assert wrong.any(axis=1).tolist() == [True, True, False]
+    assert wrong.sum() == 2
+    assert (codes[2] == 127).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_kernels_that_users_get(order: str) -> None:
+    x = np.random.default_rng(5).normal(size=(3, 5000)).astype(np.float16)
+    for activation, group in (("int8", 0), ("fp8_e4m3", 128)):
+        result = simulate_tokens(x, activation, get_device("rocm/gfx942"), group=group, order=order)
+        assert not result.findings, result.report()
+        assert result.relative_error < 0.04
+        assert not result.bank_conflicts
+
+
+def test_rows_of_amd_kernels_are_whole_waves() -> None:
+    with pytest.raises(ScheduleError, match="whole waves"):
+        emit_quantizer(Quantization("float16", "int8", threads=96), get_device("rocm/gfx942"), "simulated")
+    with pytest.raises(ConversionError, match="fp8_e4m3"):
+        emit_quantizer(Quantization("float16", "fp8_e4m3"), get_device("rocm/gfx90a"), "simulated")
+    assert tiled("float16", "int8", 0, 28672, "amd").threads == 256
+
+
 def test_the_barrier_matters() -> None:
     plan, k = CASES["rows longer than the registers"]
-    function = rewrite(emit(plan, get_device("cuda/sm_90a"), "simulated"), remove("tirx.cuda.cta_sync", 0))
+    function = rewrite(
+        emit_quantizer(plan, get_device("cuda/sm_90a"), "simulated"), remove("tirx.cuda.cta_sync", 0)
+    )
     result = simulate_launch(function, _row(plan, k), outputs=(1, 2))
     assert "race" in result.kinds()
 
@@ -50,7 +106,7 @@ def test_stores_beyond_the_row() -> None:
 
         return ir.Call(e.op, [load.source.vload([row, column + 8])], e.attrs, e.ty_args, e.span, e.ty)
 
-    function = emit(plan, get_device("cuda/sm_90a"), "simulated")
+    function = emit_quantizer(plan, get_device("cuda/sm_90a"), "simulated")
     changed = rewrite(function, argument("tirx.ptx.st_vec", 0, later))
     result = simulate_launch(changed, _row(plan, k), outputs=(1, 2))
     assert {"out of bounds", "unwritten"} <= result.kinds()

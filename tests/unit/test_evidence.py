@@ -57,7 +57,7 @@ def test_evidence_of_an_nvidia_kernel() -> None:
     assert (found["registers"], found["spills"], found["shared_bytes"]) == (168, 12, 217248)
     assert (found["blocks_per_unit"], found["occupancy"]) == (1, 384 / 2048)
     assert (found["predicted_us"], found["bound_by"]) == (2.0, "dram")
-    assert "168 registers" in evidence.as_text()["code"]
+    assert "registers 168" in evidence.as_text()["code"]
 
 
 def test_without_a_disassembler_the_ptx_is_counted_and_it_says_so() -> None:

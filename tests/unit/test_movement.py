@@ -95,12 +95,12 @@ def test_long_rows_meet_in_shared_memory() -> None:
 
 
 def test_transposed_reads_pass_tiles() -> None:
-    graph = turned(256, 256)
+    graph = turned(1024, 1024)
     best = ranked(graph)[0]
     assert best.mapping.tile[0]
     tile = next(step for step in best.steps if isinstance(step, Move) and best.level(step.result) == "block")
     assert source_slice(best, tile).level == "device"
-    x = np.random.default_rng(0).normal(size=(256, 256))
+    x = np.random.default_rng(0).normal(size=(1024, 1024))
     np.testing.assert_allclose(run(best, [x])[0], evaluate(graph, [x]), atol=1e-12)
 
 

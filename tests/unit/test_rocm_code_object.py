@@ -6,7 +6,13 @@ import struct
 
 import pytest
 
-from ladder.lower.rocm.code_object import Reader, code_object_version, read_resources, with_version
+from ladder.lower.rocm.code_object import (
+    Reader,
+    code_object_version,
+    read_resources,
+    require_loadable,
+    with_version,
+)
 from tile_types.errors import CompilerError
 
 
@@ -57,3 +63,26 @@ def test_resources_of_a_kernel() -> None:
 def test_files_without_metadata_are_refused() -> None:
     with pytest.raises(CompilerError, match="no AMDGPU metadata"):
         read_resources(_elf(b"\x80"))
+
+
+def _shared(flags: int, machine: int = 224) -> bytes:
+    """Return the header of a version 5 code object."""
+    header = bytearray(_elf(b"\x80"))
+    header[8] = 3
+    header[0x10:0x14] = struct.pack("<HH", 3, machine)
+    header[0x30:0x34] = struct.pack("<I", flags)
+    return bytes(header)
+
+
+def test_what_rocm_would_not_load_is_named() -> None:
+    require_loadable(_shared(0x54C), "gfx942", 5)
+    require_loadable(_shared(0x041), "gfx1100", 5)
+    for binary, version, named in (
+        (_shared(0x53F), 5, "processor is 0x3f, not 0x4c"),
+        (_shared(0x54C), 6, "ABI version is 0x3, not 0x4"),
+        (_shared(0x54C, 62), 5, "machine is 0x3e"),
+        (_shared(0x74C), 5, "only where XNACK"),
+        (_shared(0xD4C), 5, "only where SRAMECC"),
+    ):
+        with pytest.raises(CompilerError, match=named):
+            require_loadable(binary, "gfx942", version)

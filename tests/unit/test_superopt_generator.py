@@ -18,6 +18,7 @@ from ladder.superopt.generator import PROGRAMS, Limits, Program, Report, get_pro
 from ladder.superopt.generator.ablation import ablation
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import axes_of, symbolic_program
+from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE
 from ladder.superopt.generator.threads import fuse_threads
@@ -115,7 +116,7 @@ def is_online_softmax(body: Graph) -> bool:
 def test_gqa_is_flash_attention():
     """One kernel: the keys are a loop, no score leaves the block, sums are rescaled by a running maximum."""
     report = search(get_program("gqa").resized(**Reports.DECODE), Limits(split=False, proofs=2), seed=1)
-    found = next(f for f in report.found if f.structure.mapping.loop == "S")
+    found = next(f for f in report.found if f.structure.mapping.loops == ("S",))
     (body,) = blocks_of(found.plain)
     assert [axis.name for axis in body.grid] == ["Hg"]
     assert [axis.name for axis in body.loops] == ["Sl"]
@@ -137,7 +138,7 @@ def test_gqa_is_flash_attention():
 
 def test_gqa_is_flash_decoding(reports):
     """Blocks share the keys; each leaves sums and its maximum, a second kernel rescales and divides."""
-    found = next(f for f in reports["gqa"].found if f.structure.mapping.loop == "S")
+    found = next(f for f in reports["gqa"].found if f.structure.mapping.loops == ("S",))
     first, second = blocks_of(found.plain)
     assert [axis.name for axis in first.grid] == ["Hg", "Sg"]
     assert len(first.outputs) == 3
@@ -311,19 +312,33 @@ def test_budgets():
     few = search(program, replace(ONE, states=100))
     assert not few.complete
     assert few.counts.states <= 100 + len(list(tasks_of(program, ONE)))
+    shared = search(program, replace(ONE, states=100, workers=2))
+    assert not shared.complete
+    assert shared.counts.states >= 100
 
 
 def test_memory_limits_the_space():
     """LoRA without a loop needs a whole column block of W: it does not fit 24 KiB."""
     program, limits = get_program("lora"), replace(ONE, operators=4, capacity=24 * 1024)
-    assert all(found.structure.mapping.loop for found in search(program, limits).found)
+    assert all(found.structure.mapping.loops for found in search(program, limits).found)
 
 
 def test_devices_set_the_limits():
-    limits = ONE.on("cuda/sm_80")
-    assert limits.units == 108
-    assert limits.capacity < ONE.on("cuda/sm_90a").capacity == Limits().capacity
-    assert ONE.on("cuda/sm_90a").units == Limits().units
+    program = get_program("gqa")
+    ampere, hopper, cpu = (Limits.of(program, name) for name in ("cuda/sm_80", "cuda/sm_90a", "cpu"))
+    assert ampere.units == 108
+    assert ampere.capacity < hopper.capacity == Limits().capacity
+    assert hopper == cpu == Limits()
+    assert Limits.of(program, "cpu", operators=5, seconds=None).operators == 5
+
+
+def test_longer_programs_may_have_more_operators():
+    """Chains of more than ten operators count once; two accumulators are added, and decodings."""
+    found = {name: operators_of(program) for name, program in PROGRAMS.items()}
+    assert found == {
+        "rmsnorm_matmul": 8, "gated_mlp": 8, "lora": 8, "gqa": 8, "qknorm_attention": 11, "ntrans": 9,
+    }  # fmt: skip
+    assert operators_of(get_program("gated_mlp").with_weights("int4_g128")) == 10
 
 
 def test_sizes_that_no_tile_divides_are_a_reason():
@@ -340,8 +355,10 @@ def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
     found = [task.mapping for task in tasks_of(program, ONE)]
     whole = {mapping.grid for mapping in found if not mapping.split}
     assert whole == {(), ("B",), ("N",), ("B", "N")}
-    assert {mapping.loop for mapping in found} == {None, "K"}
-    assert {mapping.fmap for mapping in found if mapping.loop} == {(1, 0), (1, -1), (-1, 0)}
+    assert {mapping.loops for mapping in found} == {(), ("K",)}
+    assert {mapping.fmap for mapping in found if mapping.loops} == {
+        ((1,), (0,)), ((1,), (-1,)), ((-1,), (0,)),
+    }  # fmt: skip
     assert {mapping.split for mapping in found} == {None, "K"}
     assert all(mapping.grid[-1] == "K" for mapping in found if mapping.split)
     narrow = program.resized(B=LEAST_TILE)
@@ -406,12 +423,32 @@ def test_scales_move_across_the_product():
     report = search(program, replace(ONE, operators=4, split=False), seed=1)
     assert report.complete
     found = [f for f in report.found if [s.operator for s in f.structure.steps[:2]] == ["matmul", "mul"]]
-    assert any(f.structure.mapping.loop == "G" for f in found)
+    assert any(f.structure.mapping.loops == ("G",) for f in found)
     assert any(s.operator == "mul" for f in report.found for s in f.structure.steps[:1])  # the plain way, too
     body = block_of(found[0].plain)
     (product,) = (node for node in body.nodes if node.operator == "matmul")
     assert path(body, product.inputs[1]) == ["load", "input"]  # but for the conversion of int4
     assert body.producer(body.producer(product.inputs[1]).inputs[0]).tile.ttype.name == "int4"
+
+
+def test_loops_of_two_dimensions():
+    """Groups and rows of a group in one loop: two accumulated sums are one."""
+    program = Program("grouped", grouped, {"G": 32, "B": 16, "I": 128, "N": 1024})
+    limits = replace(ONE, operators=5, split=False, proofs=6, loops=2)
+    report = search(program, limits, seed=1)
+    found = [f for f in report.found if f.structure.mapping.loops == ("G", "I")]
+    assert found
+    body = block_of(found[0].plain)
+    assert [axis.name for axis in body.loops] == ["Gl", "Il"]
+    verify(found[0].graph)
+    small = program.resized(G=4, B=4, I=6, N=4)
+    factors = {"Gl": 2, "Gt": 2, "Bt": 4, "Il": 3, "It": 2, "Ng": 2, "Nt": 2}
+    known = {name: factors[name] for d in small.sizes for name in found[0].structure.mapping.factors(d)}
+    inputs = [
+        np.random.default_rng(0).integers(-8, 8, n.tile.known_shape) * 0.5 for n in small.graph().inputs
+    ]
+    wanted = evaluate(small.graph(), inputs)
+    assert np.allclose(evaluate(instantiate(found[0].structure, small, known), inputs), wanted)
 
 
 def test_tampered_structures_are_rejected(reports):
@@ -479,7 +516,8 @@ def test_programs_by_name():
 
 def test_the_page_draws_everything(reports):
     text = page(reports["lora"])
-    assert text.count("<svg") == 1 + min(8, len(reports["lora"].found))
+    assert text.count("<svg") == 2 * min(8, len(reports["lora"].found))  # each beside the program
+    assert "omap=" in text
     assert "states explored" in text
     assert "concat" in text
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")

@@ -45,6 +45,7 @@ def test_a_layer_is_cut_at_gelu_and_at_roots_of_exponentials():
     assert np.allclose(run(parts, graph, inputs)[0], evaluate(graph, inputs), rtol=1e-12)
     for part in parts:
         verify(part.graph)
+        assert len(part.graph.outputs) == 1
         whole = [node.name for node in part.graph.nodes if node.operator not in ("input", "constant")]
         assert len(set(whole)) == len(whole)
     computed = [n.name for p in parts for n in p.graph.nodes if n.operator not in ("input", "constant")]
@@ -55,7 +56,8 @@ def test_parts_can_be_decided_where_the_program_cannot():
     graph = program(lambda x, w: ((x @ w).silu() * 2.0).silu().op("relu") + x @ w, {"x": (2, 2), "w": (2, 2)})
     assert verify_equal(graph, graph).verdict == "refused"
     parts = partition(graph)
-    assert [part.lax for part in parts] == [True, True, True, False, True]  # the second x · w stands alone
+    assert [part.lax for part in parts] == [True, True, False, True]
+    assert [n.operator for n in parts[3].graph.nodes][-2:] == ["matmul", "add"]  # the second x · w waits
     for part in parts:
         assert verify_equal(part.graph, part.graph).equal == part.lax
 
@@ -70,3 +72,19 @@ def test_lax_programs_are_one_part():
 def test_parts_that_nothing_connects_are_apart():
     graph = program(lambda x, y: (x.exp(), y.square()), {"x": (2, 2), "y": (2, 2)})
     assert len(partition(graph)) == 2
+
+
+def test_a_norm_of_a_result_stays_whole():
+    """Of softmax plus x: its mean square alone could be computed within the first stage."""
+    graph = program(
+        lambda x: (y := x + x.exp() / x.exp().sum(1)) / y.square().sum(1).sqrt() + y, {"x": (2, 3)}
+    )
+    first, second = partition(graph)
+    assert [n.operator for n in second.graph.nodes if n.inputs] == [
+        "square",
+        "reduce_sum",
+        "sqrt",
+        "div",
+        "add",
+    ]
+    assert first.graph.outputs == tuple(n.name for n in second.graph.nodes if n.operator == "input")

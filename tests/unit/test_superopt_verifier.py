@@ -259,8 +259,8 @@ def test_quantized_inputs_are_free_variables():
 
 
 def test_random_programs():
-    """10**4 random sparse unequal pairs: none accepted; the bound per pair is 2**-64."""
-    pairs = random_pairs(10_000, seed=0)
+    """2000 random sparse unequal pairs: none accepted; the bound per pair is 2**-64."""
+    pairs = random_pairs(2_000, seed=0)
     accepted = [pair.name for pair in pairs if verify_equal(pair.first, pair.second).equal]
     assert accepted == []
 

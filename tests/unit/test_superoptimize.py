@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +12,19 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
+from ladder.api.fused_trials import candidates_of
 from ladder.api.tensor_program import program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
+from ladder.lower.blocks.analysis import gemm_of
 from ladder.lower.blocks.candidates import legal_schedules, ranked
 from ladder.runtime.fused import Fused, Lowering
-from ladder.superopt.generator import Limits
+from ladder.runtime.packed import pack
+from ladder.simulate.fused import simulate_fused
+from ladder.superopt.generator import Database, Limits, get_program, instantiate, search
+from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
+from tile_types import quantize
 from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
 
 
@@ -112,9 +121,35 @@ def test_block_graphs_on_the_cpu(name: str, cache: None) -> None:
     assert np.linalg.norm(fused(*inputs).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
 
 
+WEIGHTS = ["nf4_g64", "mxfp4", "int3_g32", "uint4_g128_zi", "uint2_g32_zf"]
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_quantized_weights_on_the_cpu(weight: str, cache: None) -> None:
+    case = graphs.rmsnorm_matmul(4, 256, 128, 64, 64, weight)
+    x, tile = draw(4, 256), case.graph.inputs[1].tile
+    stored = quantize(draw(*tile.known_shape), tile.ttype)
+    packed = pack(gemm_of(tile.ttype, tile.known_shape, "float16"), host_cpu(), stored)
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
+    exact = case.meaning(x.double().numpy(), stored.dequantize().double().numpy().T)
+    assert np.linalg.norm(fused(x, packed).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
+
+
 def test_a_cpu_block_is_not_shared() -> None:
     with pytest.raises(ScheduleError, match="one CPU thread each"):
         Fused.build(Lowering(CASES["gated_mlp"].graph, (BlockSchedule(2),)), host_cpu())
+
+
+def test_constants_are_inputs_and_part_of_a_kernel() -> None:
+    graph, device = CASES["gated_mlp"].graph, get_device("cuda/sm_90a")
+    keys = {
+        job.key
+        for constants in ((), ("GATE",), ("GATE", "UP"))
+        for job in Lowering(graph, (BlockSchedule(),), constants).jobs(device)
+    }
+    assert len(keys) == 3
+    with pytest.raises(ScheduleError, match="no inputs of 'gated_mlp': W"):
+        Lowering(graph, (BlockSchedule(),), ("W",))
 
 
 def test_fused_programs_check_their_inputs(cache: None) -> None:
@@ -141,9 +176,13 @@ def test_schedules_of_a_gpu_are_legal_and_ranked() -> None:
     assert {plan.cluster for plan in legal_schedules(block, get_device("cuda/sm_80"))} == {1}
 
 
-def test_superoptimize(cache: None) -> None:
+QUICK = Limits(operators=6, workers=1)
+
+
+def test_superoptimize(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a whole; then once more, which neither searches nor times anything."""
     inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
-    found = ladder.superoptimize(gated, inputs, limits=Limits(operators=6, workers=2), trials=3, seed=0)
+    found = ladder.superoptimize(gated, inputs, limits=QUICK, trials=3, seed=0)
     exact = gated(*(x.double() for x in inputs))
     assert (found(*inputs).double() - exact).norm() <= 1e-3 * exact.norm()
     assert found.certificate.equal
@@ -154,3 +193,106 @@ def test_superoptimize(cache: None) -> None:
     assert found.as_json()["states"] > 0
     (body,) = (node.body for node in found.graph.nodes if node.body is not None)
     assert sum(node.operator == "matmul" for _, node in body.walk()) == 2
+    assert "searched in" in str(found)
+
+    for name in ("search", "candidates_of", "checked"):
+        monkeypatch.setattr(f"ladder.api.superoptimize.{name}", None)
+    renamed = lambda *values: gated(*values)  # noqa: E731  the name of a program is no part of it
+    again = ladder.superoptimize(renamed, inputs, limits=QUICK, trials=3)
+    assert "from the database" in str(again)
+    assert again.as_json()["from_database"] is True
+    assert [trial.as_json() for trial in again.trials] == [trial.as_json() for trial in found.trials]
+    assert torch.equal(again(*inputs), found(*inputs))
+
+
+def test_the_database_knows_shapes_types_and_devices(cache: None) -> None:
+    program = program_of(gated, [draw(4, 64), draw(64, 32), draw(64, 32)])
+    wider = program_of(gated, [draw(8, 64), draw(64, 32), draw(64, 32)])
+    other = program_of(gated, [x.bfloat16() for x in (draw(4, 64), draw(64, 32), draw(64, 32))])
+    limits = [Limits.of(program, name) for name in ("cuda/sm_90a", "cuda/sm_80")]
+    database = Database(ladder.knobs.settings.cache_dir)
+    known = [identity(one, limits[0]) for one in (program, wider, other)] + [identity(program, limits[1])]
+    assert len({database.path(facts) for facts in known}) == 4
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A norm into a product, gelu, and a gate; two results."""
+    y = F.gelu(norm_matmul(x, w)) + 1.0
+    return F.silu(y @ v), y
+
+
+def test_what_cannot_be_proved_is_cut_out(cache: None) -> None:
+    inputs = [draw(4, 16), draw(16, 32), draw(32, 16)]
+    found = ladder.superoptimize(mixed, inputs, limits=replace(QUICK, operators=8), trials=1, seed=0)
+    exact = mixed(*(x.double() for x in inputs))
+    for y, wanted in zip(found(*inputs), exact, strict=True):
+        assert (y.double() - wanted).norm() <= 2e-3 * wanted.norm()
+    first, rest, last = found.parts
+    assert first.operators[-1] == "matmul"
+    assert rest.operators == ("gelu", "add")
+    assert "gelu has no counterpart" in rest.reason
+    assert "chain" in rest.plan
+    assert last.operators == ("matmul", "silu")
+    assert 0 < found.certificate.delta == sum(kernels.certificate.delta for kernels in found.kernels)
+    assert "mixed in 3 parts" in str(found)
+    assert [bool(part["kernels"]) for part in found.as_json()["parts"]] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: torch.cos(x @ x), "cos has no counterpart"),
+        (lambda x: (x @ x).float(), "the result is torch.float32"),
+        (lambda x: x.sum(-1, keepdim=True).expand(16, 16) @ x, "expand has no counterpart"),
+    ],
+)
+def test_what_no_part_can_be_made_of_is_named(function: Any, message: str) -> None:
+    with pytest.raises(ConversionError, match=message):
+        ladder.superoptimize(function, [draw(16, 16)])
+
+
+def quantized_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * (x @ up.T)
+
+
+def test_quantized_inputs_are_packed_weights() -> None:
+    stored = [ladder.quantize(draw(64, 128), name, group_size=64) for name in ("int4", "nf4")]
+    program = program_of(quantized_mlp, [draw(8, 128), *stored])
+    assert dict(program.packed) == {"X1": "int4_g64", "X2": "nf4_g64"}
+    x = draw(8, 128).double()
+    exact = quantized_mlp(x, *(w.dequantize() for w in stored))
+    found = evaluate(program.graph(), [x.numpy(), *(w.dequantize().numpy() for w in stored)])
+    assert np.allclose(found, exact.numpy())
+    with pytest.raises(ConversionError, match="only matmul's second operand"):
+        program_of(lambda x, w: x @ (w + 1.0).T, [draw(8, 128), stored[0]])
+    blocks = ladder.quantize(draw(64, 128), "int4", block=(32, 32))
+    with pytest.raises(ConversionError, match="scales along K"):
+        program_of(lambda x, w: x @ w.T, [draw(8, 128), blocks])
+
+
+def test_ties_of_the_model_go_to_more_threads() -> None:
+    """nTrans has no loop: the model says nothing of warps and rows per block."""
+    program = get_program("ntrans").resized(B=64, D=1024)
+    report = search(program, replace(QUICK, operators=7, proofs=1), seed=0)
+    first = candidates_of(report, get_device("cuda/sm_90a"), 1)[0]
+    assert first.factors["Bg"] == 64
+    assert first.lowering.schedules[0].row_warps == 16
+
+
+def test_loops_of_two_dimensions_are_lowered(cache: None) -> None:
+    """A sum over a batch of products: batch and rows in one loop, on the CPU and on the simulator."""
+    function = lambda x, w: (x @ w).sum(0, keepdim=True)  # noqa: E731
+    inputs = [draw(32, 16, 64), draw(32, 64, 32)]
+    program = program_of(function, inputs)
+    report = search(program, replace(QUICK, operators=5, loops=2, split=False), seed=0)
+    found = next(f for f in report.found if len(f.structure.mapping.loops) == 2)
+    factors = {"D1l": 32, "D1t": 1, "D2t": 16, "D3l": 2, "D3t": 32, "D6g": 1, "D6t": 32}
+    known = {name: factors[name] for d in program.sizes for name in found.structure.mapping.factors(d)}
+    lowering = Lowering(instantiate(found.structure, program, known), (BlockSchedule(),))
+    exact = function(*(x.double() for x in inputs))
+    y = Fused.build(lowering, host_cpu())(*inputs)
+    assert (y.double() - exact).norm() <= 1e-3 * exact.norm()
+    wide = Lowering(lowering.graph, (BlockSchedule(groups=2, stages=3),))
+    result = simulate_fused(wide, get_device("cuda/sm_90a"), inputs)
+    assert not result.findings, result.report()
+    assert result.relative_error(exact.numpy()) <= 1e-3

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from ladder.lower.blocks.schedule import BlockSchedule
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from targets import TileDevice
 
-Emitter = Callable[["Graph", "TileDevice", BlockSchedule, str], Any]
+Emitter = Callable[["Graph", "TileDevice", BlockSchedule, str, Collection[str]], Any]
 
 
 def emitter_for(device: TileDevice) -> Emitter:

@@ -49,6 +49,19 @@ def _opened(node: Node) -> Iterator[Node]:
         yield replace(inner, name=name, inputs=tuple(names[value] for value in inner.inputs))
 
 
+def without_outer_products(block: Graph) -> Graph:
+    """Return a block graph whose products of a column with a row are element-wise ones."""
+    return replace(block, nodes=tuple(_as_elementwise(block, node) for node in block.nodes))
+
+
+def _as_elementwise(block: Graph, node: Node) -> Node:
+    if node.operator != "matmul" or block.tile(node.inputs[0]).known_shape[-1] != 1:
+        return node
+    if node_attributes(node)["transpose_b"]:
+        raise ScheduleError(f"%{node.name}: products of a column with a transposed column are not lowered")
+    return replace(node, operator="mul", attributes=())
+
+
 def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
     """Return rows and columns of a tile; leading axes must have one element.
 
@@ -71,7 +84,7 @@ class BlockProgram:
     Parameters
     ----------
     block
-        The graph, thread graphs inlined.
+        The graph, thread graphs inlined, outer products element-wise.
     """
 
     block: Graph
@@ -85,7 +98,7 @@ class BlockProgram:
         ScheduleError
             Names what is not lowered.
         """
-        program = BlockProgram(inlined(block))
+        program = BlockProgram(without_outer_products(inlined(block)))
         for node in program.block.nodes:
             if node.operator != "input" and get_operator(node.operator).role != "store":
                 matrix_of(node.tile, f"%{node.name}")
@@ -166,18 +179,14 @@ class BlockProgram:
 def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
     """Return the normal form of a product with a weight ``[N, K]``, which decides its packed arrays.
 
-    Raises
-    ------
-    ScheduleError
-        If it has zero points, or exponents for scales.
+    As `ladder.api.problem.gemm_for`, which packs weights.
     """
     n, k = shape[-2:]
     group = min(ttype.shape[-1], k)
-    if ttype.zero_kind != "none" or (group < k and has_power_scales(ttype)):
-        raise ScheduleError(f"{ttype.name}: block graphs read weights with float scales and no zero points")
     return Gemm(
         n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
-        group_size=group, scale=group < k,
+        group_size=group, scale=group < k, zero=ttype.zero_kind,
+        power_scales=group < k and has_power_scales(ttype),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ladder.ir.graph import Graph
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.geometry import Geometry
-from ladder.lower.blocks.model import predicted
+from ladder.lower.blocks.model import STREAMED_BYTES, predicted, tile_bytes
 from ladder.lower.blocks.schedule import BlockSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -37,7 +37,7 @@ CROWDED_BYTES = 113 * 1024
 """Shared memory from which on one block fills a multiprocessor.
 
 The next kernel had better start at the end of the loop then, not at once: 15.1 instead of 16.5 us for RMSNorm
-and a product on an H200.
+and a product on an H200; so it had where large tensors are streamed: 13.9 instead of 17.9 us.
 """
 
 
@@ -60,14 +60,22 @@ def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Itera
     clusters = grid.clusters if looped and "cluster" in device.features else (1,)
     groups, stages = (grid.groups, grid.stages) if looped else ((1,), (2,))
     for choice in itertools.product(groups, grid.row_warps, stages, clusters, grid.column_warps, copies):
-        schedule = _legal(program, device, choice)
-        if schedule is not None:
-            yield schedule
+        plan = BlockSchedule(*choice)
+        for products in ("mma", "wgmma") if _suits_warpgroups(program, device, plan) else ("mma",):
+            schedule = _legal(program, device, replace(plan, products=products))
+            if schedule is not None:
+                yield schedule
 
 
-def _legal(program: BlockProgram, device: TileDevice, choice: tuple[object, ...]) -> BlockSchedule | None:
-    """Return the schedule of a choice, or None if it does not fit."""
-    schedule = BlockSchedule(*choice)  # type: ignore[arg-type]
+def _suits_warpgroups(program: BlockProgram, device: TileDevice, plan: BlockSchedule) -> bool:
+    """Whether products of warpgroups are worth a look: `Geometry` then says whether they are legal."""
+    products = [node for node in program.block.nodes if node.operator == "matmul"]
+    rows = {program.shape(node.name)[0] for node in products}
+    return "wgmma" in device.features and plan.copies == "tensor" and rows == {16 * plan.row_warps}
+
+
+def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> BlockSchedule | None:
+    """Return a schedule, with the time at which the next kernel may start, or None if it does not fit."""
     try:
         geo = Geometry(program, device, schedule)
         registers, crowded = geo.least_registers, geo.shared_bytes > CROWDED_BYTES
@@ -75,7 +83,13 @@ def _legal(program: BlockProgram, device: TileDevice, choice: tuple[object, ...]
         return None
     if registers > MOST_SUMS or registers * geo.schedule.threads > REGISTERS:
         return None
-    return replace(schedule, release="end" if crowded else "begin")
+    return replace(schedule, release="end" if crowded or _streams(program) else "begin")
+
+
+def _streams(program: BlockProgram) -> bool:
+    """Whether the loop's tiles come from large tensors."""
+    sources = [program.block.producer(n.inputs[0]) for n in program.loads if program.stages[n.name] == LOOP]
+    return any(tile_bytes(source) >= STREAMED_BYTES for source in sources)
 
 
 def ranked(block: Graph, device: TileDevice, grid: Grid = ALL) -> list[Estimate]:

@@ -120,6 +120,7 @@ class TileCopy:
 
     def _prepare(self, kernel: BlockKernel, node: Node) -> None:
         self.kernel, self.node = kernel, node
+        self.is_constant = node.inputs[0] in kernel.constants
         self.layout: Any = kernel.geo.layouts[node.name]
         self.looped = kernel.geo.is_looped(node)
         plan = kernel.schedule
@@ -155,24 +156,27 @@ class TileCopy:
                 with b.when(piece < count):
                     b.ptx("cp.async.cg.shared.global", target, source, CHUNK_BYTES)
 
-    def prefetch(self, own_step: Any, turns: Expr) -> None:
-        """Bring the group's first tiles into L2 while the kernel before still runs."""
-        kernel = self.kernel
-        if not kernel.overlap.possible or self.source.shape[0] * 2 < PREFETCHED_BYTES:
-            return
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the tensor is worth prefetching."""
+        return bool(self.source.shape[0] * 2 >= PREFETCHED_BYTES)
+
+    def prefetch(self, step: Expr) -> None:
+        """Bring a step's tile into L2, which is allowed while the kernel before still runs."""
         lines = -(-self.layout.chunks * CHUNK_BYTES // LINE_BYTES)
         count = self.layout.rows * lines
-        for turn in range(kernel.schedule.stages - 1):
-            first, pitch = kernel.place.begin(self.node, own_step(turn))
-            for part in range(-(-count // self.threads)):
-                piece = b.bind(self._thread + part * self.threads)
-                row, line = piece // lines, piece % lines
-                column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * ELEMENTS)
-                with b.when(T.And(piece < count, turn < turns)):
-                    b.ptx("prefetch.global.L2", self.source.ptr_to([first + row * pitch + column]))
+        first, pitch = self.kernel.place.begin(self.node, step)
+        for part in range(-(-count // self.threads)):
+            piece = b.bind(self._thread + part * self.threads)
+            row, line = piece // lines, piece % lines
+            column = T.min(line * (LINE_BYTES // 2), (self.layout.chunks - 1) * ELEMENTS)
+            whole = (part + 1) * self.threads <= count
+            with b.when(True if whole else piece < count):
+                b.ptx("prefetch.global.L2", self.source.ptr_to([first + row * pitch + column]))
 
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+TENSOR_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 MAP_SWIZZLE = {8: 3, 4: 2}
 """Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""
 MAP_LINES = 2
@@ -206,10 +210,26 @@ class TensorCopy(TileCopy):
             )
         )
 
+    def fetch_map(self) -> None:
+        """Fetch the tensor map, so that the first copy does not wait for it."""
+        with b.when(self.kernel.thread == 0):
+            b.ptx("prefetch.tensormap", T.address_of(self.map))
+
+    def prefetch(self, step: Expr) -> None:
+        row, column = self._corner(step)
+        with b.when(self.kernel.group_thread == 0):
+            for panel in range(self.layout.chunks // self.layout.pitch):
+                first = column + panel * self.layout.pitch * ELEMENTS
+                b.ptx(TENSOR_PREFETCH, T.address_of(self.map), first, row)
+
+    def _corner(self, step: Expr) -> tuple[Expr, Expr]:
+        """Return the first row and column of a step's tile."""
+        row, column = self.kernel.place.corner(self.node, step)
+        return b.bind(row), b.bind(column)
+
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
         """Start the copies of a step's tile into the stage at byte ``at``; they count at a barrier."""
-        row, column = self.kernel.place.corner(self.node, step)
-        row, column = b.bind(row), b.bind(column)
+        row, column = self._corner(step)
         for panel in range(self.layout.chunks // self.layout.pitch):
             place = T.Cast("int32", at) + (self.offset + panel * self.layout.panel_bytes)
             target = self.kernel.shared.ptr_to([b.bind(place // 4)])

@@ -7,7 +7,7 @@ LLVM backend knows, not to match hand-written kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram
 from ladder.lower.blocks.copies import GridPlace
+from ladder.lower.blocks.cpu_packed import PackedMatrix
 from ladder.lower.blocks.schedule import BlockSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -29,12 +30,18 @@ At = Callable[[Expr, Expr], Expr]
 """Row and column -> float32 element."""
 
 LOWEST = -3.0e38
-START = {"sum": 0.0, "max": LOWEST, "rescale": 0.0, "reduce_sum": 0.0, "reduce_max": LOWEST}
+START = {"sum": 0.0, "max": LOWEST, "rescale": 0.0, "last": 0.0, "reduce_sum": 0.0, "reduce_max": LOWEST}
 VECTOR = 16
 """Columns computed at once."""
 
 
-def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -> Any:
+def emit(
+    block: Graph,
+    device: TileDevice,
+    schedule: BlockSchedule,
+    name: str,
+    constants: Collection[str] = (),
+) -> Any:
     """Emit one block graph; as `ladder.lower.blocks.kernel.emit`, but for a CPU.
 
     Raises
@@ -62,9 +69,7 @@ class CpuBlock:
     def emit(self) -> None:
         """Emit the whole body."""
         nodes = [*self.block.inputs, *(self.block.producer(output) for output in self.block.outputs)]
-        self.tensors = {
-            node.name: b.tensor(node.name, (_elements(node),), node.tile.ttype.name) for node in nodes
-        }
+        self.tensors = {node.name: self._declare(node) for node in nodes}
         with I.parallel(0, self.program.blocks) as index:
             self.place = GridPlace(self.block, index)
             self._allocate()
@@ -77,6 +82,11 @@ class CpuBlock:
                     for node in self.program.accumulators:
                         self._accumulate(node)
             self._run(AFTER, None)
+
+    def _declare(self, node: Node) -> Any:
+        if node.tile.ttype.is_block:
+            return PackedMatrix.declare(node, self.program.operand)
+        return b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
 
     def _allocate(self) -> None:
         """Allocate buffers for what is stored: products, reductions, accumulators, maxima, shared values."""
@@ -148,9 +158,12 @@ class CpuBlock:
         return lambda r, c: value(0 if rows == 1 else r, 0 if columns == 1 else c)
 
     def _loaded(self, node: Node, step: Expr | None) -> At:
-        looped = self.program.stages[node.name] == LOOP
-        first, pitch = self.place.begin(node, step if looped else None)
+        step = step if self.program.stages[node.name] == LOOP else None
         source = self.tensors[node.inputs[0]]
+        if isinstance(source, PackedMatrix):
+            row, column = self.place.corner(node, step)
+            return lambda r, c: source.value(row + r, column + c)
+        first, pitch = self.place.begin(node, step)
         return lambda r, c: T.Cast("float32", source[first + r * pitch + c])
 
     def _joined(self, node: Node, axis: int) -> At:
@@ -220,9 +233,9 @@ class CpuBlock:
     # ---- accumulators -----------------------------------------------------------------------------------
     def _begin(self, node: Node) -> None:
         kind = str(node_attributes(node)["kind"])
-        if kind not in ("sum", "max", "rescale"):
+        if kind not in START:
             raise ScheduleError(
-                f"%{node.name}: accumulators of kind sum, max, rescale are lowered, not {kind}"
+                f"%{node.name}: accumulators of kind sum, max, rescale and last are lowered, not {kind}"
             )
         self._fill(node.name, lambda r, c: T.float32(START[kind]))
         self.values[node.name] = self._at(node.name)
@@ -255,6 +268,8 @@ class CpuBlock:
             self._fill(
                 node.name, lambda r, c: own(r, c) * factor[r] + step(r, c) * T.exp(local(r, 0) - most[r])
             )
+        elif kind == "last":
+            self._fill(node.name, value)
         else:
             join = "reduce_max" if kind == "max" else "reduce_sum"
             self._fill(node.name, lambda r, c: _combine(join, buffer[r * columns + c], value(r, c)))

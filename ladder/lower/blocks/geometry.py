@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
+from ladder.ir.ops import get_operator
 from ladder.lower.blocks.allocate import Lifetime, allocate
 from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
@@ -25,6 +26,9 @@ FRAGMENT_BYTES, ROW_BYTES = 512, 128
 
 ELEMENTS = 8
 """16-bit elements of a chunk."""
+
+PACKED_ALIGNMENT = 128
+"""Bytes at multiples of which tiles begin that tensor copies do not swizzle."""
 
 MOST_WARPS = 32
 NAMED_BARRIERS = 15
@@ -67,6 +71,8 @@ class Geometry:
         )
         if self.looped and not self.direct:
             self._check_accumulators()
+        if plan.products != "mma":
+            self._check_warpgroups()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -90,6 +96,38 @@ class Geometry:
             self.shared_bytes <= self.device.shared_per_block,
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use fewer stages, groups or smaller tiles",
+        )
+
+    def _check_warpgroups(self) -> None:
+        """Check that warpgroups can compute all products."""
+        plan = self.schedule
+        require("wgmma" in self.device.features, f"{self.device.name} has no products of warpgroups")
+        require(
+            plan.copies == "tensor" and plan.row_warps % 4 == 0,
+            "products of warpgroups take tensor copies and row_warps of 4 or 8",
+        )
+        for node in self.program.block.nodes:
+            if node.operator == "matmul":
+                self._check_warpgroup_product(node)
+
+    def _check_warpgroup_product(self, node: Node) -> None:
+        operands = [self.program.block.producer(name) for name in node.inputs]
+        users = [user.operator for user in self.program.users[node.name]]
+        require(
+            all(tile.operator == "load" and self.is_looped(tile) for tile in operands)
+            and users == ["accumulate"]
+            and not node_attributes(node)["transpose_b"],
+            f"%{node.name}: warpgroups multiply tiles of the loop, [M, K] with [K, N], for a sum",
+        )
+        rows, columns = self.program.shape(node.name)
+        wide = [self.layouts[tile.name] for tile in operands]
+        width = 8 * self.column_fragments(columns)
+        require(
+            all(isinstance(layout, TileLayout) and layout.pitch == 8 and layout.swizzled for layout in wide)
+            and rows == 16 * self.schedule.row_warps
+            and width % 64 == 0,
+            f"%{node.name}: warpgroups multiply 64 rows each, with multiples of 64 columns, K by 64,"
+            f" got {rows} x {columns}",
         )
 
     def _check_accumulators(self) -> None:
@@ -223,14 +261,42 @@ class Geometry:
                 found[name] = TileLayout(rows, chunks, chunks | 1)
         return found
 
-    @property
-    def column_reductions(self) -> tuple[str, ...]:
-        """Values reduced over rows: warps share them through shared memory."""
-        return tuple(
-            node.name
-            for node in self.program.block.nodes
-            if node.operator in ("reduce_sum", "reduce_max")
-            and node_attributes(node)["axis"] % len(node.tile.shape) == len(node.tile.shape) - 2
+    @cached_property
+    def shared_rows(self) -> Mapping[str, bool]:
+        """Values of one row that warps share through shared memory; whether as reciprocals.
+
+        What follows element by element from a reduction over rows, of one row itself, is computed by who
+        shares it: once, not by every warp.
+        """
+        return dict(self._followed(node) for node in self.program.block.nodes if self._reduces_rows(node))
+
+    def _reduces_rows(self, node: Node) -> bool:
+        rank = len(node.tile.shape)
+        reduces = node.operator in ("reduce_sum", "reduce_max")
+        return reduces and node_attributes(node)["axis"] % rank == rank - 2
+
+    def _followed(self, node: Node) -> tuple[str, bool]:
+        """Return the last value that follows from one alone, and whether all that takes it divides by it."""
+        users = self.program.users[node.name]
+        if len(users) == 1 and self._follows(users[0], node):
+            return self._followed(users[0])
+        shape = self.program.shape(node.name)
+        divided = all(
+            user.operator == "div"
+            and user.inputs[1] == node.name != user.inputs[0]
+            and self.program.shape(user.name) != shape
+            for user in users
+        )
+        return node.name, divided
+
+    def _follows(self, user: Node, node: Node) -> bool:
+        """Whether a user of a row is a row of the same stage, computed of it and of numbers."""
+        others = [self.program.block.producer(name) for name in user.inputs if name != node.name]
+        return (
+            get_operator(user.operator).elementwise
+            and self.program.shape(user.name) == self.program.shape(node.name)
+            and self.program.stages[user.name] == self.program.stages[node.name]
+            and all(other.operator == "constant" for other in others)
         )
 
     def _computed_parts(self, value: str) -> list[str]:
@@ -244,30 +310,39 @@ class Geometry:
     @property
     def spill_bytes(self) -> int:
         """Shared memory of spilled values."""
-        columns = sum(4 * self.program.shape(name)[1] for name in self.column_reductions)
+        columns = sum(4 * self.program.shape(name)[1] for name in self.shared_rows)
         return (sum(layout.bytes for layout in self.spills.values()) + columns) * self.schedule.groups
 
     # ---- regions of shared memory ---------------------------------------------------------------------
     @cached_property
     def stage_offsets(self) -> Mapping[str, int]:
-        """Offset of each loop tile within a stage."""
+        """Offset of each loop tile within a stage; packed ones come last, which need no alignment."""
         offsets, at = {}, 0
-        for node in () if self.direct else self.program.loads:
-            if self.is_looped(node):
-                offsets[node.name] = at
-                at += -(-self.layouts[node.name].bytes // self.alignment) * self.alignment
+        for name in self._staged:
+            offsets[name] = at
+            at += self._padded_bytes(name)
         return offsets
+
+    @cached_property
+    def _staged(self) -> list[str]:
+        names = [n.name for n in self.program.loads if self.is_looped(n) and not self.direct]
+        return sorted(names, key=lambda name: not isinstance(self.layouts[name], TileLayout))
+
+    def _padded_bytes(self, name: str) -> int:
+        layout = self.layouts[name]
+        alignment = self.alignment if isinstance(layout, TileLayout) else PACKED_ALIGNMENT
+        return -(-layout.bytes // alignment) * alignment
 
     @property
     def alignment(self) -> int:
         """Bytes at multiples of which tiles begin: where swizzles do."""
-        return 1024 if self.schedule.copies == "tensor" else 128
+        return 1024 if self.schedule.copies == "tensor" else PACKED_ALIGNMENT
 
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage of one group."""
-        sizes = (self.layouts[name].bytes for name in self.stage_offsets)
-        return sum(-(-size // self.alignment) * self.alignment for size in sizes)
+        size = sum(map(self._padded_bytes, self.stage_offsets))
+        return -(-size // self.alignment) * self.alignment
 
     @property
     def barriers(self) -> int:
@@ -327,7 +402,7 @@ class Geometry:
             found[f"spill {name}"] = Lifetime(
                 plan.groups * layout.bytes, first, max(first, self._last_use_of(name))
             )
-        for name in self.column_reductions:
+        for name in self.shared_rows:
             first = STAGES.index(self.program.stages[name])
             last = max(first, self._last_use_of(name))
             found[f"columns {name}"] = Lifetime(4 * plan.groups * self.program.shape(name)[1], first, last)

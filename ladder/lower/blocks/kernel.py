@@ -9,7 +9,7 @@ for others within the loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,15 +20,18 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import values as v
+from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.accumulators import Accumulator, Merger, Rescaler
 from ladder.lower.blocks.analysis import BEFORE, LOOP, BlockProgram, gemm_of
 from ladder.lower.blocks.copies import GridPlace, TensorCopy, TileCopy
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
+from ladder.lower.blocks.makers import MAKERS
 from ladder.lower.blocks.order import levels
+from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.arguments import scale_dtype
 from ladder.lower.gpu.instructions import select_step
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -42,7 +45,13 @@ HOISTED_REGISTERS = 64
 """Most registers for operands that stay the same in all steps."""
 
 
-def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -> Any:
+def emit(
+    block: Graph,
+    device: TileDevice,
+    schedule: BlockSchedule,
+    name: str,
+    constants: Collection[str] = (),
+) -> Any:
     """Emit one block graph.
 
     Parameters
@@ -56,6 +65,8 @@ def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -
     name
         Symbol of the kernel's host entry. It takes the graph's inputs, then its outputs, each as one
         contiguous axis.
+    constants
+        Inputs that no kernel before writes, so that they may be read before those have ended.
 
     Returns
     -------
@@ -67,15 +78,21 @@ def emit(block: Graph, device: TileDevice, schedule: BlockSchedule, name: str) -
         If the schedule does not fit, or names what is not lowered.
     """
     with b.function(name) as result:
-        BlockKernel(BlockProgram.of(block), device, schedule).emit()
+        BlockKernel(BlockProgram.of(block), device, schedule, constants).emit()
     return result.func
 
 
 class BlockKernel:
     """One kernel being emitted."""
 
-    def __init__(self, program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> None:
-        self.program, self.schedule = program, schedule
+    def __init__(
+        self,
+        program: BlockProgram,
+        device: TileDevice,
+        schedule: BlockSchedule,
+        constants: Collection[str] = (),
+    ) -> None:
+        self.program, self.schedule, self.constants = program, schedule, frozenset(constants)
         self.geo = Geometry(program, device, schedule)
         self.lanes: Lanes = FlatLanes(self) if self.geo.flat else FragmentLanes(self)
         self.operand, self.device = program.operand, device
@@ -136,8 +153,7 @@ class BlockKernel:
         self._release("begin")
         self._allocate()
         self._prepare_arrivals()
-        for copy in self.loop_copies:
-            copy.prefetch(self.own_step, self.turns)
+        self._copy_early()
         self.overlap.wait()
         self._start_copies()
         if self.geo.looped:
@@ -151,15 +167,21 @@ class BlockKernel:
             self.tensors[node.name] = b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
             return
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, self.operand)
-        parts = {"words": "uint32", "scales": self.operand, "row_scale": "float32"}
+        parts = {
+            "words": "uint32",
+            "scales": scale_dtype(gemm) if gemm.scale else None,
+            "zeros": None if gemm.zero == "none" else self.operand,
+            "row_scale": "float32",
+        }
         for part, dtype in parts.items():
             name = f"{node.name}_{part}"
-            wanted = part != "scales" or gemm.scale
-            self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if wanted else None
+            self.tensors[name] = b.tensor(name, (b.symbol(name),), dtype) if dtype else None
 
-    def _release(self, when: str) -> None:
+    def _release(self, when: str, condition: Expr = True) -> None:
         """Let the next kernel start, if now is when."""
-        if self.schedule.release == when:
+        if self.schedule.release != when or condition is False:
+            return
+        with _always() if condition is True else b.when(condition):
             self.overlap.release()
 
     def _locate(self) -> None:
@@ -244,6 +266,9 @@ class BlockKernel:
         for node in self.program.block.nodes:
             if node.operator not in ("input", "store"):
                 self.values[node.name] = self._value(node)
+            if node.name in geo.shared_rows:
+                source = self.values[node.name]
+                self.values[node.name] = SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
 
@@ -260,7 +285,7 @@ class BlockKernel:
         shape, dtype = self.shape(node.name), node.tile.ttype.name
         attributes = node_attributes(node)
         operands = [self.values[name] for name in node.inputs if name in self.values]
-        make = _MAKERS.get(node.operator)
+        make = MAKERS.get(node.operator)
         if make is not None:
             return make(self, node, operands, attributes)
         row = get_operator(node.operator)
@@ -284,12 +309,12 @@ class BlockKernel:
     def _spill_stage(self, stage: str) -> None:
         """Compute the values of a stage that pass through shared memory, a barrier after each depth."""
         names = {node.name: node.inputs for node in self.program.block.nodes}
-        through = {*self.geo.spills, *self.geo.column_reductions}
+        through = {*self.geo.spills, *self.geo.shared_rows}
         shared = {name for name in through if self.program.stages[name] == stage}
         for level in levels(names, shared):
             for name in level:
                 value = self.values[name]
-                if isinstance(value, v.ColumnReduce):
+                if isinstance(value, SharedRow):
                     value.share()
                 if name in self.geo.spills:
                     self._spill(value)
@@ -318,45 +343,82 @@ class BlockKernel:
             b.ptx("bar.sync", T.Cast("uint32", self.group + 1), T.uint32(plan.group_warps * WARP))
 
     # ---- the loop -----------------------------------------------------------------------------------------
+    @property
+    def _early(self) -> bool:
+        """Whether anything may be read while the kernels before still run."""
+        return self.overlap.possible and self.schedule.release != "never"
+
+    def _copy_early(self) -> None:
+        """Copy what the kernels before do not write, and bring what they might have written into L2."""
+        for copy in self.tensor_copies.values():
+            copy.fetch_map()
+        if not self._early:
+            return
+        for copy in self.block_copies:
+            if copy.is_constant:
+                copy.emit(0, T.uint32(0))
+        for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
+            with self._if_turn(turn), self.scope():
+                if self._constant_copies:
+                    self._copy_tiles(turn, turn, self._constant_copies, opens=True)
+                for copy in self.loop_copies:
+                    if copy.is_streamed and not copy.is_constant:
+                        copy.prefetch(self.own_step(turn))
+
+    @property
+    def _constant_copies(self) -> list[TileCopy]:
+        """Copies of a step that need not wait for the kernels before."""
+        return [copy for copy in self.loop_copies if copy.is_constant]
+
     def _start_copies(self) -> None:
         """Copy what all steps share, and the first steps' tiles."""
         for copy in self.block_copies:
-            copy.emit(0, T.uint32(0))
+            if not (self._early and copy.is_constant):
+                copy.emit(0, T.uint32(0))
         if self.block_copies:
             b.ptx("cp.async.commit_group")
         for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
-            self._copy_step(turn, turn)
+            self._copy_step(turn, turn, left=self._early and bool(self._constant_copies))
+        self._release("asked", self.turns < self.schedule.stages + self.schedule.lead)
         if self.block_copies:
             later = self.loop_copies and not self.tensor_copies
             b.ptx("cp.async.wait_group", self.schedule.stages - 1 if later else 0)
             b.block_sync()
         self._spill_stage(BEFORE)
 
-    def _copy_step(self, turn: Expr, slot: Expr) -> None:
-        """Copy the tiles of a turn, if there is such a turn, and close the group of copies."""
-        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
-        guard = (
-            _always() if isinstance(turn, int) and isinstance(self.turns, int) and turn < self.turns else None
-        )
-        with guard or b.when(turn < self.turns), self.scope():
-            step = b.keep(self.own_step(turn))
-            if self.tensor_copies:
-                with b.when(self.group_thread == 0):
-                    self._start_tensor_copies(step, at, self._arrival(slot))
-            else:
-                for copy in self.loop_copies:
-                    copy.emit(step, at)
+    def _if_turn(self, turn: Expr) -> Any:
+        """Enter a branch that is taken if there is such a turn."""
+        known = isinstance(turn, int) and isinstance(self.turns, int)
+        return _always() if known and turn < self.turns else b.when(turn < self.turns)
+
+    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
+        """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
+
+        ``left``: only those that were not copied early.
+        """
+        copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
+        with self._if_turn(turn), self.scope():
+            self._copy_tiles(turn, slot, copies, opens=not left)
         if not self.tensor_copies:
             b.ptx("cp.async.commit_group")
 
+    def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Any], opens: bool) -> None:
+        """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
+        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
+        step = b.keep(self.own_step(turn))
+        if not self.tensor_copies:
+            for copy in copies:
+                copy.emit(step, at)
+            return
+        with b.when(self.group_thread == 0):
+            if opens:
+                count = sum(copy.bytes for copy in self.tensor_copies.values())
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+            for copy in copies:
+                copy.start(step, at, self._arrival(slot))
+
     def _arrival(self, slot: Expr) -> Expr:
         return self.arrivals.ptr_to([self.group * self.schedule.stages + slot])
-
-    def _start_tensor_copies(self, step: Expr, at: Expr, barrier: Expr) -> None:
-        count = sum(copy.bytes for copy in self.tensor_copies.values())
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, T.uint32(count)))
-        for copy in self.tensor_copies.values():
-            copy.start(step, at, barrier)
 
     def _prepare_arrivals(self) -> None:
         """Initialise the barriers of tensor copies before anybody copies or waits."""
@@ -377,24 +439,38 @@ class BlockKernel:
         self._hoist()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         phase = b.Variable("int32", 0)
+        asynchronous = self.schedule.products == "wgmma"
         with b.loop(self.turns, rolled=True) as turn, self.scope():
             if self.loop_copies:
                 self._await_step(slot, phase)
-                self.group_sync()
-                self._copy_step(b.bind(turn + (stages - 1)), ahead.value)
+                if not asynchronous:
+                    self._refill(turn, ahead)
                 place = self.stages_at + slot.value * self.geo.stage_bytes
                 self.stage.set(self.base + T.Cast("uint32", place))
             self.loop_step = b.keep(self.own_step(turn))
             self._spill_stage(LOOP)
             self.rescaler.step()
+            if asynchronous:
+                warpgroups.begin_step()
             for accumulator in accumulators:
                 accumulator.update()
             self.rescaler.end_step()
+            if asynchronous:
+                warpgroups.end_step()
+                self._refill(turn, ahead)
             if self.tensor_copies:
                 phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))
             for position in (slot, ahead):
                 position.set(T.Select(position.value == stages - 1, 0, position.value + 1))
         self.loop_step = None
+        if asynchronous:
+            warpgroups.finish()
+
+    def _refill(self, turn: Expr, ahead: b.Variable) -> None:
+        """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
+        self.group_sync()
+        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ahead.value)
+        self._release("asked", turn == self.turns - self.schedule.stages - self.schedule.lead)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
         """Wait until this turn's tiles have arrived: what this thread copied, or all of them."""
@@ -518,62 +594,3 @@ def _elements(node: Node) -> int:
     for extent in node.tile.known_shape:
         count *= extent
     return count
-
-
-def _load(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    geo, name = kernel.geo, node.name
-    if geo.direct:
-        kind = v.GlobalRow if geo.flat else v.GlobalTile
-        return kind(kernel, node, kernel.shape(name), node.tile.ttype.name)
-    looped = geo.is_looped(node)
-    offset = geo.stage_offsets[name] if looped else geo.offsets[name]
-    base = (kernel.stage.value if looped else kernel.base) + T.uint32(offset)
-    shape, layout = kernel.shape(name), geo.layouts[name]
-    if isinstance(layout, TileLayout):
-        return v.SharedTile(kernel, name, shape, node.tile.ttype.name, layout, base)
-    from ladder.lower.blocks.packed import PackedTile
-
-    return PackedTile(kernel, node, shape, layout, base, kernel.device)
-
-
-def _constant(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    if kernel.shape(node.name) != (1, 1):
-        raise ScheduleError(f"%{node.name}: constants of one element are lowered")
-    return v.Constant(kernel, node.name, float(attributes["value"]))
-
-
-def _convert(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    return v.Convert(kernel, node.name, kernel.shape(node.name), node.tile.ttype.name, operands[0])
-
-
-def _matmul(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    transposed = bool(attributes["transpose_b"])
-    return v.Matmul(kernel, node.name, kernel.shape(node.name), operands[0], operands[1], transposed)
-
-
-def _concat(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    rank = len(node.tile.known_shape)
-    axis = attributes["axis"] % rank - (rank - 2)
-    return v.Concat(kernel, node.name, kernel.shape(node.name), node.tile.ttype.name, operands, axis)
-
-
-def _reduce(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    rank = len(node.tile.known_shape)
-    axis = attributes["axis"] % rank - rank
-    if not attributes["keep"] or axis < -2:
-        raise ScheduleError(
-            f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
-        )
-    kind = v.Reduce if axis == -1 else v.ColumnReduce
-    return kind(kernel, node.name, kernel.shape(node.name), node.operator, operands[0])
-
-
-def _accumulate(kernel: BlockKernel, node: Node, operands: Any, attributes: Any) -> v.Value:
-    return Accumulator(kernel, node, operands, str(attributes["kind"]))
-
-
-_MAKERS: dict[str, Callable[..., v.Value]] = {
-    "load": _load, "constant": _constant, "convert": _convert, "matmul": _matmul, "concat": _concat,
-    "reduce_sum": _reduce, "reduce_max": _reduce, "accumulate": _accumulate,
-}  # fmt: skip
-"""Operator -> what makes its value; element-wise rows of the operator table need none."""

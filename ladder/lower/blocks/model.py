@@ -27,6 +27,9 @@ MOST_THREADS = 2048
 STREAMED_BYTES = 1 << 20
 """Tensors from this size on decide how well memory is read."""
 
+WARPGROUP_PRODUCT = 0.4
+"""Time of a warp's share of ``wgmma``, over that of ``mma`` with its operands' loads: an estimate."""
+
 CPU_STEP_SECONDS = 1.0e-6
 """What a step of the loop costs a CPU thread besides loading."""
 
@@ -138,14 +141,16 @@ class _Estimate:
         work = self._products() * c.product + self._elements() * c.element + chunks * c.chunk
         return self.turns * (c.step + work * share)
 
-    def _products(self) -> int:
-        """Return the matrix instructions of a warp in a step."""
-        total = 0
+    def _products(self) -> float:
+        """Return the matrix instructions of a warp in a step, as many as take the time of ``mma``."""
+        total = 0.0
+        each = WARPGROUP_PRODUCT if self.plan.products == "wgmma" else 1.0
         for node in self.program.block.nodes:
             if node.operator == "matmul":
                 rows, columns = self.program.shape(node.name)
                 depth = self.program.shape(node.inputs[0])[1] // 16
-                total += self.geo.row_fragments(rows) * (columns // 8 // self.plan.column_warps) * depth
+                products = self.geo.row_fragments(rows) * (columns // 8 // self.plan.column_warps) * depth
+                total += each * products
         return total
 
     def _elements(self) -> float:

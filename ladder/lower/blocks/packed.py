@@ -8,7 +8,7 @@ and the decoder's gain finished sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from ladder.lower.blocks.values import Shape, Value
 from ladder.lower.gpu.decode import Decoder, load_order, make_decoder
 from ladder.lower.gpu.groups import Groups
 from schedules.layouts import TILE
+from schedules.legal import scale_span
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -42,8 +43,39 @@ STEPS = TILE // 16
 
 
 @dataclass(frozen=True)
+class Strips:
+    """Scales or zero points of a tile: runs of elements, one for each of its rows.
+
+    Parameters
+    ----------
+    size
+        Bytes of an element.
+    span
+        Elements along K that a run serves; 0 if all of them.
+    parts
+        Runs, one after the other, that serve the same elements.
+    """
+
+    size: int
+    span: int
+    parts: int = 1
+
+    def count(self, columns: int) -> int:
+        """Return the runs of a tile."""
+        return self.parts * (max(1, columns // self.span) if self.span else 1)
+
+    def first(self, column: Expr) -> Expr:
+        """Return the run, of all in memory, that serves a tile from ``column`` on."""
+        return column // self.span * self.parts if self.span else 0
+
+    def run(self, column: int, columns: int) -> int:
+        """Return the first run of a tile of ``columns`` that serves one of them."""
+        return column // self.span * self.parts if 0 < self.span < columns else 0
+
+
+@dataclass(frozen=True)
 class PackedLayout:
-    """A quantized tile in shared memory: packed tiles by rows, then rows of scales.
+    """A quantized tile in shared memory: packed tiles by rows, then rows of scales and of zero points.
 
     Parameters
     ----------
@@ -62,22 +94,24 @@ class PackedLayout:
             raise ScheduleError(
                 f"tiles of packed weights are multiples of {TILE} x {TILE}, got {self.rows} x {self.columns}"
             )
-        if (
-            self.gemm.scale
-            and self.size > TILE
-            and max(self.size, self.columns) % min(self.size, self.columns)
-        ):
-            raise ScheduleError(f"tiles of {self.columns} columns do not divide groups of {self.size}")
+        for strips in self.strips.values():
+            if strips.span and max(strips.span, self.columns) % min(strips.span, self.columns):
+                raise ScheduleError(f"tiles of {self.columns} columns do not divide groups of {strips.span}")
 
     @cached_property
     def groups(self) -> Groups:
         """How scales fall on packed tiles."""
         return Groups(self.gemm)
 
-    @property
-    def size(self) -> int:
-        """Elements along K of a packed scale."""
-        return self.groups.size
+    @cached_property
+    def strips(self) -> Mapping[str, Strips]:
+        """What goes with the words, by name of the array."""
+        found = {}
+        if self.gemm.scale:
+            found["scales"] = Strips(4 if self.groups.exponents else 2, scale_span(self.gemm))
+        if self.gemm.zero != "none":
+            found["zeros"] = Strips(2, self.groups.size, 2 if self.gemm.zero == "float" else 1)
+        return found
 
     @property
     def k_tiles(self) -> int:
@@ -94,30 +128,30 @@ class PackedLayout:
         """Bytes of the packed tiles of 64 rows: they lie together in memory."""
         return self.k_tiles * self.tile_bytes
 
-    @property
-    def word_bytes(self) -> int:
-        """Bytes of all words."""
-        return self.rows // TILE * self.run_bytes
-
-    @property
-    def scale_rows(self) -> int:
-        """Rows of scales."""
-        return max(1, self.columns // self.size) if self.gemm.scale else 0
+    @cached_property
+    def offsets(self) -> Mapping[str, int]:
+        """First byte of each array of `strips`, and the size of all under ``"end"``."""
+        offsets, at = {}, self.rows // TILE * self.run_bytes
+        for name, strips in self.strips.items():
+            offsets[name] = at
+            at += strips.size * self.rows * strips.count(self.columns)
+        return {**offsets, "end": at}
 
     @property
     def bytes(self) -> int:
         """Size."""
-        return self.word_bytes + 2 * self.rows * self.scale_rows
+        return self.offsets["end"]
 
     def tile_byte(self, row: Expr, k: int) -> Expr:
         """Return where packed tile ``k`` of the ``row``-th 64 rows begins."""
         return row * self.run_bytes + k * self.tile_bytes
 
-    def scale_row(self, k: int, granule: int) -> int:
-        """Return the row of scales of a granule of packed tile ``k``."""
-        if self.size < TILE:
-            return k * self.groups.per_tile + granule
-        return k * TILE // self.size if self.size < self.columns else 0
+    def strip_byte(self, name: str, k: int, granule: int, part: int, row: Expr) -> Expr:
+        """Return where a row's scale or zero point of a granule of packed tile ``k`` lies."""
+        strips = self.strips[name]
+        column = k * TILE + granule * (TILE // self.groups.per_tile)
+        run = strips.run(column, self.columns) + part
+        return self.offsets[name] + (run * self.rows + row) * strips.size
 
 
 class PackedCopy(TileCopy):
@@ -127,11 +161,14 @@ class PackedCopy(TileCopy):
 
     def __init__(self, kernel: BlockKernel, node: Node) -> None:
         self._prepare(kernel, node)
-        self.words, self.scales = (kernel.tensors[f"{node.inputs[0]}_{part}"] for part in ("words", "scales"))
+        self.words = kernel.tensors[f"{node.inputs[0]}_words"]
         self.n, self.k = kernel.program.block.tile(node.inputs[0]).known_shape
 
     def encode(self) -> None:
         """Packed tiles lie together: no tensor map is needed."""
+
+    def fetch_map(self) -> None:
+        """There is none."""
 
     @property
     def bytes(self) -> int:
@@ -147,10 +184,11 @@ class PackedCopy(TileCopy):
         for index in range(layout.rows // TILE):
             tile = (row // TILE + index) * (-(-self.k // TILE)) + column // TILE
             move(base + index * layout.run_bytes, self.words.ptr_to([tile * words]), layout.run_bytes)
-        for index in range(layout.scale_rows):
-            group = column // layout.size + index
-            source = self.scales.ptr_to([group * (-(-self.n // TILE) * TILE) + row])
-            move(base + layout.word_bytes + 2 * layout.rows * index, source, 2 * layout.rows)
+        for name, strips in layout.strips.items():
+            array, count = self.kernel.tensors[f"{self.node.inputs[0]}_{name}"], layout.rows * strips.size
+            for index in range(strips.count(layout.columns)):
+                source = array.ptr_to([(strips.first(column) + index) * (-(-self.n // TILE) * TILE) + row])
+                move(base + layout.offsets[name] + count * index, source, count)
 
     def emit(self, step: Expr, at: Expr) -> None:
         """Emit this thread's share of the copy."""
@@ -182,19 +220,14 @@ class PackedCopy(TileCopy):
 
         self._runs(step, at, move)
 
-    def prefetch(self, own_step: Any, turns: Expr) -> None:
-        """Bring the group's first tiles into L2 while the kernel before still runs."""
-        kernel = self.kernel
-        if not kernel.overlap.possible:
-            return
+    is_streamed = True
 
+    def prefetch(self, step: Expr) -> None:
         def move(target: Expr, source: Expr, count: int) -> None:
-            with b.when(kernel.group_thread == 0):
+            with b.when(self.kernel.group_thread == 0):
                 b.ptx("cp.async.bulk.prefetch.L2.global", source, T.uint32(count))
 
-        for turn in range(kernel.schedule.stages - 1 if self.looped else 1):
-            with b.when(turn < turns):
-                self._runs(own_step(turn), 0, move)
+        self._runs(step, 0, move)
 
 
 class PackedTile(Value):
@@ -257,24 +290,56 @@ class PackedTile(Value):
         out = b.local(4 * STEPS, "uint32")
         registers = layout.groups.registers
         for granule in range(layout.groups.per_tile):
-            scales = self._scales(k, granule, pair) if layout.gemm.scale else None
+            scales = self._rows("scales", k, granule, pair) if layout.gemm.scale else None
             first = granule * registers
-            self.decoder.registers(words, first, registers, out, first, scales, None)
+            byte: int | None = None
+            if layout.groups.exponents:
+                scales, byte = self._exponents(scales, k, granule)
+            self.decoder.registers(
+                words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=byte
+            )
         return out
 
-    def _scales(self, k: int, granule: int, pair: Expr) -> tuple[Expr, Expr]:
-        """Return the scales of rows g and g + 8, each in both halves of a register."""
-        layout = self.layout
-        row = layout.scale_row(k, granule)
+    def _rows(self, name: str, k: int, granule: int, pair: Expr, part: int = 0) -> tuple[Expr, Expr]:
+        """Return what rows g and g + 8 have, in both halves of a register if it is one half."""
+        wide = self.layout.strips[name].size == 4
 
-        def load(half: int) -> Expr:
-            element = row * layout.rows + pair * 16 + self.kernel.lane // 4 + 8 * half
-            bits = b.local(1, "uint16")
-            b.ptx("ld.shared.u16", bits[0], self.base + _word(layout.word_bytes + element * 2))
-            return b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
+        def load(place: Expr) -> Expr:
+            bits = b.local(1, "uint32" if wide else "uint16")
+            b.ptx(f"ld.shared.u{32 if wide else 16}", bits[0], self.base + _word(place))
+            return (
+                bits[0]
+                if wide
+                else b.Variable("uint32", T.Cast("uint32", bits[0]) * T.uint32(0x00010001)).value
+            )
 
-        low, high = (self._once(("scale", row, pair, half), lambda h=half: load(h)) for half in range(2))
+        first = pair * 16 + self.kernel.lane // 4
+        places = [self.layout.strip_byte(name, k, granule, part, first + 8 * half) for half in range(2)]
+        run = self.layout.strip_byte(name, k, granule, part, 0)
+        low, high = (
+            self._once((name, run, pair, half), lambda place=place: load(place))
+            for half, place in enumerate(places)
+        )
         return low, high
+
+    def _exponents(self, words: Any, k: int, granule: int) -> tuple[tuple[Expr, Expr], int]:
+        """Return rows' words of exponents, and which of their bytes serves a granule."""
+        per_tile, tiles = self.layout.groups.per_tile, self.layout.k_tiles
+        if tiles % 2 == 0:
+            return words, k % 2 * per_tile + granule
+        _, column = self.kernel.place.corner(self.node, self.kernel.loop_step)
+        odd = T.Cast("uint32", (column // TILE + k) % 2)
+        low, high = (b.bind(word >> (odd * T.uint32(16))) for word in words)
+        return (low, high), granule
+
+    def _zeros(self, k: int, granule: int, pair: Expr) -> Any:
+        """Return the zero points of rows g and g + 8 as the decoder takes them."""
+        if "zeros" not in self.layout.strips:
+            return None
+        parts = [
+            self._rows("zeros", k, granule, pair, part) for part in range(self.layout.strips["zeros"].parts)
+        ]
+        return parts[0] if len(parts) == 1 else tuple(zip(*parts, strict=True))
 
     def column_factors(self, n: Expr) -> list[Expr]:
         """Return what the sums of columns 2c and 2c + 1 of a fragment are multiplied with at the end."""

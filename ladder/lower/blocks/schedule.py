@@ -28,8 +28,12 @@ class BlockSchedule:
         ``"lanes"``: the lanes of a group copy 16 bytes each (cp.async). ``"tensor"``: one lane copies whole
         tiles through tensor maps (from sm_90 on), whose arrival barriers in shared memory count.
     release
-        When the next kernel may start: at the ``"begin"`` of this one, at the ``"end"`` of its loop, or
-        ``"never"`` before it has ended.
+        When the next kernel may start: at the ``"begin"`` of this one, when the last tiles have been asked
+        for (``"asked"``), at the ``"end"`` of its loop, or ``"never"`` before it has ended.
+    lead
+        Steps by which the next kernel may start before ``"asked"``.
+    products
+        ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
     """
 
     groups: int = 1
@@ -39,6 +43,8 @@ class BlockSchedule:
     column_warps: int = 1
     copies: str = "lanes"
     release: str = "begin"
+    lead: int = 0
+    products: str = "mma"
 
     @property
     def group_warps(self) -> int:

@@ -12,7 +12,7 @@ Two fragments side by side, rounded to 16 bits, are the A operand of the next pr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm.script import tirx as T
@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.ir.operator import Operator
 from ladder.lower import builder as b
-from ladder.lower.blocks.lanes import over_lanes
+from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
@@ -104,7 +104,7 @@ class Value:
     def inverses(self, m: int, n: Expr) -> list[Expr]:
         """Return the reciprocals of `fragment`, computed once where rows or columns are all the same."""
         if self.shape[1] == 1:
-            rows = self._once(("inverse row", m), lambda: [_inverse(x) for x in self.row(m)])
+            rows = self._once(("inverse row", m), lambda: [inverse(x) for x in self.row(m)])
             return self.kernel.lanes.spread(rows)
         place = 0 if self.shape[0] == 1 else m
         return list(
@@ -158,15 +158,16 @@ def _product(x: Expr, y: Expr) -> Expr:
     return x * y
 
 
-def _inverse(x: Expr) -> Expr:
+def inverse(x: Expr) -> Expr:
+    """Return the reciprocal, in a register."""
     return hold(T.float32(1) / x)
 
 
 def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:
     """Return reciprocals of a fragment; of one row, its halves are the same."""
     if shape[0] == 1 and len(elements) == 4:
-        return [_inverse(x) for x in elements[:2]] * 2
-    return [_inverse(x) for x in elements]
+        return [inverse(x) for x in elements[:2]] * 2
+    return [inverse(x) for x in elements]
 
 
 class Constant(Value):
@@ -274,15 +275,16 @@ class Elementwise(Value):
         lower = FAST.get(row.name, row.lower)
         if lower is None:
             raise ScheduleError(f"%{name}: {row.name} has no scalar lowering")
-        self.lower, self.operands = lower, operands
+        self.lower, self.operands, self.operator = lower, operands, row.name
         self.is_quotient = row.name == "div"
 
     def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        operands = [operand.fragment(m, n) for operand in self.operands]
         lower: Callable[..., Expr] = self.lower
         if self.is_quotient and math.prod(self.operands[1].shape) < math.prod(self.shape):
             # One division serves all elements that have this divisor.
-            operands[1], lower = self.operands[1].inverses(m, n), _product
+            operands, lower = [self.operands[0].fragment(m, n), self.operands[1].inverses(m, n)], _product
+        else:
+            operands = [operand.fragment(m, n) for operand in self.operands]
         return [self._rounded(lower(*elements)) for elements in zip(*operands, strict=True)]
 
     def _row(self, m: int) -> list[Expr]:
@@ -394,6 +396,9 @@ class Matmul(Value):
 
     def add_into(self, sums: Any) -> None:
         """Emit ``sums += a · b`` for all fragments of the warp."""
+        if self.kernel.schedule.products == "wgmma":
+            warpgroups.add_into(self, sums)
+            return
         rows, columns = self.kernel.row_fragments(self.shape[0]), self.kernel.column_fragments(self.shape[1])
         begin = self.kernel.first_column(columns)
         run = self.b.depth_run
@@ -438,100 +443,6 @@ def zeros(count: int, value: float = 0.0) -> Any:
     return registers
 
 
-def add(x: Expr, y: Expr) -> Expr:
-    """Return the sum."""
-    return x + y
-
-
-def greater(x: Expr, y: Expr) -> Expr:
-    """Return the maximum."""
-    return T.max(x, y)
-
-
-COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduce_max": greater}
-"""What reductions do with two elements."""
-
-
-class Reduce(Value):
-    """A reduction over the columns: in a thread, then (`row`) over the threads of a row."""
-
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
-        super().__init__(kernel, name, shape, "float32")
-        self.combine, self.source, self.operator = COMBINE[operator], source, operator
-        if source.shape[1] % kernel.lanes.columns:
-            raise ScheduleError(
-                f"%{name}: columns are reduced by {kernel.lanes.columns}, got {source.shape[1]}"
-            )
-
-    @property
-    def is_partial(self) -> bool:
-        return self.operator == "reduce_sum"
-
-    def partial_row(self, m: int) -> list[Expr]:
-        return list(self._once(("partial", m), lambda: self._partial(m)))
-
-    def _partial(self, m: int) -> list[Expr]:
-        lanes = self.kernel.lanes
-        totals: list[Expr] = []
-        for n in range(self.source.shape[1] // lanes.columns):
-            parts = lanes.fold(self.source.fragment(m, n), self.combine)
-            totals = [hold(self.combine(x, y)) for x, y in zip(totals, parts, strict=True)] if n else parts
-        return [hold(total) for total in totals]
-
-    def _row(self, m: int) -> list[Expr]:
-        return self.kernel.lanes.join_row(self.name, self.partial_row(m), self.combine)
-
-
-class ColumnReduce(Value):
-    """A reduction over the rows: the warps of a group take columns in turn and share the results."""
-
-    def __init__(self, kernel: BlockKernel, name: str, shape: Shape, operator: str, source: Value) -> None:
-        super().__init__(kernel, name, shape, "float32")
-        self.combine, self.source = COMBINE[operator], source
-        if source.shape[0] % FRAGMENT_ROWS or kernel.lanes.elements != 4:
-            raise ScheduleError(
-                f"%{name}: rows are reduced by {FRAGMENT_ROWS}, in graphs with matrix products;"
-                f" got {source.shape[0]}"
-            )
-
-    def _place(self, n: Expr) -> Expr:
-        """Return the shared address of a thread's two columns of fragment n."""
-        kernel = self.kernel
-        offset = kernel.geo.offsets[f"columns {self.name}"] + kernel.group * (4 * self.shape[1])
-        return kernel.base + T.Cast("uint32", offset + n * 32 + kernel.lane % 4 * 8)
-
-    def share(self) -> None:
-        """Compute this warp's columns and put them where the group reads them, after a barrier."""
-        kernel, columns = self.kernel, self.shape[1] // FRAGMENT_COLUMNS
-        warps = kernel.schedule.row_warps
-        for turn in range(-(-columns // warps)):
-            n = b.keep(turn * warps + kernel.row_warp)
-            with b.when(n < columns) if columns % warps else kernel.scope(), kernel.scope():
-                pair = self._pair(n)
-                with b.when(kernel.lane // 4 == 0):
-                    b.ptx("st.shared.v2.f32", self._place(n), *pair)
-
-    def _fragment(self, m: int, n: Expr) -> list[Expr]:
-        pair = self._once(("columns", n), lambda: self._load(n))
-        return [*pair, *pair]
-
-    def _load(self, n: Expr) -> list[Expr]:
-        pair = b.local(2, "float32")
-        b.ptx("ld.shared.v2.f32", pair[0], pair[1], self._place(n))
-        return [pair[0], pair[1]]
-
-    def _pair(self, n: Expr) -> list[Expr]:
-        totals: list[Expr] = []
-        with self.kernel.whole_rows():
-            for m in range(self.source.shape[0] // FRAGMENT_ROWS):
-                part = self.source.fragment(m, n)
-                pairs = [self.combine(part[i], part[i + 2]) for i in range(2)]
-                totals = (
-                    [hold(self.combine(x, y)) for x, y in zip(totals, pairs, strict=True)] if m else pairs
-                )
-        return [over_lanes(total, self.combine, (4, 8, 16)) for total in totals]
-
-
 class GlobalTile(Value):
     """A tile of a graph without products, whose columns are too few for `GlobalRow`."""
 
@@ -561,7 +472,11 @@ class GlobalTile(Value):
         return [self._loaded(first + row * pitch) for row in places]
 
     def _loaded(self, at: Expr) -> Expr:
-        return hold(T.Cast("float32", self.source[at]))
+        # By name: the compiler may move plain loads to before the kernels before have ended.
+        wide = self.dtype == "float32"
+        bits = b.local(1, "float32" if wide else "uint16")
+        b.ptx("ld.global.f32" if wide else "ld.global.u16", bits[0], self.source.ptr_to([at]))
+        return bits[0] if wide else hold(T.Cast("float32", T.reinterpret(bits[0], dtype=self.dtype)))
 
 
 class GlobalRow(Value):

@@ -47,8 +47,10 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     from ladder.lower.chain.cpu import CpuNest
+    from ladder.movement.decompose import decompose
 
-    return _emitted(name, device, lambda: CpuNest(chain))
+    plain = replace(chain, graph=decompose(chain.graph))
+    return _emitted(name, device, partial(CpuNest, plain))
 
 
 def _cuda(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:

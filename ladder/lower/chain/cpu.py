@@ -10,20 +10,35 @@ from tvm.script import tirx as T
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
+from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
+from ladder.movement.choose import bound
+from ladder.movement.instantiate import instantiate
+from ladder.movement.mapping import Mapping
+from ladder.movement.model import held
+from ladder.movement.rewrite import rewrite
 
 Expr = Any
 
 LANES = 16
+LONGEST = 1 << 13
+"""Elements of a row that are kept between its reductions and its results: half of the first-level cache."""
+
 SERIAL = 1 << 14
 """Elements below which one thread does all: starting threads costs more."""
 
 
 class CpuNest(Nest):
     """Rows over threads, columns in vectors; one kernel being emitted."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
+        self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
 
     def load(self, name: str, index: Index) -> Expr:
         kind = self.graph.tile(name).ttype.name
@@ -41,6 +56,7 @@ class CpuNest(Nest):
         serial = largest is not None and largest < SERIAL
         with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
             index = self.unravelled(row, extents)
+            self.values.rows.clear()
             for value in self.graph.outputs:
                 self.result(value, index)
                 self.values.forget()
@@ -53,7 +69,8 @@ class CpuNest(Nest):
 
         def element(index: Index) -> None:
             self.prepare(value, (*row, *index), ())
-            found = self.stored(value, self.values.at(value, (*row, *index)))
+            with self.values.keeping(b.bind):
+                found = self.stored(value, self.values.at(value, (*row, *index)))
             with self.placed(value, [(*row, *index)]) as (place,):
                 b.store(self.results[value], found, *(place or (0,)))
 
@@ -112,11 +129,23 @@ class CpuNest(Nest):
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 
+        last = it.axis == len(self.graph.tile(it.operand).shape) - 1
+        keeps = it.operand in self.kept and last and isinstance(it.extent, int) and it.extent <= LONGEST
+        row = v.scratch(it.extent, it.dtype) if keeps else None
+
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(it.operand, it.at(position), ())
-            b.store(sums, it.combine(sums[lane], self.values.at(it.operand, it.at(position))), lane)
+            with self.values.keeping(b.bind):
+                found = self.values.at(it.operand, it.at(position))
+            if row is not None:
+                b.store(row, found, position)
+                found = row[position]
+            b.store(sums, it.combine(sums[lane], found), lane)
 
         self.vector_loop(0, it.extent, lanes, add)
+        if row is not None:
+            place = tuple(map(self.values.simplified, it.at(0)[:-1]))
+            self.values.rows[it.operand] = self.values.key(it.operand, place), row
         total = sums[0]
         for lane in range(1, lanes):
             total = it.combine(total, sums[lane])

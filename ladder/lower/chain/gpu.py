@@ -60,6 +60,10 @@ class GpuNest(Nest):
             self.values.lowerings = APPROXIMATE
         self.alone = False
         self.slot = 0
+        self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
+        """Stores that wait until a thread has read all of its vectors."""
+        self.valid: Expr | None = None
+        """Whether the vector that is made now is to be stored; None: it is."""
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
         self.before_row: Callable[[Index], None] = lambda index: None
         """Called with each row's index once it is known."""
@@ -171,27 +175,47 @@ class GpuNest(Nest):
         for count in counts[1:]:
             both = isinstance(most, int) and isinstance(count, int)
             most = max(most, count) if both else tirx.max(most, count)
-        threads = self.mapping.threads
-        block, thread = self.start(tirx.floordiv(most + threads - 1, threads), threads)
-        item = b.bind(block * threads + thread)
+        threads, turns = self.mapping.threads, max(1, self.mapping.num)
+        share = threads * turns
+        block, thread = self.start(tirx.floordiv(most + share - 1, share), threads)
+        first = b.bind(block * share + thread)
         groups = [
             (count, [p for p, c in zip(plans, counts, strict=True) if same(c, count)]) for count in counts
         ]
         for at, (count, together) in enumerate(groups):
             if any(same(count, other) for other, _ in groups[:at]):
                 continue
-            whole = isinstance(count, int) and same(count, most) and count % threads == 0
-            with nullcontext() if whole else b.when(item < count):
-                self.flat_items(item, together)
+            whole = isinstance(count, int) and same(count, most) and count % share == 0
+            with nullcontext() if whole or turns > 1 else b.when(first < count):
+                self.flat_items(first, turns, None if whole or turns == 1 else count, together)
             self.values.forget()
             self.values.cells.clear()
 
-    def flat_items(self, item: Expr, plans: Sequence[Piece]) -> None:
-        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once."""
-        self.places: dict[Any, tuple[Expr, Index]] = {}
-        for plan in plans:
-            self.flat_item(item, *plan)
-        self.vectors.words.clear()
+    def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
+        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
+
+        Parameters
+        ----------
+        first
+            Its first vector.
+        turns
+            How many it has; they are stored after all are read.
+        count
+            How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        """
+        self.later = []
+        for turn in range(turns):
+            item = b.bind(first + turn * self.mapping.threads) if turns > 1 else first
+            self.valid = None if count is None else item < count
+            item = item if count is None else b.bind(tirx.min(item, count - 1))
+            self.places: dict[Any, tuple[Expr, Index]] = {}
+            for plan in plans:
+                self.flat_item(item, *plan)
+            self.vectors.words.clear()
+        for valid, store in self.later or ():
+            with nullcontext() if valid is None else b.when(valid):
+                store()
+        self.later = None
 
     def pieces(self, value: str) -> list[Piece]:
         """Return the pieces of a result's last axis; a number has one."""
@@ -232,9 +256,19 @@ class GpuNest(Nest):
             chunk = b.bind(self.values.simplified(tirx.floormod(item, chunks)))
             self.within(chunk, chunks)
             row = b.bind(self.values.simplified(tirx.floordiv(item, chunks)))
-            self.places[key] = chunk, self.bound_index(row, shape[:-merged])
+            self.places[key] = chunk, self.outer_index(row, shape[:-merged])
         chunk, outer = self.places[key]
         self.vector(value, outer, start + chunk * width, width)
+
+    def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
+        """Return a row's position along each axis, as the mapping orders rows."""
+        spread = self.mapping.spread
+        if spread == 1:
+            return self.bound_index(row, extents)
+        check(len(extents) > 1 and int(extents[-2]) % spread == 0, "rows alternate over no axis")
+        whole = tirx.floordiv(extents[-2], spread)
+        *front, high, last, low = self.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
+        return (*front, self.values.simplified(high * spread + low), last)
 
     def within(self, variable: Expr, extent: Expr) -> None:
         """Tell the analyzer the range of a variable, if it is one."""
@@ -260,10 +294,24 @@ class GpuNest(Nest):
             self.store_vector(value, places)
             self.vectors.width, self.vectors.words = 1, words
 
-        if width == 1:
+        if width == 1 or self.decided_alike(value, places):
             body()
             return
         self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
+
+    def decided_alike(self, value: str, places: Sequence[Index]) -> bool:
+        """Tell whether joins and borders depend on nothing in which a vector's elements differ.
+
+        Its loads then have conditions of their own; else there is a branch around the whole.
+        """
+        if any(node.operator in REDUCTIONS for node in self.graph.nodes):
+            return False
+        found = []
+        for place in (places[0], places[-1]):
+            with self.values.only_loads():
+                self.reads(value, place)
+                found.append([self.values.key("below", comparison) for comparison in self.values.open])
+        return found[0] == found[1]
 
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
@@ -271,12 +319,20 @@ class GpuNest(Nest):
         for lane, place in enumerate(places):
             self.vectors.lane = lane
             self.prepare(value, place, ())
-            with self.keeping():
+            with self.values.keeping(_kept):
                 found.append(self.values.at(value, place))
         self.vectors.lane = 0
         dtype = stored_type(self.graph.tile(value).ttype.name)
-        with self.placed(value, places) as target:
-            self.vectors.store(self.results[value], dtype, target, found)
+
+        def store() -> None:
+            with self.placed(value, places) as target:
+                self.vectors.store(self.results[value], dtype, target, found)
+
+        if self.later is not None and not self.values.assumed:
+            self.later.append((self.valid, store))
+            return
+        with nullcontext() if self.valid is None else b.when(self.valid):
+            store()
 
     # rows --------------------------------------------------------------------------------------------
     def emit_rows(self) -> None:
@@ -374,17 +430,10 @@ class GpuNest(Nest):
         found = []
         for lane, place in enumerate(places):
             self.vectors.lane = lane
-            with self.keeping():
+            with self.values.keeping(_kept):
                 found.append(self.values.at(value, place))
         self.vectors.lane, self.vectors.width = 0, 1
         return found
-
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Let what several nodes read be computed once, where it is made."""
-        before, self.values.keep = self.values.keep, _kept
-        yield
-        self.values.keep = before
 
     def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
         """Emit ``body(item, valid)`` for every item, lane by lane in turns.
@@ -459,7 +508,7 @@ class GpuNest(Nest):
             self.vectors.lane = lane
             place = it.at(position + lane)
             self.prepare(it.operand, place, ())
-            with self.keeping():
+            with self.values.keeping(_kept):
                 value = self.values.at(it.operand, place)
             total.set(it.combine(total.value, value))
         self.vectors.lane, self.vectors.width = 0, 1

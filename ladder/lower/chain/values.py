@@ -79,6 +79,8 @@ class Values:
     analyzer: Any = field(default_factory=Analyzer)
     cells: dict[tuple[str, Any], Expr] = field(default_factory=dict)
     breaks: dict[Any, set[int]] = field(default_factory=dict)
+    rows: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Values whose row lies in memory: value -> (key of the row's index, its columns)."""
     lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
     """Operators that are computed otherwise than the operator table says."""
 
@@ -89,8 +91,8 @@ class Values:
         """Comparisons that the values made so far leave to run time."""
         self.assumed: dict[Any, bool] = {}
         """Comparisons that a branch around has decided."""
-        self.guards = 0
-        """How many of them the value being made depends on: it may be that it must not be read."""
+        self.guards: list[Expr] = []
+        """Those on which it depends whether the value being made may be read."""
         self.looking = False
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
@@ -120,6 +122,9 @@ class Values:
         found = self.cells.get(key)
         if found is None:
             found = self.memory.get(key)
+        if found is None and value in self.rows:
+            row, columns = self.rows[value]
+            found = columns[index[-1]] if self.key(value, index[:-1]) == row else None
         if found is None:
             found = self.memory[key] = self._made(self.graph.producer(value), index)
         return found
@@ -162,6 +167,8 @@ class Values:
             if key in seen or key in self.cells:
                 return
             seen.add(key)
+            if value in self.rows and self.key(value, index[:-1]) == self.rows[value][0]:
+                return
             node = self.graph.producer(value)
             if node.operator in REDUCTIONS:
                 found[key] = (node, index)
@@ -205,6 +212,15 @@ class Values:
             self.looking = False
 
     @contextmanager
+    def keeping(self, keep: Callable[[Expr], Expr]) -> Iterator[None]:
+        """Let what several nodes read be computed once, where it is made."""
+        before, self.keep = self.keep, keep
+        try:
+            yield
+        finally:
+            self.keep = before
+
+    @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
         """Take ``position < boundary`` as decided."""
         key = self.key("below", comparison)
@@ -216,13 +232,13 @@ class Values:
             del self.assumed[key]
             self.forget()
 
-    def under(self, make: Callable[[], Expr]) -> Expr:
-        """Return a value that is read only where a condition holds."""
-        self.guards += 1
+    def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:
+        """Return a value that is read only where conditions hold."""
+        before, self.guards = self.guards, [*self.guards, *conditions]
         try:
             return make()
         finally:
-            self.guards -= 1
+            self.guards = before
 
     def note_break(self, position: Expr, boundary: Expr) -> None:
         """Remember where a loop is cut so that a join or border is decided on both sides."""
@@ -239,6 +255,16 @@ def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, 
     source = values.at(node.inputs[0], index)
     wanted = computed_type(node.tile.ttype.name)
     return source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
+
+
+def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    """Round to the nearest whole number of 8 bits, ties to even."""
+    kind = node.tile.ttype.name
+    if kind != "int8":
+        raise DTypeError(f"chains of memory-bound operators do not round to {kind}")
+    source = values.at(node.inputs[0], index)
+    near = T.Cast("int32", T.nearbyint(source))
+    return tirx.max(tirx.min(near, tirx.const(127, "int32")), tirx.const(-128, "int32"))
 
 
 def _constant(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -336,9 +362,11 @@ def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, A
     if len(kept) == 1:
         return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
     result: Expr = None
-    for operand, place, (_, end) in reversed(kept):
-        value = values.under(partial(values.at, operand, place))  # type: ignore[arg-type]
-        if result is not None:
+    for number, (operand, place, (begin, end)) in reversed(list(enumerate(kept))):
+        first, last = number == 0, number == len(kept) - 1
+        outside = ([] if first else [index[axis] >= begin]) + ([] if last else [index[axis] < end])
+        value = values.under(outside, partial(values.at, operand, place))  # type: ignore[arg-type]
+        if not last:
             values.note_break(index[axis], end)
             values.open.append((values.simplified(index[axis]), values.simplified(end)))
             value = T.if_then_else(index[axis] < end, value, result)
@@ -371,7 +399,7 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     whole = conditions[0]
     for condition in conditions[1:]:
         whole = tirx.And(whole, condition)
-    return T.if_then_else(whole, values.under(partial(values.at, node.inputs[0], place)), border)
+    return T.if_then_else(whole, values.under(conditions, partial(values.at, node.inputs[0], place)), border)
 
 
 def _pad_places(
@@ -416,6 +444,7 @@ def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,
     "convert": _stretched,
+    "encode": _stretched,
     "reshape": _reshaped,
     "transpose": _transposed,
     "slice": _sliced,
@@ -427,6 +456,7 @@ _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index
 """Operator -> where it reads its operands."""
 
 _MAKERS: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], Expr]] = {
+    "encode": _encoded,
     "constant": _constant,
     "size": _size,
     "iota": _iota,

@@ -25,13 +25,15 @@ ACCESS = {16: ".v4", 8: ".v2", 4: ""}
 
 LOG2_E = 1.4426950408889634
 
-RECIPROCAL = """
-__forceinline__ __device__ float ladder_reciprocal(float x) {
+HELPER = """
+__forceinline__ __device__ float ladder_{name}(float x) {{
   float result;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  asm("{instruction} %0, %1;" : "=f"(result) : "f"(x));
   return result;
-}
+}}
 """
+INSTRUCTIONS = {"reciprocal": "rcp.approx.ftz.f32", "power_of_two": "ex2.approx.ftz.f32"}
+"""Helper -> its one instruction; what is too small for a normal float32 becomes 0."""
 
 PACK = """
 __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high) {{
@@ -43,16 +45,19 @@ __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high
 PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
+def _helped(name: str, x: Expr) -> Expr:
+    source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
+    return b.call_inline(f"ladder_{name}", source, "float32", x)
+
+
 def _exponential(x: Expr) -> Expr:
     """Return a power of two: one instruction of the special function unit and one product."""
-    return T.exp2(x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
+    return _helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
 
 
 def _quotient(x: Expr, y: Expr) -> Expr:
     """Return a product with a reciprocal, both within 2^-22."""
-    if str(y.ty.dtype) != "float32":
-        return tirx.div(x, y)
-    return x * b.call_inline("ladder_reciprocal", RECIPROCAL, "float32", y)
+    return x * _helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
 
 
 APPROXIMATE: Mapping[str, Callable[..., Expr]] = {"exp": _exponential, "div": _quotient, "rsqrt": T.rsqrt}
@@ -135,17 +140,18 @@ class Vectors:
 
     def _of_vector(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return an element of a vector in registers; None if none can be loaded here."""
-        if self.values.guards or BYTES.get(dtype, 0) not in (2, 4):
+        guards = [self.values.simplified(guard) for guard in self.values.guards]
+        if (guards and self.values.keep is None) or BYTES.get(dtype, 0) not in (2, 4):
             return None
         base = self.values.simplified(self.address(name, index) - self.lane)
-        key = (name, self.width, base if isinstance(base, int) else tvm_ffi.structural_hash(base))
+        hashed = base if isinstance(base, int) else tvm_ffi.structural_hash(base)
+        key = (name, self.width, hashed, *map(tvm_ffi.structural_hash, guards))
         if key in self.exchanged:
             return element(self.exchanged[key].load(), self.lane, dtype)
         if key not in self.words:
             if self.lane or not self.is_aligned(name, base, self.width):
                 return None
-            self.words[key] = b.local(self.width * BYTES[dtype] // 4, "uint32")
-            self.fetch(name, index, self.words[key], self.width)
+            self.words[key] = self._fetched(name, index, dtype, guards)
         return element(self.words[key], self.lane, dtype)
 
     def is_aligned(self, name: str, base: Expr, width: int) -> bool:
@@ -158,6 +164,22 @@ class Vectors:
         for extent in self.graph.tile(name).shape:
             total = total * self.values.extent(extent)
         return all(is_zero(self.values.simplified(tirx.floormod(e, width))) for e in (base, total))
+
+    def _fetched(self, name: str, index: Index, dtype: str, guards: Sequence[Expr]) -> Any:
+        """Return a vector in registers; zeros where a condition says that there is none."""
+        count = self.width * BYTES[dtype] // 4
+        registers = b.local(count, "uint32")
+        if not guards:
+            self.fetch(name, index, registers, self.width)
+            return registers
+        for word in range(count):
+            b.store(registers, T.uint32(0), word)
+        whole = guards[0]
+        for guard in guards[1:]:
+            whole = tirx.And(whole, guard)
+        with b.when(whole):
+            self.fetch(name, index, registers, self.width)
+        return registers
 
     def fetch(self, name: str, index: Index, registers: Any, width: int) -> None:
         """Load neighbouring elements from an index on."""

@@ -1,8 +1,8 @@
 """Attention for few query tokens: keys and values stream from memory straight into matrix operands.
 
 A block has up to 16 rows of q: tokens times the heads that share keys. Its warps, and those of the other
-blocks of its cluster, take fragments of 16 keys in turn. A lane loads K and V in pieces of up to 16 bytes, in that order
-of elements in which the pieces *are* operands: ``sᵀ = K qᵀ`` takes rows of K as they lie (q is
+blocks of its cluster, take fragments of 16 keys in turn. A lane loads K and V in pieces of up to 16 bytes, in
+that order of elements in which the pieces *are* operands: ``sᵀ = K qᵀ`` takes rows of K as they lie (q is
 loaded in the same order), ``oᵀ = Vᵀ pᵀ`` takes pairs of neighbouring keys, which one byte permutation per
 register makes. Nothing passes through shared memory but the sums of the warps at the end (`attention_join`).
 Scores stay in float32; sums are rescaled when a larger score comes (online softmax).
@@ -89,7 +89,7 @@ class AttentionKernel:
         self._locate()
         self.joiner = Joiner(self)
         self.overlap.release()
-        self._prefetch()
+        self._prefetch_first()
         self.overlap.wait()
         self._find_limits()
         self._load_queries()
@@ -110,7 +110,7 @@ class AttentionKernel:
         self.thread = b.thread_index(plan.threads)
         lane = b.bind(self.thread % WARP)
         self.warp, self.g, self.c = b.keep(self.thread // WARP), b.keep(lane // 4), b.keep(lane % 4)
-        self.worker = b.keep(self.rank * plan.warps + self.warp)
+        self.worker, self.workers = b.keep(self.rank * plan.warps + self.warp), plan.warps * plan.cluster
         self.lane = lane
         self.span = FRAGMENT * plan.fragments
         self.begins = {name: b.keep(self._begin(name)) for name in ("k", "v")}
@@ -126,16 +126,20 @@ class AttentionKernel:
         group = self.form.group
         return b.bind(row // group), b.bind(self.head * group + row % group)
 
-    def _prefetch(self) -> None:
+    def _prefetch_first(self) -> None:
         """Bring the first keys and values into L2 while the kernel before still runs."""
-        if not self.overlap.possible:
-            return
+        if self.overlap.possible:
+            for turn in range(self.plan.ahead):
+                self._prefetch(self.worker + turn * self.workers, self.numbers["keys"])
+
+    def _prefetch(self, turn: Expr, limit: Expr) -> None:
+        """Bring the keys and values of a turn into L2."""
         row_bytes = self.form.size * self.form.stored_bytes
         lines = -(-row_bytes // 128)
-        for turn in range(-(-self.span * lines // WARP)):
-            piece = b.bind(self.lane + turn * WARP)
-            key = b.bind(self.worker * self.span + piece // lines)
-            with b.when(T.And(piece < self.span * lines, key < self.numbers["keys"])):
+        for part in range(-(-self.span * lines // WARP)):
+            piece = b.bind(self.lane + part * WARP)
+            key = b.bind(turn * self.span + piece // lines)
+            with b.when(T.And(piece < self.span * lines, key < limit)):
                 for name in ("k", "v"):
                     at = self.begins[name] + key * self.numbers[f"{name}_s"]
                     at = at + piece % lines * (128 // self.form.stored_bytes)
@@ -264,7 +268,7 @@ class AttentionKernel:
 
     def _walk(self) -> None:
         """Emit the loop: the loads of the next turn are in flight while this one is computed."""
-        workers = self.plan.warps * self.plan.cluster
+        workers = self.workers
         turns = b.keep((self.needed + self.span - 1) // self.span)
         loads: list[Callable[[Expr], None]] = [self._load_keys, self._load_values]
         if self.form.mask:
@@ -276,6 +280,8 @@ class AttentionKernel:
         with b.loop(count, rolled=True) as index:
             turn = b.keep(self.worker + index * workers)
             following = b.keep(turn + workers)
+            if self.plan.ahead > 1:
+                self._prefetch(turn + self.plan.ahead * workers, self.needed)
             scores = self._product()
             weights = self._weigh(scores, turn)
             with b.when(following < turns):

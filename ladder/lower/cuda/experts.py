@@ -1,172 +1,48 @@
-"""Which expert's tokens a block works on: one launch multiplies the tokens of every expert.
-
-A kernel asks for its `TokenBlock` and goes on as if there were one matrix: the arguments that
-come with it show one expert's weights, and tokens end where the expert's tokens end. Tokens of
-one expert are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets),
-or in E slots of equally many rows (``ranges`` are the E counts). Both are read on the device.
-"""
+"""How a warp of a CUDA kernel finds the tokens of its block's expert (`ladder.lower.gpu.experts`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu import experts
 from ladder.lower.gpu.arguments import Arguments
+from ladder.lower.gpu.experts import TokenBlock
 
 Expr = Any
 
 WARP = 32
 
 
-class ExpertView:
-    """The part of a tensor ``[E, ...]`` that belongs to one expert, indexed like ``[...]``."""
-
-    def __init__(self, tensor: Any, expert: Expr) -> None:
-        self.tensor, self.expert = tensor, expert
-        self.dtype = tensor.dtype
-
-    def ptr_to(self, indices: list[Expr]) -> Expr:
-        """Return the address of an element."""
-        return self.tensor.ptr_to([self.expert, *indices])
-
-    def __getitem__(self, index: Expr) -> Expr:
-        """Return an element."""
-        indices = index if isinstance(index, tuple) else (index,)
-        return self.tensor[(self.expert, *indices)]
-
-
 @dataclass(frozen=True)
-class TokenBlock:
-    """The tokens of one tile.
+class Warp:
+    """The 32 lanes of a warp."""
 
-    Parameters
-    ----------
-    args
-        The arguments as one expert's product sees them: its weights, and ``m`` after its last token.
-    first
-        First token of the tile, a row of x.
-    exists
-        Whether there is such a tile: the grid is an upper bound. Code after `find_tokens` must
-        run under this condition.
-    """
+    lane: Expr
+    count: int = WARP
 
-    args: Arguments
-    first: Expr
-    exists: Expr
+    def read(self, ranges: Any, index: Expr) -> Expr:
+        """Return one of the ranges. A plain read could move ahead of the wait for the kernel before."""
+        register = b.local(1, "uint32")
+        b.ptx("ld.global.u32", register[0], ranges.ptr_to([index]))
+        # Not a cast: TVM takes what was unsigned for never negative, and drops the clamping to 0.
+        return T.reinterpret("int32", register[0])
 
+    def exchange(self, value: Expr, distance: int) -> Expr:
+        """Return the value of another lane."""
+        return b.keep(T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP))
 
-def count_token_blocks(args: Arguments, tile_m: int) -> Expr:
-    """Return how many tiles of ``tile_m`` tokens there are at most, from what the host knows."""
-    if args.experts is None:
-        return (args.m + tile_m - 1) // tile_m
-    if args.masked:
-        return args.experts * _blocks_per_slot(args, tile_m)
-    # Every expert may end within a tile, and no tile is empty.
-    return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
+    def uniform(self, value: Expr) -> Expr:
+        """Return the value: registers of CUDA code are all of lanes."""
+        return value
 
 
 def find_tokens(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap) -> TokenBlock:
-    """Find the tokens of tile ``block``, of `count_token_blocks`.
-
-    Parameters
-    ----------
-    args
-        The kernel's arguments.
-    block
-        Tile of the tokens, the same in every lane of a warp.
-    tile_m
-        Tokens per tile.
-    lane
-        Lane of the warp; all 32 must take part.
-    overlap
-        The kernel's early launch: ranges are read after its wait, as the kernel before may write them.
-    """
-    if args.experts is None:
-        return TokenBlock(args, b.bind(block * tile_m), True)
-    overlap.wait()
-    expert, first, stop, exists = (_in_slots if args.masked else _in_ranges)(args, block, tile_m, lane)
-    weights: dict[str, Any] = {
-        name: ExpertView(tensor, expert)
-        for name in ("words", "scales", "zeros", "row_scale", "bias")
-        if (tensor := getattr(args, name)) is not None
-    }
-    return TokenBlock(replace(args, m=stop, **weights), first, exists)
-
-
-def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
-    return (T.truncdiv(args.m, args.experts) + tile_m - 1) // tile_m
-
-
-def _in_slots(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> tuple[Expr, ...]:
-    """Return expert, first token, end of its tokens and whether the tile exists, for counted slots."""
-    del lane
-    slot = b.keep(T.truncdiv(args.m, args.experts))
-    per_slot = b.keep(T.truncdiv(slot + tile_m - 1, tile_m))
-    expert = b.keep(T.truncdiv(block, per_slot))
-    first = b.keep(expert * slot + T.truncmod(block, per_slot) * tile_m)
-    stop = b.keep(expert * slot + T.min(_read(args, expert), slot))
-    return expert, first, stop, first < stop
-
-
-def _in_ranges(args: Arguments, block: Expr, tile_m: int, lane: Expr) -> tuple[Expr, ...]:
-    """Return the same for tokens that follow each other: every warp searches the offsets.
-
-    A lane counts the tiles of a run of neighbouring experts, a scan over the lanes tells how
-    many come before, and the lane whose run holds the tile tells the others.
-    """
-    each = b.keep(T.truncdiv(args.experts + (WARP - 1), WARP))
-
-    def tiles(expert: Expr) -> Expr:
-        start, stop = _range(args, expert)
-        return b.bind(T.truncdiv(T.max(stop - start, 0) + (tile_m - 1), tile_m))
-
-    total = b.Variable("int32", 0)
-    with b.loop(each) as index:
-        expert = b.bind(lane * each + index)
-        with b.when(expert < args.experts):
-            total.set(total.value + tiles(expert))
-    before = b.Variable("int32", 0)
-    for distance in (1, 2, 4, 8, 16):
-        other = _exchange(total.value, distance)
-        with b.when(T.bitwise_and(lane, distance) != 0):
-            before.set(before.value + other)
-        total.set(total.value + other)
-    found, found_before = b.Variable("int32", -1), b.Variable("int32", 0)
-    with b.loop(each) as index:
-        expert = b.bind(lane * each + index)
-        with b.when(expert < args.experts):
-            count = b.keep(tiles(expert))
-            with b.when(T.And(before.value <= block, block < before.value + count)):
-                found.set(expert)
-                found_before.set(before.value)
-            before.set(before.value + count)
-    for distance in (1, 2, 4, 8, 16):
-        for cell in (found, found_before):
-            cell.set(T.max(cell.value, _exchange(cell.value, distance)))
-    expert = b.keep(T.max(found.value, 0))
-    start, stop = _range(args, expert)
-    first = b.keep(start + (block - found_before.value) * tile_m)
-    return expert, first, b.keep(stop), found.value >= 0
-
-
-def _range(args: Arguments, expert: Expr) -> tuple[Expr, Expr]:
-    """Return first token and end of an expert's tokens, within x whatever the offsets say."""
-    start, stop = _read(args, expert), _read(args, expert + 1)
-    return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))
-
-
-def _read(args: Arguments, index: Expr) -> Expr:
-    """Return one of the ranges. A plain read could move ahead of the wait for the kernel before."""
-    register = b.local(1, "uint32")
-    b.ptx("ld.global.u32", register[0], args.ranges.ptr_to([index]))
-    # Not a cast: TVM takes what was unsigned for never negative, and drops the clamping to 0.
-    return T.reinterpret("int32", register[0])
-
-
-def _exchange(value: Expr, distance: int) -> Expr:
-    """Return the value of the lane at a distance (a power of two), read before it changes."""
-    return b.keep(T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP))
+    """Find the tokens of a tile. The kernel before may write the ranges: they are read after its end."""
+    if args.experts is not None:
+        overlap.wait()
+    return experts.find_tokens(args, block, tile_m, Warp(lane))

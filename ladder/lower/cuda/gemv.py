@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.experts import find_tokens
 from ladder.lower.cuda.gemv_geometry import STRIP, Geometry
 from ladder.lower.cuda.gemv_sums import reduce_and_store
 from ladder.lower.cuda.gemv_token_sums import TokenSums
@@ -29,6 +29,7 @@ from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, RunLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.experts import count_token_blocks
 from ladder.lower.gpu.groups import (
     Accumulators,
     GroupRegisters,

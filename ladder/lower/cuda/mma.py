@@ -15,12 +15,13 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.experts import find_tokens
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
 from ladder.lower.gpu.epilogue import finish_row
+from ladder.lower.gpu.experts import count_token_blocks
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype
 from ladder.lower.gpu.instructions import STEP_TOKENS, MatrixStep, select_step
 from ladder.lower.gpu.tile_multiplier import TileMultiplier

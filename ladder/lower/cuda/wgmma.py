@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma_epilogue
-from ladder.lower.cuda.experts import count_token_blocks, find_tokens
+from ladder.lower.cuda.experts import find_tokens
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma_decode import ScaledDecoder, scaled_decoder
 from ladder.lower.cuda.wgmma_exchange import Exchange
@@ -28,6 +28,7 @@ from ladder.lower.cuda.wgmma_stream import Stream
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
+from ladder.lower.gpu.experts import count_token_blocks
 from ladder.lower.gpu.instructions import PTX_FP8
 from ladder.lower.gpu.scales import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE

@@ -2,6 +2,11 @@
 
 Source: LLVM, "User Guide for AMDGPU Backend", sections "ELF Code Object" and "Code Object V3
 Metadata" (a MessagePack map in a note of type 32 of vendor ``AMDGPU``).
+
+HIP and the HSA loader decide by the ELF header alone whether a GPU can run a code object: machine, OS ABI,
+ABI version, and in the flags the processor with its XNACK and SRAMECC settings, of which "any" loads under
+each (ROCm's ``hip_code_object.cpp`` and comgr). The metadata's ``amdhsa.target`` is not consulted: there
+the triple ``amdgcn-amd-amdhsa-hcc`` shows, on which TVM insists.
 """
 
 from __future__ import annotations
@@ -15,6 +20,22 @@ from tile_types.errors import CompilerError
 
 ABI_VERSION_AT = 8
 """Byte of the ELF header that holds the ABI version: the code object's version less two."""
+
+ELF_HEADER = {
+    "class": (4, "<B", 2),
+    "byte order": (5, "<B", 1),
+    "OS ABI": (7, "<B", 64),
+    "type": (16, "<H", 3),
+    "machine": (18, "<H", 224),
+}
+"""Field -> where it lies, how, and what ROCm's loader wants: a 64-bit shared object of AMDGPU_HSA."""
+
+FLAGS_AT = 0x30
+PROCESSORS = {"gfx90a": 0x3F, "gfx942": 0x4C, "gfx950": 0x4F, "gfx1100": 0x41}
+"""Architecture -> EF_AMDGPU_MACH in the low byte of the flags."""
+
+FEATURES = {"XNACK": (0x300, (0, 0x100)), "SRAMECC": (0xC00, (0, 0x400))}
+"""Feature -> its bits in the flags from version 4 on, and those that load on any GPU: unsupported, any."""
 
 METADATA_NOTE = 32
 NOTE_SECTION = 7
@@ -47,6 +68,32 @@ def with_version(binary: bytes, version: int) -> bytes:
     ROCm 6.0 to 6.2 load version 5 only.
     """
     return binary[:ABI_VERSION_AT] + bytes([version - 2]) + binary[ABI_VERSION_AT + 1 :]
+
+
+def require_loadable(binary: bytes, arch: str, version: int) -> None:
+    """Check what ROCm's loader checks of a code object.
+
+    Raises
+    ------
+    CompilerError
+        Names the first thing that a GPU of this architecture would be refused for.
+    """
+    fields = {
+        name: (*struct.unpack_from(form, binary, at), want) for name, (at, form, want) in ELF_HEADER.items()
+    }
+    fields["ABI version"] = (binary[ABI_VERSION_AT], version - 2)
+    (flags,) = struct.unpack_from("<I", binary, FLAGS_AT)
+    fields["processor"] = (flags & 0xFF, PROCESSORS[arch])
+    for name, (found, want) in fields.items():
+        if found != want:
+            raise CompilerError(
+                f"ROCm would not load the code object: its {name} is {found:#x}, not {want:#x}"
+            )
+    for name, (mask, loads) in FEATURES.items():
+        if flags & mask not in loads:
+            raise CompilerError(
+                f"ROCm would load the code object only where {name} is set as it was compiled"
+            )
 
 
 def read_resources(binary: bytes) -> dict[str, dict[str, int]]:

@@ -24,15 +24,17 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.experts import count_token_blocks, find_tokens
 from ladder.lower.gpu.groups import Accumulators, GroupRegisters, Groups, array_dtype, left_by
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import left_by_fnuz, reads_fnuz, to_fnuz, wave_decoder
 from ladder.lower.rocm.epilogue import store_run
+from ladder.lower.rocm.experts import WaveLanes
 from ladder.lower.rocm.geometry import Geometry
-from ladder.lower.rocm.groups import RUN, WaveGroupRegisters
-from ladder.lower.rocm.steps import dot_step, owner, select_step
+from ladder.lower.rocm.groups import WaveGroupRegisters
+from ladder.lower.rocm.steps import RUN, dot_step, owner, select_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE, leaves_offsets
@@ -60,10 +62,15 @@ class Kernel:
         self.args = declare_arguments(gemm)
 
     def emit(self) -> None:
-        """Emit the whole body: first stage, walk over K, stores."""
-        geo = self.geo
+        """Emit the whole body."""
         self._locate()
         self._allocate()
+        with b.when(self.exists):
+            self._work()
+
+    def _work(self) -> None:
+        """Emit the first stage, the walk over K and the stores."""
+        geo = self.geo
         # Two turns at a time: registers and LDS of a stage change places without copies. Were the second
         # conditional, LLVM would sink its loads into it.
         two = 2 * geo.stage_tiles
@@ -102,7 +109,7 @@ class Kernel:
         self.all_blocks = args.n_tiles * (TILE // STEP_ROWS)
         own = geo.rows // STEP_ROWS
         rows = (self.all_blocks + own - 1) // own
-        columns = (args.m + plan.tile_m - 1) // plan.tile_m
+        columns = count_token_blocks(args, plan.tile_m)
         dealt, self.thread = d.launch(rows * columns, geo.threads)
         dies = self.device.dies
         block = b.keep(together(dealt, rows * columns, dies)) if dies > 1 else dealt
@@ -111,8 +118,9 @@ class Kernel:
         place = b.keep(T.truncmod(block, band))
         width = b.keep(T.min(rows - first, plan.raster))
         row_tile = b.bind(first + T.truncmod(place, width))
-        self.first_token = b.keep(T.truncdiv(place, width) * plan.tile_m)
         self.lane = b.bind(self.thread % WAVE)
+        tokens = find_tokens(args, b.keep(T.truncdiv(place, width)), plan.tile_m, WaveLanes(self.lane))
+        self.args, self.first_token, self.exists = tokens.args, b.keep(tokens.first), tokens.exists
         wave, per_slice = b.bind(self.thread // WAVE), plan.warps // plan.split_k
         self.first_block = b.keep(row_tile * own)
         self.slice: Expr = wave // per_slice if plan.split_k > 1 else 0
@@ -303,40 +311,39 @@ class Kernel:
             store_run(self.gemm, self.args, [T.Cast("float32", value) for value in sums], m, n)
 
     def _join(self) -> None:
-        """Add up the sums of all slices of K, and of all lanes of a row, and store them.
-
-        Partial sums lie in LDS as ``[part][token][row]``.
-        """
+        """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""
         geo, lanes = self.geo, self.step.lanes
-        pitch, tokens = geo.pitch, self.schedule.tile_m
         inside = b.bind((self.row_block - self.first_block) * STEP_ROWS)
         part = self.slice
         if lanes.partial_lanes:
             part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
-        start = b.bind(part * (tokens * pitch) + self.wave_token * pitch + inside)
+        part, run = b.bind(part), self.step.run
         d.block_sync()
-        for fragment, index in product(range(geo.row_blocks * geo.token_blocks), range(lanes.accumulators)):
+        fragments, firsts = range(geo.row_blocks * geo.token_blocks), range(0, lanes.accumulators, run)
+        for fragment, first in product(fragments, firsts):
             block, token_block = divmod(fragment, geo.token_blocks)
-            row, token = lanes.position(self.lane, index)
-            at = start + (token + token_block * self.step.tokens) * pitch + block * STEP_ROWS + row
-            b.store(self.shared, d.as_type(self.sums.result(fragment, index), "uint32"), at)
+            row, token = lanes.position(self.lane, first)
+            token = self.wave_token + token_block * self.step.tokens + token
+            at = geo.sum_word(part, token, inside + block * STEP_ROWS + row)
+            sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
+            b.store(self.shared, d.vector(sums), d.lanes(at, run))
         d.block_sync()
         runs = geo.rows // RUN
 
         def store(piece: Expr) -> None:
-            token, run = b.bind(piece // runs), b.bind(piece % runs * RUN)
-            m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + run)
+            token, row = b.bind(piece // runs), b.bind(piece % runs * RUN)
+            m, n = b.bind(self.first_token + token), b.bind(self.first_block * STEP_ROWS + row)
             with b.when(m < self.args.m):
-                self._store_run(self._joined(token * pitch + run), m, n)
+                self._store_run(self._joined(token, row), m, n)
 
-        each_piece(tokens * runs, geo.threads, self.thread, store)
+        each_piece(self.schedule.tile_m * runs, geo.threads, self.thread, store)
 
-    def _joined(self, at: Expr) -> list[Expr]:
-        """Return the sums of a run of rows over all parts, in the order of K."""
-        kind, size = self.sums.dtype, self.schedule.tile_m * self.geo.pitch
+    def _joined(self, token: Expr, row: Expr) -> list[Expr]:
+        """Return the sums of a run of rows of a token over all parts, in the order of K."""
+        kind = self.sums.dtype
         loaded = [b.local(RUN, "uint32") for _ in range(self.geo.parts)]
         for part, words in enumerate(loaded):
-            d.load(words, self.shared, part * size + at, width=RUN)
+            d.load(words, self.shared, self.geo.sum_word(part, token, row), width=RUN)
         return [b.bind(reduce(add, (d.as_type(words[i], kind) for words in loaded))) for i in range(RUN)]
 
 

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.token_tile import CHUNK_BYTES, TokenTile
-from ladder.lower.rocm.steps import WaveStep
+from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from schedules.waves import STEP_ROWS, WAVE
 from targets import TileDevice
+
+HALF_WAVE_CHUNKS = 32
+"""Chunks whose words 32 lanes, all that a pass of a 4-byte write serves, put into LDS at once."""
+
+
+@dataclass(frozen=True)
+class WaveTile(TokenTile):
+    """A tile of x whose chunks are written word by word, as `gemm.Kernel` transposes them.
+
+    The lanes of a pass write the same chunk of as many spans of four as they have: of some rows, which
+    the swizzle tells apart, or of one long row, of which it must tell the spans apart.
+    """
+
+    def place(self, row: Any, chunk: Any) -> Any:
+        if self.chunks == 4:
+            return super().place(row, chunk)
+        rows = max(1, HALF_WAVE_CHUNKS // self.chunks)
+        return row * self.chunks + (chunk ^ row % 8 ^ chunk // 8 * rows % 4)
 
 
 @dataclass(frozen=True)
@@ -85,9 +104,9 @@ class Geometry:
         return TILE * self.step.element_bytes // CHUNK_BYTES
 
     @property
-    def tokens(self) -> TokenTile:
+    def tokens(self) -> WaveTile:
         """Layout of a stage of x."""
-        return TokenTile(self.tile_chunks * self.stage_tiles)
+        return WaveTile(self.tile_chunks * self.stage_tiles)
 
     @property
     def stage_chunks(self) -> int:
@@ -110,10 +129,13 @@ class Geometry:
         """Partial sums of an output in LDS."""
         return waves.parts(self.schedule)
 
-    @property
-    def pitch(self) -> int:
-        """Words between the partial sums of two tokens."""
-        return waves.sum_pitch(self.schedule)
+    def sum_word(self, part: Any, token: Any, row: Any) -> Any:
+        """Return the word of a partial sum; of a multiple of four rows, of those that follow it too.
+
+        The swizzle spreads the runs of four rows of neighbouring tokens over the banks.
+        """
+        run = row // RUN ^ token % 8
+        return part * waves.part_words(self.schedule) + token * self.rows + run * RUN + row % RUN
 
     @property
     def shared_bytes(self) -> int:

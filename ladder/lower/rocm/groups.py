@@ -9,12 +9,9 @@ from tvm.script import tirx as T
 from ladder.lower.gpu.groups import GroupRegisters, Groups, Reader
 from ladder.lower.gpu.scales import bytes4
 from ladder.lower.rocm.dialect import Pieces
-from ladder.lower.rocm.steps import WaveStep
+from ladder.lower.rocm.steps import RUN, WaveStep
 
 Expr = Any
-
-RUN = 4
-"""Neighbouring rows of a token that a lane of D holds."""
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "uint32": 4}
 

@@ -78,7 +78,7 @@ class RocmMachine(TirMachine):
 
     def _do_permute(self, x: Expr, y: Expr, selector: Expr) -> Expr:
         # V_PERM numbers the bytes of its second operand first.
-        return intrinsic("uint32", "llvm.amdgcn.perm", y, x, _selector(selector))
+        return intrinsic("uint32", "llvm.amdgcn.perm", y, x, permute_selector(selector))
 
     def _float(self, operation: str, core: str, *operands: Expr) -> Expr:
         if core == "float16":
@@ -129,7 +129,7 @@ def _calculate(operation: str, dtype: str, x: Expr, y: Expr, *addend: Expr) -> E
     return x - y if operation == "sub" else x * y
 
 
-def _selector(selector: Expr) -> Expr:
+def permute_selector(selector: Expr) -> Expr:
     """Return PTX's selector, a nibble for each byte, as V_PERM's, a byte for each.
 
     Where a selector is computed, its nibbles are below 8.

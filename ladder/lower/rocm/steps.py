@@ -24,6 +24,9 @@ from tile_types.errors import DeviceError
 
 Index = Any
 
+RUN = 4
+"""Neighbouring rows of a token that a lane of D holds."""
+
 
 class WaveMap(LaneMap):
     """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one token."""
@@ -97,10 +100,13 @@ class WaveStep(MatrixStep):
         What the device must have.
     operand
         LLVM's type of an operand: a vector that registers are joined to.
+    run
+        Sums of a lane that follow each other and are of neighbouring rows.
     """
 
     feature: str = "mfma"
     operand: str = "float16x4"
+    run: int = RUN
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
@@ -125,6 +131,8 @@ def _matrix(
 @dataclass(frozen=True)
 class DotStep(WaveStep):
     """A step of dot products within lanes, for few tokens: no row of a matrix core goes unused."""
+
+    run: int = 1
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ladder.lower.rocm.code_object import read_resources
+from ladder.lower.rocm.code_object import read_resources, require_loadable
 from ladder.lower.turn import yielded_turn
 from targets import TileDevice
 from tile_types.errors import CompilerError, MissingToolError
@@ -194,7 +194,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     MissingToolError
         If there is no linker.
     CompilerError
-        If TVM, LLVM or the linker rejects the kernel.
+        If TVM, LLVM or the linker rejects the kernel, or ROCm's loader would.
     """
     import tvm
 
@@ -214,6 +214,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
         with yielded_turn():
             log = _ask_one(request, device)
         binary, source = paths["code_object"].read_bytes(), paths["assembly"].read_text()
+    require_loadable(binary, device.arch, CODE_OBJECT)
     source = re.sub(r"(?<=code_object_version )\d+", str(CODE_OBJECT), source)
     return Compilation(source, binary, log, read_resources(binary))
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ladder.ir.extents import match_shape
+from ladder.runtime.compile import compiled
+from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.joined import Joined
@@ -74,6 +76,8 @@ class Executable:
             if value in plan.in_place
         }
         """Result that is written into an argument -> that argument."""
+        self.operators: dict[str, CompiledGemm] = {}
+        """Request -> kernels of a quantized product that came with the plan; others are found or built."""
         self._frames: dict[tuple[int, ...], list[Frame | Replay]] = {}
         self._lock = threading.Lock()
 
@@ -99,6 +103,10 @@ class Executable:
             if output not in self.aliases:
                 values[at].copy_(found[output])
         return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
+
+    def operator(self, request: str) -> CompiledGemm:
+        """Return the kernels of a quantized product."""
+        return self.operators.get(request) or compiled(request, self.where)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
         """Read the symbolic sizes off the arguments."""

@@ -10,7 +10,7 @@ import torch
 
 from ladder.ir.extents import bind_shape
 from ladder.partition.puts import written
-from ladder.runtime.compile import Request, compiled
+from ladder.runtime.compile import Request
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
@@ -199,7 +199,7 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
-    kernel = compiled(step.entry or Request(gemm).text, frame.owner.where)
+    kernel = frame.owner.operator(step.entry or Request(gemm).text)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     slots_of = {

@@ -289,6 +289,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.ptx.cp_async_bulk_g2s_cluster": _bulk,
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster": _tensor,
     "tirx.ptx.cp_async_bulk_prefetch": nothing,
+    "tirx.ptx.cp_async_bulk_tensor_prefetch": nothing,
     "tirx.tvm_call_packed": _encode,
 }
 """Calls that copy."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
-from ladder.simulate.memory import Pointer
+from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.nvidia import digits, stream
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
@@ -204,15 +204,22 @@ def _pack(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -
     return read
 
 
-def _reciprocal(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
-    """Divide 1 by a float32."""
-    read = t.read(call.operands[0])
+def _special(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Apply an instruction of the special function unit to a float32."""
+    read, function = t.read(call.operands[0]), SPECIAL[groups[0]]
 
     def value(c: Cohort) -> Array:
-        with np.errstate(divide="ignore"):
-            return np.float32(1) / np.asarray(read(c), np.float32)
+        with np.errstate(divide="ignore", over="ignore"):
+            return function(np.asarray(read(c), np.float32))
 
     return value
+
+
+SPECIAL: dict[str, Callable[[Array], Array]] = {
+    "reciprocal": lambda x: np.float32(1) / x,
+    "power_of_two": np.exp2,
+}
+"""Helper -> what its instruction approximates."""
 
 
 # ---- memory helpers ------------------------------------------------------------------------------------
@@ -266,6 +273,26 @@ def _read_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: s
         c.machine.memory.traffic["cluster read"] += int(c.active.sum()) * 16
         for index in range(4):
             c.store(first + index, data[:, :, index], statement, WORD)
+
+    return action
+
+
+def _write_peer(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """Store 16 bytes to another block of the cluster (st.shared::cluster)."""
+    place, rank, *values = (t.read(operand) for operand in call.operands)
+    kind, statement = NUMPY["float32"], call.statement
+
+    def action(c: Cohort) -> None:
+        data = np.stack([spread(value(c), c.count, kind) for value in values], axis=2)
+        own, cluster = c.block, c.machine.cluster_blocks
+        c.block = own // cluster * cluster + np.asarray(rank(c))
+        for _, warp, _, block in each_active(c, c.block):
+            if c.machine.block_has_left(block):
+                c.machine.log.add("barrier", statement, "a store to a block that has ended", "left")
+            c.machine.mbarriers.visit(warp, block, statement)
+        c.machine.memory.store_shared(c, place(c).offset, to_bytes(data), None, statement)
+        c.block = own
+        c.machine.memory.traffic["cluster write"] += int(c.active.sum()) * 16
 
     return action
 
@@ -414,13 +441,14 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
-    Helper(r"ladder_reciprocal", "rcp.approx.f32", _reciprocal),
+    Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", _special),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
     Helper(r"(ladder_fill_pairs_\w+?)_(\d+)", "row[i ^ codes % 8] = make_uint4(pair", _fill_pairs),
     Helper(r"ladder_arrive_at", "mbarrier.arrive.shared::cluster.b64", _arrive_at),
     Helper(r"ladder_read_peer", "ld.shared::cluster.v4.u32", _read_peer),
+    Helper(r"ladder_write_peer", "st.shared::cluster.v4.f32", _write_peer),
     Helper(r"ladder_carry(\d+)", "__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632)", _carry),
     Helper(r"ladder_hand_over_(\d+)_(\d+)", "__stcg(place + i * {1}", stream.hand_over),
     Helper(r"ladder_announce_(\d+)", "st.release.gpu.global.u64", stream.announce),

@@ -19,6 +19,7 @@ from ladder.simulate.matrix import (
     Shape,
     decode,
     descriptor_chunks,
+    descriptor_columns,
     gather_a,
     multiply,
     wgmma_registers,
@@ -34,6 +35,7 @@ from ladder.simulate.values import LANES, NUMPY, Array, is_array, spread
 GROUP_WARPS = 4
 ROWS = 64
 STEP_BYTES = 32
+PANEL = 64
 FIELD = 0x3FFF
 
 
@@ -47,6 +49,7 @@ class Instruction:
     sums: tuple[int, ...]
     registers: tuple[int, ...]
     statement: int
+    transposed: bool
 
 
 def _encode(t: Translator, call: CallView) -> Step:
@@ -117,13 +120,15 @@ def _product(t: Translator, call: CallView) -> Step:
         tuple(t.register(o)[0] for o in a_operands if type(o).__name__ == "TensorLoad") if per_thread else ()
     )
     descriptor, adds, *signs = call.operands[count + sources :]
-    if any(t.number(sign) != 1 for sign in signs[:2]) or any(t.number(flag) for flag in signs[2:]):
-        raise UnknownCallError(f"wgmma with negated or transposed operands: {call.modifiers}")
+    transposed = [bool(t.number(flag)) for flag in signs[2:]]
+    if any(t.number(sign) != 1 for sign in signs[:2]) or any(transposed[:-1]):
+        raise UnknownCallError(f"wgmma with negated or transposed first operands: {call.modifiers}")
     if shape.k * (4 // OPERANDS[kinds[0]][1]) != STEP_BYTES:
         raise UnknownCallError(f"wgmma {shape} of {kinds[0]} is no step of 32 bytes")
     what = Instruction(
-        shape, (kinds[0], kinds[1]), call.modifiers[3] == "s32", slots, registers, call.statement
-    )
+        shape, (kinds[0], kinds[1]), call.modifiers[3] == "s32", slots, registers, call.statement,
+        any(transposed),
+    )  # fmt: skip
     operands = a, t.read(descriptor), t.read(adds)
     return _issue(what, *operands, per_thread)
 
@@ -148,7 +153,7 @@ def _issue(
         accumulates = adds(c)
         add = spread(accumulates, c.count, np.dtype(np.bool_))[:, 0]
         _check_fenced(c, what)
-        b_rows = _rows_of(c, b(c), what.shape.n, what)
+        b_rows = (_columns_of if what.transposed else _rows_of)(c, b(c), what.shape.n, what)
         if rs:
             a_rows = gather_a(a(c), what.kinds[0], 2).reshape(-1, ROWS, what.shape.k)
         else:
@@ -180,11 +185,27 @@ def _check_fenced(c: Cohort, what: Instruction) -> None:
 
 def _rows_of(c: Cohort, descriptor: Any, rows: int, what: Instruction) -> Array:
     """Read the bytes ``[groups, rows, 32]`` that descriptors name, as an agent of the warpgroup."""
+    data = _read(c, descriptor, what, lambda value: descriptor_chunks(value, rows))
+    return data.reshape(-1, rows, STEP_BYTES)
+
+
+def _columns_of(c: Cohort, descriptor: Any, columns: int, what: Instruction) -> Array:
+    """Return bytes as `_rows_of`, of 16-bit operands whose columns lie together: 16 rows along K."""
+    if int(np.asarray(descriptor, np.uint64).flat[0]) >> 62 != 1 or columns > PANEL:
+        raise UnknownCallError("transposed operands of wgmma: up to 64 columns, swizzled by 128 bytes")
+    data = _read(c, descriptor, what, lambda value: descriptor_columns(value, columns))
+    halves = data.reshape(-1, 16, columns * 2).view(np.uint16)
+    rows: Array = np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint8)
+    return rows
+
+
+def _read(c: Cohort, descriptor: Any, what: Instruction, places: Callable[[int], Array]) -> Array:
+    """Read the 16-byte chunks that descriptors name, ``[groups, chunks * 16]``."""
     memory, groups = c.machine.memory, c.count // GROUP_WARPS
     values = np.broadcast_to(np.asarray(descriptor, np.uint64), (c.count, LANES))
     if (values != values.reshape(groups, -1)[:, :1].repeat(GROUP_WARPS, axis=0)).any():
         c.machine.log.add("divergence", what.statement, "threads of a warpgroup give different descriptors")
-    chunks = np.stack([descriptor_chunks(int(values[g * GROUP_WARPS, 0]), rows) for g in range(groups)])
+    chunks = np.stack([places(int(values[g * GROUP_WARPS, 0])) for g in range(groups)])
     if chunks.min() < 0 or chunks.max() + 16 > memory.limit:
         message = f"wgmma reads byte {int(chunks.max()) + 15} of shared memory of {memory.limit} bytes"
         c.machine.log.add("out of bounds", what.statement, message, "wgmma")
@@ -193,7 +214,7 @@ def _rows_of(c: Cohort, descriptor: Any, rows: int, what: Instruction) -> Array:
     _record_reads(c, flat.reshape(groups, -1), what)
     memory.traffic["shared read"] += flat.size * 16
     data: Array = memory.shared.view("V16").take(flat // 16).view(np.uint8)
-    return data.reshape(groups, rows, STEP_BYTES)
+    return data.reshape(groups, -1)
 
 
 def _record_reads(c: Cohort, flat: Array, what: Instruction) -> None:

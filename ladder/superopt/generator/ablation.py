@@ -1,4 +1,7 @@
-"""What pruning saves: the same search with and without it."""
+"""What pruning saves: the same search with and without it.
+
+Without pruning nothing is compared with the program: states are counted only.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ class Row:
 
     Parameters
     ----------
+    program
+        Its name.
     operators
         Most operators of a block graph.
     states, seconds, verified
@@ -27,6 +32,7 @@ class Row:
         Without; a lower bound unless ``finished``.
     """
 
+    program: str
     operators: int
     states: int
     seconds: float
@@ -48,8 +54,9 @@ def ablation(
     for count in operators:
         pruned = search(program, replace(limits, operators=count, pruning=True), step=step)
         budget = 1 + (FACTOR + 1) * pruned.counts.states
-        full = search(program, replace(limits, operators=count, pruning=False, states=budget), step=step)
+        without = replace(limits, operators=count, pruning=False, states=budget, compare=False)
+        full = search(program, without, step=step)
         yield Row(
-            count, pruned.counts.states, pruned.seconds, len(pruned.found),
+            program.name, count, pruned.counts.states, pruned.seconds, len(pruned.found),
             full.counts.states, full.seconds, full.complete,
         )  # fmt: skip

@@ -34,8 +34,6 @@ class Alphabet:
         Element-wise rows of the table by how operands are enumerated.
     constants, offsets
         Numbers that values may be scaled with, and that may be added.
-    numbers
-        All numbers of the program.
     matmul, reduce_sum, concat
         Whether matrix products, sums and products of concatenations may be used.
     transposed
@@ -49,7 +47,6 @@ class Alphabet:
     ordered: tuple[str, ...]
     constants: tuple[float, ...]
     offsets: tuple[float, ...]
-    numbers: tuple[float, ...]
     matmul: bool = True
     reduce_sum: bool = True
     concat: bool = True
@@ -60,10 +57,7 @@ class Alphabet:
     def of(graph: Graph) -> Alphabet:
         """Take a program's own operators, and add, mul, div; maxima that are only subtracted are left out."""
         graph = without_maxima(graph)
-        computing = [node for node in graph.nodes if node.operator not in ("input", "constant", "convert")]
-        chains = list(chains_of(graph)) if len(computing) > LONG else []
-        inside = {node.name for chain in chains for node in chain}
-        left = [node for node in computing if node.name not in inside]
+        chains, left = _contracted(graph)
         rows = {node.operator: get_operator(node.operator) for node in left}
         binary = sorted({"add", "mul", "div"} | {name for name, row in rows.items() if _is_binary(row)})
         products = [node for node in left if node.operator == "matmul"]
@@ -71,20 +65,37 @@ class Alphabet:
             name: {n for node in left if node.operator == name for n in _numbers(graph, node)}
             for name in NAMED
         }
-        numbers = {number for node in computing for number in _numbers(graph, node)}
         return Alphabet(
             tuple(sorted(name for name, row in rows.items() if row.unary)),
             tuple(name for name in binary if name in COMMUTATIVE),
             tuple(name for name in binary if name not in COMMUTATIVE),
             tuple(sorted(used["mul"])),
             tuple(sorted(used["add"])),
-            tuple(sorted(numbers)),
             bool(products),
             "reduce_sum" in rows,
             len(products) > 1,
             any(dict(node.attributes).get("transpose_b") for node in products),
             tuple(sorted({tuple(link_of(graph, node) for node in chain) for chain in chains})),
         )
+
+
+def _contracted(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
+    """Return the chains of a long program without maxima, and its other operators."""
+    computing = [node for node in graph.nodes if node.operator not in ("input", "constant", "convert")]
+    chains = list(chains_of(graph)) if len(computing) > LONG else []
+    inside = {node.name for chain in chains for node in chain}
+    return chains, [node for node in computing if node.name not in inside]
+
+
+def numbers_of(graph: Graph) -> list[float]:
+    """Return the numbers of a program in the order of its operators, whatever its sizes are."""
+    return [number for node in graph.nodes for number in _numbers(graph, node)]
+
+
+def steps_of(graph: Graph) -> int:
+    """Return how many steps a program itself is, chains of a long one being one each."""
+    chains, left = _contracted(without_maxima(graph))
+    return len(chains) + len(left)
 
 
 def _is_binary(row: Operator) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping as Numbers
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ladder.ir.build import GraphBuilder, bind
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.superopt.expressions import Pruner
+from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.emitter import Emitter, Shift
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import replayed
@@ -61,7 +63,21 @@ def instantiate(
         If exponentials are to be relative to a maximum and that cannot be carried through the steps.
     """
     graph = _Builder(structure, program, packed).graph()
-    return graph if factors is None else bind(graph, factors)
+    return graph if factors is None else without_single_sums(bind(graph, factors))
+
+
+def without_single_sums(graph: Graph) -> Graph:
+    """Return a graph without sums and maxima over one element: tiles of a loop's dimension may hold one."""
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs = tuple(renamed.get(value, value) for value in node.inputs)
+        if node.operator in ("reduce_sum", "reduce_max") and graph.tile(node.inputs[0]) == node.tile:
+            renamed[node.name] = inputs[0]
+            continue
+        body = without_single_sums(node.body) if node.body is not None else None
+        nodes.append(replace(node, inputs=inputs, body=body))
+    return replace(graph, nodes=tuple(nodes))
 
 
 class _Builder:
@@ -110,17 +126,16 @@ class _Builder:
     ) -> tuple[GraphBuilder, Emitter]:
         """Return the block graph with all steps but those that combine parts."""
         mapping = self.mapping
-        loops = {f"{mapping.loop}l": f"{mapping.loop}l"} if mapping.loop else {}
+        loops = {f"{dimension}l": f"{dimension}l" for dimension in mapping.loops}
         grid = {f"{dimension}g": f"{dimension}g" for dimension in mapping.grid}
         b = GraphBuilder(f"{self.program.name}_block", "block", grid=grid, loops=loops)
         axes = operand_axes(self.structure.prefix, self.program)
-        loop = [(axis,) if mapping.loop else () for axis in mapping.fmap]
         emitter = Emitter(b, self.ttype, softmax_axis)
         for number, name in enumerate(operands):
             whole = kernel.tile(name)
             source = b.input(f"{name.lower()}_in", whole.ttype, whole.shape)
             emitter.values[number] = b.add(
-                "load", source, name=name.lower(), grid=mapping.imap[number], loop=loop[number],
+                "load", source, name=name.lower(), grid=mapping.imap[number], loop=mapping.fmap[number],
                 shape=mapping.tile(number, axes[number]),
             )  # fmt: skip
         for number, step in self._steps():
@@ -251,6 +266,21 @@ def small_factors(mapping: Mapping, program: Program, extent: int) -> dict[str, 
 def small_program(mapping: Mapping, program: Program, factors: Numbers[str, int]) -> Graph:
     """Return the program with the extents that the factors give."""
     return program.graph({d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes})
+
+
+def at_factors(
+    structure: Structure, program: Program, factors: Numbers[str, int]
+) -> tuple[Structure, Program]:
+    """Return a structure and its program at the sizes that factors give; constants follow the sizes.
+
+    Constants that depend on sizes are steps of the structure: they change with the program.
+    """
+    mapping = structure.mapping
+    small = program.resized(
+        **{d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
+    )
+    before, after = (numbers_of(one.symbolic) for one in (program, small))
+    return structure.with_constants(dict(zip(before, after, strict=True))), small
 
 
 def symbolic_program(mapping: Mapping, program: Program) -> Graph:

@@ -19,8 +19,8 @@ class Choices:
 
     Parameters
     ----------
-    grid
-        Most grid dimensions.
+    grid, loops
+        Most grid and loop dimensions.
     least
         Smallest extent of a split dimension in a tile: dimensions up to it are not split.
     split
@@ -30,6 +30,7 @@ class Choices:
     """
 
     grid: int = 3
+    loops: int = 1
     least: int = 16
     split: bool = True
     reduced: frozenset[str] = frozenset()
@@ -38,7 +39,7 @@ class Choices:
 def mappings(
     inputs: Sequence[Sequence[str]], output: Sequence[str], sizes: Any, choices: Choices
 ) -> Iterator[Mapping]:
-    """Yield every mapping: grid dimensions split axes of the output, the loop an axis that it lacks.
+    """Yield every mapping: grid dimensions split axes of the output, loop dimensions axes that it lacks.
 
     All but the last two axes of the output, unless of one element, are batch dimensions: the grid always
     splits them into single indices. One more grid dimension may split a long axis that the output lacks,
@@ -57,28 +58,38 @@ def mappings(
         most = choices.grid - len(batch) - (split is not None)
         for count in range(min(most, len(wide)) + 1):
             for grid in itertools.combinations(wide, count):
-                for loop in (None, *inner):
-                    yield from _mappings(inputs, batch, grid, loop, split, choices.reduced)
+                for loops in _up_to(choices.loops, inner):
+                    yield from _mappings(inputs, batch, grid, loops, split, choices.reduced)
+
+
+def _up_to(most: int, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all combinations of at most so many names."""
+    for count in range(min(most, len(names)) + 1):
+        yield from itertools.combinations(names, count)
 
 
 def _mappings(
     inputs: Sequence[Sequence[str]],
     batch: tuple[str, ...],
     grid: tuple[str, ...],
-    loop: str | None,
+    loops: tuple[str, ...],
     split: str | None,
     reduced: frozenset[str],
 ) -> Iterator[Mapping]:
     extra = (split,) if split is not None else ()
     whole = (*batch, *(name for name in grid if name not in reduced), *extra)
     always = {name: [_everywhere(inputs, name)] for name in whole}
-    per_dimension = [always.get(name) or list(_splits(inputs, name)) for name in (*batch, *grid, *extra)]
-    loops = [(-1,) * len(inputs)]
-    if loop is not None:
-        loops = always.get(loop) or list(_splits(inputs, loop))
-    for *chosen, fmap in itertools.product(*per_dimension, loops):
-        imap = tuple(tuple(axes[operand] for axes in chosen) for operand in range(len(inputs)))
-        yield Mapping((*batch, *grid, *extra), loop, imap, fmap, batch, split)
+    dimensions = (*batch, *grid, *extra)
+    choices = [always.get(name) or list(_splits(inputs, name)) for name in (*dimensions, *loops)]
+    for chosen in itertools.product(*choices):
+        axes = list(zip(*chosen, strict=True)) if chosen else [()] * len(inputs)
+        imap, fmap = (tuple(per[part] for per in axes) for part in _at(len(dimensions)))
+        yield Mapping(dimensions, loops, imap, fmap, batch, split)
+
+
+def _at(position: int) -> tuple[slice, slice]:
+    """Return what comes before a position, and what from there on."""
+    return slice(None, position), slice(position, None)
 
 
 def _everywhere(inputs: Sequence[Sequence[str]], dimension: str) -> tuple[int, ...]:

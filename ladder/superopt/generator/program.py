@@ -31,8 +31,6 @@ class Program:
         Extent of every dimension; the axes of the inputs are its dimensions.
     doc
         One line.
-    operators
-        How many a block graph of it needs at least.
     weights
         Inputs that may be quantized: ``[K, N]``, the right operand of matrix products.
     packed
@@ -43,7 +41,6 @@ class Program:
     define: Callable[[Extents, Mapping[str, int]], Graph]
     sizes: Mapping[str, int]
     doc: str = ""
-    operators: int = 8
     weights: tuple[str, ...] = ()
     packed: Mapping[str, str] = field(default_factory=dict)
 
@@ -197,7 +194,7 @@ PROGRAMS: Mapping[str, Program] = {
         ),
         Program(
             "qknorm_attention", _qknorm_attention, {"H": 2, "M": 256, "D": 64, "S": 4096, "E": 64},
-            "softmax(rms(Q) · rms(K)) · V for each of H heads", operators=11,
+            "softmax(rms(Q) · rms(K)) · V for each of H heads",
         ),
         Program(
             "ntrans", _ntrans, {"B": 16, "D": 4096},

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from ladder.ir.graph import Graph
+from ladder.superopt.generator.alphabet import steps_of
 from ladder.superopt.generator.mapping import Choices
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.space import LEAST_TILE
 from ladder.superopt.generator.structure import Structure
 from ladder.superopt.verifier import Certificate, Stability
 from targets import get_device
-from tile_types.errors import DeviceError
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Limits:
         Operators of a block graph, loads and stores not counted.
     kernels
         Kernels: the block graph, and operators before it.
-    grid
-        Grid dimensions, at most 3.
+    grid, loops
+        Grid dimensions, at most 3, and dimensions of the loop.
     split
         Whether blocks may share a reduction, for a second block graph to combine.
     proofs
@@ -33,11 +34,13 @@ class Limits:
     seconds
         Time budget; what was found until then is reported, as incomplete.
     states
-        Budget of states, over all parts in order (one process then), or None.
+        Budget of states, or None. One process visits no more; with several, it is when they stop.
     workers
         Processes.
     pruning
         False keeps every prefix (ablation).
+    compare
+        False does not compare complete graphs with the program: states are counted only (ablation).
     capacity
         Bytes of shared memory of a block.
     units
@@ -47,33 +50,48 @@ class Limits:
     operators: int = 8
     kernels: int = 1
     grid: int = 3
+    loops: int = 1
     split: bool = True
     proofs: int = 16
     seconds: float | None = None
     states: int | None = None
     workers: int = 2
     pruning: bool = True
+    compare: bool = True
     capacity: int = 227 * 1024
     units: int = 132
 
-    def on(self, device: str) -> Limits:
-        """Return the limits with a device's shared memory and multiprocessors.
+    @staticmethod
+    def of(program: Program, device: str, **given: Any) -> Limits:
+        """Return limits that suit a program and a device, but for what is given (None is not).
+
+        A CPU has no shared memory to respect: its limits are those of an H200.
 
         Raises
         ------
         UnknownNameError
             If there is no such device.
-        DeviceError
-            If it has no shared memory.
         """
         found = get_device(device)
-        if not found.shared_per_block:
-            raise DeviceError(f"block graphs need shared memory, which {found.name} lacks; choose a GPU")
-        return replace(self, capacity=found.shared_per_block, units=found.units)
+        room = {"capacity": found.shared_per_block, "units": found.units} if found.shared_per_block else {}
+        known = {name: value for name, value in given.items() if value is not None}
+        return Limits(**{"operators": operators_of(program), **room, **known})
 
     def choices(self, program: Program) -> Choices:
         """Return what limits the mappings of a program."""
-        return Choices(self.grid, least_tile(program), self.split, reduced(program))
+        return Choices(self.grid, self.loops, least_tile(program), self.split, reduced(program))
+
+
+ACCUMULATORS = 2
+"""Steps that a looped block graph has beside a program's own."""
+
+LEAST_OPERATORS = 8
+
+
+def operators_of(program: Program) -> int:
+    """Return how many operators a block graph of a program may need: its own, decodings and accumulators."""
+    own = steps_of(program.symbolic)
+    return max(LEAST_OPERATORS, own + ACCUMULATORS) + len(program.packed)
 
 
 def reduced(program: Program) -> frozenset[str]:
@@ -167,8 +185,12 @@ class Report:
         Verified graphs that failed the floating-point test.
     complete
         Whether the whole space was searched within the budget.
+    seconds
+        That the search took, whenever that was.
     dearer
         Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
+    recalled
+        Whether it was read from a database.
     """
 
     program: Program
@@ -179,3 +201,10 @@ class Report:
     seconds: float
     complete: bool
     dearer: int = 0
+    recalled: bool = False
+
+    @property
+    def origin(self) -> str:
+        """Where it comes from, for people."""
+        where = "from the database; its search took" if self.recalled else "searched in"
+        return f"{where} {self.seconds:.1f} s{'' if self.complete else ', out of time: not complete'}"

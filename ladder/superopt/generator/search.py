@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import (
+    at_factors,
     axes_of,
     instantiate,
     operand_axes,
@@ -147,7 +147,7 @@ def prefixes_of(program: Program, limits: Limits) -> Iterator[Prefix]:
     """
     inputs, output = axes_of(program)
     count = len(inputs)
-    mapping = replace(WHOLE, imap=((),) * count, fmap=(-1,) * count)
+    mapping = replace(WHOLE, imap=((),) * count, fmap=((),) * count)
     target = program.graph({name: mapping.full(name) for name in program.sizes})
     named = [(axes, node.name) for axes, node in zip(inputs, target.inputs, strict=True)]
     alphabet = Alphabet.of(program.symbolic)
@@ -180,9 +180,12 @@ class Outcome:
 def _run(
     program: Program, limits: Limits, tasks: dict[int, Task], deadline: float | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """Search tasks, in processes unless the states are limited; yield outcomes as they come."""
-    if limits.workers <= 1 or limits.states is not None:
-        left = limits.states
+    """Search tasks, in processes if there are several; yield outcomes as they come.
+
+    With a budget of states, each process may visit so many before the others are stopped.
+    """
+    left = limits.states
+    if limits.workers <= 1:
         for number, task in tasks.items():
             outcome = search_task(program, limits, task, deadline, left)
             if left is not None:
@@ -191,11 +194,17 @@ def _run(
         return
     with ProcessPoolExecutor(limits.workers) as pool:
         futures = {
-            pool.submit(search_task, program, limits, task, deadline, None): number
+            pool.submit(search_task, program, limits, task, deadline, left): number
             for number, task in tasks.items()
         }
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            outcome = future.result()
+            yield futures[future], outcome
+            if left is not None:
+                left -= outcome.counts.states
+                if left <= 0:
+                    pool.shutdown(cancel_futures=True)
+                    return
 
 
 def search_task(
@@ -280,6 +289,8 @@ class Explorer:
     def _candidate(self, partial: Partial) -> None:
         counts = self.outcome.counts
         counts.candidates += 1
+        if not self.limits.compare:
+            return
         structure = Structure(self.task.prefix, self.task.mapping, partial.steps, self.shifted)
         counts.verified += 1
         try:
@@ -368,17 +379,15 @@ def _finish(
 
 
 def _stability(structure: Structure, program: Program) -> Stability:
-    """Test at sums of 16 steps of 4 elements, with the constants that belong to these sizes."""
+    """Test at sums of 16 steps of 4 elements, with the constants that belong to these sizes.
+
+    Two loop dimensions have 8 steps each.
+    """
     mapping = structure.mapping
     factors = {name: 2 for d in program.sizes for name in mapping.factors(d)}
-    factors.update({name: 16 for name in factors if mapping.loop and name == f"{mapping.loop}l"})
-    sizes = {d: math.prod(factors[name] for name in mapping.factors(d)) for d in program.sizes}
-    small = program.resized(**sizes)
-    # Constants that depend on sizes are steps of the structure: they change with the program.
-    constants = dict(
-        zip(Alphabet.of(program.symbolic).numbers, Alphabet.of(small.symbolic).numbers, strict=True)
-    )
-    return check_stability(instantiate(structure.with_constants(constants), small, factors), small.graph())
+    factors.update({f"{dimension}l": 16 // len(mapping.loops) for dimension in mapping.loops})
+    changed, small = at_factors(structure, program, factors)
+    return check_stability(instantiate(changed, small, factors), small.graph())
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:

@@ -91,7 +91,7 @@ class Partial:
 
 
 class Space:
-    """The block graphs of one mapping: at most one loop dimension, accumulators ``sum`` and ``last``.
+    """The block graphs of one mapping, with accumulators ``sum`` and ``last``.
 
     If blocks share a reduction, what each leaves is combined, and more steps may follow.
 
@@ -130,10 +130,10 @@ class Space:
         packed: Collection[int] = (),
     ) -> None:
         self.mapping, self.alphabet, self.pruner, self.capacity = mapping, alphabet, pruner, capacity
-        self.looped = mapping.loop is not None
+        self.looped = bool(mapping.loops)
         self.last = FINAL if mapping.split else AFTER
         self.extents: dict[str, Extent] = {
-            "accumulate": f"{mapping.loop}l" if self.looped else 1,
+            "accumulate": product(f"{dimension}l" for dimension in mapping.loops),
             "combine": f"{mapping.split}g" if mapping.split else 1,
         }
         self.least = _least_factors(mapping, sizes, least)
@@ -148,7 +148,7 @@ class Space:
         values = []
         for operand, (axes, expression) in enumerate(self.inputs):
             shape = self.mapping.tile(operand, axes)
-            varies = self.mapping.fmap[operand] >= 0
+            varies = max(self.mapping.fmap[operand], default=-1) >= 0
             spread = self.mapping.split is not None and self.mapping.imap[operand][-1] >= 0
             stage = LOOPED if self.looped else AFTER
             known = self.pruner.normal(expression)

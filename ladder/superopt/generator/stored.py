@@ -11,22 +11,25 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ladder.ir
 import ladder.superopt
+from ladder.superopt.generator import structure as structures
 from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.report import Counts, Found, Limits, Report
-from ladder.superopt.generator.structure import Mapping, Prefix, Step, Structure
+from ladder.superopt.generator.structure import Prefix, Step, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
 from tile_types.errors import LadderError
+
+T = TypeVar("T")
 
 FOLDER = "superopt"
 
@@ -36,7 +39,7 @@ def structure_of(value: dict[str, Any]) -> Structure:
     prefix = value["prefix"]
     return Structure(
         Prefix(_steps(prefix["steps"]), _tuple(prefix["operands"])),
-        Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
+        structures.Mapping(**{name: _tuple(entry) for name, entry in value["mapping"].items()}),
         _steps(value["steps"]),
         value["shifted"],
     )
@@ -51,12 +54,10 @@ def _tuple(value: Any) -> Any:
 
 
 def identity(program: Program, limits: Limits) -> dict[str, Any]:
-    """Return what decides the result of a search, as JSON values."""
+    """Return what decides the result of a search, as JSON values; the program's name does not."""
     kept = {name: value for name, value in asdict(limits).items() if name not in ("seconds", "workers")}
-    return {
-        "program": program.name, "graph": str(program.graph()), "packed": dict(program.packed),
-        "limits": kept,
-    }  # fmt: skip
+    graph = replace(program.graph(), name="program")
+    return {"graph": str(graph), "packed": dict(program.packed), "limits": kept}
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +73,7 @@ def _sources() -> str:
 
 @dataclass(frozen=True)
 class Database:
-    """Reports of complete searches.
+    """Reports of complete searches, and what else belongs to a search.
 
     Parameters
     ----------
@@ -82,28 +83,34 @@ class Database:
 
     root: Path
 
-    def path(self, program: Program, limits: Limits) -> Path:
-        """Return the file of an entry."""
-        facts = json.dumps({**identity(program, limits), "sources": _sources()}, sort_keys=True)
-        return self.root / FOLDER / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    def path(self, facts: Mapping[str, Any]) -> Path:
+        """Return the file of an entry, which these facts and the sources decide."""
+        text = json.dumps({**facts, "sources": _sources()}, sort_keys=True)
+        return self.root / FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()}.json"
+
+    def read(self, facts: Mapping[str, Any], restore: Callable[[Any], T]) -> T | None:
+        """Return what an entry's JSON restores; None if there is none, or none that can be restored."""
+        try:
+            return restore(json.loads(self.path(facts).read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, LadderError):
+            return None
+
+    def write(self, facts: Mapping[str, Any], value: Any) -> None:
+        """Keep an entry, a JSON value."""
+        path = self.path(facts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+        temporary.write_text(json.dumps(value), encoding="utf-8")
+        temporary.replace(path)
 
     def find(self, program: Program, limits: Limits) -> Report | None:
         """Return the report of the same search, or None."""
-        try:
-            stored = json.loads(self.path(program, limits).read_text(encoding="utf-8"))
-            return _report(stored, program, limits)
-        except (OSError, ValueError, KeyError, TypeError, LadderError):
-            return None
+        return self.read(identity(program, limits), lambda stored: _report(stored, program, limits))
 
     def add(self, report: Report) -> None:
         """Keep a report, unless its search ran out of time."""
-        if not report.complete:
-            return
-        path = self.path(report.program, report.limits)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-        temporary.write_text(json.dumps(_as_json(report)), encoding="utf-8")
-        temporary.replace(path)
+        if report.complete:
+            self.write(identity(report.program, report.limits), _as_json(report))
 
     def recall(self, program: Program, limits: Limits, search: Callable[[], Report]) -> Report:
         """Return the report of the same search, or do it and keep its report."""
@@ -134,7 +141,9 @@ def _report(stored: dict[str, Any], program: Program, limits: Limits) -> Report:
         tuple(_found(value, program, limits) for value in stored[name]) for name in ("found", "unstable")
     )
     counts = Counts(**stored["counts"])
-    return Report(program, limits, found, unstable, counts, stored["seconds"], True, stored["dearer"])
+    return Report(
+        program, limits, found, unstable, counts, stored["seconds"], True, stored["dearer"], recalled=True
+    )
 
 
 def _found(value: dict[str, Any], program: Program, limits: Limits) -> Found:

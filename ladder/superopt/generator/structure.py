@@ -41,12 +41,12 @@ class Mapping:
     ----------
     grid
         The dimension that each grid dimension splits.
-    loop
-        The dimension that the loop splits, or None.
+    loops
+        The dimension that each loop dimension splits; none without a loop.
     imap
         For each operand and grid dimension, the axis that is split, or -1 (replicated).
     fmap
-        For each operand, the axis that the loop splits, or -1.
+        The same for loop dimensions.
     batch
         Dimensions of the grid of which a tile has one index.
     split
@@ -54,9 +54,9 @@ class Mapping:
     """
 
     grid: tuple[str, ...]
-    loop: str | None
+    loops: tuple[str, ...]
     imap: tuple[tuple[int, ...], ...]
-    fmap: tuple[int, ...]
+    fmap: tuple[tuple[int, ...], ...]
     batch: tuple[str, ...] = ()
     split: str | None = None
 
@@ -65,7 +65,7 @@ class Mapping:
         if dimension == UNIT_AXIS:
             return ()
         names = [f"{dimension}g"] if dimension in self.grid else []
-        names += [f"{dimension}l"] if dimension == self.loop else []
+        names += [f"{dimension}l"] if dimension in self.loops else []
         return (*names, *self.left(dimension))
 
     def left(self, dimension: str) -> tuple[str, ...]:
@@ -82,15 +82,14 @@ class Mapping:
 
     def _left(self, operand: int, axis: int, dimension: str) -> list[str]:
         names = list(self.factors(dimension))
-        split = [d for d, where in zip(self.grid, self.imap[operand], strict=True) if where == axis]
-        if dimension in split:
-            names.remove(f"{dimension}g")
-        if axis == self.fmap[operand]:
-            names.remove(f"{dimension}l")
+        splits = (("g", self.grid, self.imap[operand]), ("l", self.loops, self.fmap[operand]))
+        for suffix, dimensions, axes in splits:
+            if (dimension, axis) in zip(dimensions, axes, strict=True):
+                names.remove(f"{dimension}{suffix}")
         return names
 
 
-WHOLE = Mapping((), None, (), ())
+WHOLE = Mapping((), (), (), ())
 """The mapping of kernels: nothing is split."""
 
 
@@ -178,7 +177,7 @@ class Structure:
 
     def stages(self) -> list[str]:
         """Return the stage of every value: operands, then steps."""
-        start = LOOPED if self.mapping.loop is not None else AFTER
+        start = LOOPED if self.mapping.loops else AFTER
         found = [start] * len(self.prefix.operands)
         advanced = {"accumulate": AFTER, "combine": FINAL}
         for step in self.steps:

@@ -1,0 +1,141 @@
+"""`Conv`: a quantized drop-in for ``torch.nn.Conv1d`` and ``Conv2d``: a product over windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ladder.api.linear import Linear
+from ladder.ir.gemm import Gemm
+from tile_types.errors import ShapeError
+
+CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Where a convolution looks: two numbers each, rows and columns."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @property
+    def points(self) -> int:
+        """Elements of a channel in a window."""
+        return self.kernel[0] * self.kernel[1]
+
+    @property
+    def are_points(self) -> bool:
+        """Whether windows are single elements."""
+        return self.points == 1 and self.padding == (0, 0)
+
+    def extents(self, x: torch.Tensor) -> list[int]:
+        """Return how many windows there are along rows and columns of ``x[N, C, H, W]``."""
+        settings = zip(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [(extent + 2 * p - d * (k - 1) - 1) // s + 1 for extent, k, s, p, d in settings]
+
+
+class Conv(torch.nn.Module):
+    """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
+
+    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and
+    one quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
+
+    Parameters
+    ----------
+    product
+        Of the kernel ``[F, R · S · C]``.
+    windows
+        What it multiplies.
+    rank
+        Spatial axes of x: 1 or 2.
+    """
+
+    def __init__(self, product: Linear, windows: Windows, rank: int) -> None:
+        super().__init__()
+        self.product, self.windows, self.rank = product, windows, rank
+
+    @classmethod
+    def from_conv(cls, conv: torch.nn.Conv1d | torch.nn.Conv2d, weight: str = "int4", **options: Any) -> Conv:
+        """Quantize a convolution; it is left as it is. Options as for `Linear.from_linear`.
+
+        Raises
+        ------
+        ShapeError
+            If `refusal` names a reason.
+        LadderError
+            If the weight cannot be quantized so.
+        """
+        reason = refusal(conv)
+        if reason:
+            raise ShapeError(reason)
+        rank = len(conv.kernel_size)
+        matrix = conv.weight.detach().flatten(2).transpose(1, 2).flatten(1)
+        linear = torch.nn.Linear(
+            matrix.shape[1], matrix.shape[0], conv.bias is not None, device=matrix.device, dtype=matrix.dtype
+        )
+        linear.weight.data.copy_(matrix)
+        if conv.bias is not None:
+            linear.bias.data.copy_(conv.bias.detach())
+        if options.get("group_size") is not None:  # kernels of few channels have one group
+            options["group_size"] = min(options["group_size"], matrix.shape[1])
+        product = Linear.from_linear(linear, weight, **options)
+        kernel, stride = _pair(conv.kernel_size, 1), _pair(conv.stride, 1)
+        padding, dilation = _pair(conv.padding, 0), _pair(conv.dilation, 1)
+        return cls(product, Windows(kernel, stride, padding, dilation), rank)
+
+    @property
+    def problem(self) -> Gemm:
+        """The product that it computes, in normal form."""
+        return self.product.problem
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of the weight as kernels read it."""
+        return self.product.weight_nbytes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return ``[N, F, H', W']`` for ``x[N, C, H, W]``, or both without W."""
+        if self.rank == 1:
+            return self._convolve(x[:, :, None])[:, :, 0]
+        return self._convolve(x)
+
+    def _convolve(self, x: torch.Tensor) -> torch.Tensor:
+        at = self.windows
+        if at.are_points:
+            points = x[:, :, :: at.stride[0], :: at.stride[1]]
+            return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+        batch, channels = x.shape[:2]
+        found = functional.unfold(x, at.kernel, at.dilation, at.padding, at.stride)
+        rows = found.reshape(batch, channels, at.points, -1).permute(0, 3, 2, 1).flatten(2)
+        y: torch.Tensor = self.product(rows)
+        return y.reshape(batch, *at.extents(x), -1).permute(0, 3, 1, 2)
+
+    def extra_repr(self) -> str:
+        """Return what the module is."""
+        return f"{self.windows}, rank={self.rank}"
+
+
+def refusal(conv: torch.nn.Module) -> str:
+    """Say why a module is no convolution that `Conv` replaces; empty if it is one."""
+    if not isinstance(conv, CONVOLUTIONS) or type(conv) not in CONVOLUTIONS:
+        return f"{type(conv).__name__} is not torch.nn.Conv1d or Conv2d itself"
+    if conv.groups != 1:
+        return f"a convolution of {conv.groups} groups multiplies too few elements each"
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+        return f"padding is {conv.padding!r} of {conv.padding_mode}"
+    return ""
+
+
+def _pair(values: Any, neutral: int) -> Pair:
+    """Return two numbers of one or two; one axis becomes the last of two."""
+    found = tuple(int(value) for value in values)
+    return (neutral, found[0]) if len(found) == 1 else (found[0], found[1])

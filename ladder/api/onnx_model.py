@@ -1,0 +1,142 @@
+"""ONNX models as callables: imported once, built for the device of the first call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ladder.api.problem import gemm_for
+from ladder.frontend.onnx_import import Imported, import_onnx
+from ladder.ir.graph import Graph
+from ladder.runtime.compile import target_of
+from ladder.runtime.model.build import build_model
+from ladder.runtime.model.program import Program, Source
+from ladder.runtime.model.whole import WholeModel
+from ladder.runtime.packed import pack
+
+
+class OnnxModel:
+    """A model from an ONNX file; call it with its inputs, by position or by name.
+
+    Parameters
+    ----------
+    source
+        Path of the file, or an ``onnx.ModelProto``.
+
+    Raises
+    ------
+    ArtifactError
+        If the file is truncated, or its external data is missing.
+    ImportRefused
+        If it uses an operator, a version or a form that is not supported; the message names it.
+    """
+
+    def __init__(self, source: str | os.PathLike[str] | Any) -> None:
+        self.imported = import_onnx(source, gemm_for)
+        self._built: dict[torch.device, WholeModel] = {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return self.imported.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return self.imported.outputs
+
+    @property
+    def graph(self) -> Graph:
+        """The tile graph, as imported."""
+        return self.imported.program.graph
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run on the device of the arguments.
+
+        Returns
+        -------
+        The output, or a tuple of them.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            If an argument does not fit; the message names it.
+        """
+        tensors = [value for value in (*arguments, *named.values()) if isinstance(value, torch.Tensor)]
+        return self.on(tensors[0].device if tensors else "cpu")(*arguments, **named)
+
+    def on(self, device: torch.device | str) -> WholeModel:
+        """Return the model built for a device, building it on first use.
+
+        Raises
+        ------
+        LadderError
+            If a part has no executor there; the message names it.
+        """
+        where = torch.empty(0, device=device).device
+        if where not in self._built:
+            self._built[where] = build_imported(self.imported, where)
+        return self._built[where]
+
+    def plan(self, device: torch.device | str = "cpu") -> str:
+        """Return the plan for a device as text: one line per step, with what executes it."""
+        return self.on(device).plan()
+
+    def export(self, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Path:
+        """Write the model, built for a device, to one file that `ladder.load` runs without a compiler."""
+        from ladder.runtime.model.saved import save_model
+
+        return save_model(self.on(device), path)
+
+    def to_onnx(self, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
+        """Write the tile graph, with its tTypes as attributes, as an ONNX model; see `export_onnx`."""
+        from ladder.frontend.onnx_export import export_onnx
+
+        return export_onnx(self.imported, path, external=external)
+
+
+def build_imported(imported: Imported, where: torch.device) -> WholeModel:
+    """Build an imported model for a device: pack its weights, plan, compile."""
+    from targets import get_device
+
+    device = get_device(target_of(where))
+    stored: list[torch.Tensor] = []
+    positions: list[tuple[int, ...]] = []
+    for weight in imported.weights:
+        arrays = pack(weight.gemm, device, weight.value.to(where)).tensors
+        first = len(imported.inputs) + len(stored)
+        positions.append(tuple(range(first, first + len(arrays))))
+        stored += [array.to(where) for array in arrays]
+    first = len(imported.inputs) + len(stored)
+    stored += [tensor.to(where) for tensor in imported.program.held]
+    sources = {name: _placed(source, positions, first) for name, source in imported.program.sources.items()}
+    results = tuple(
+        item if isinstance(item, int) else (item[0].to(where),) for item in imported.program.results
+    )
+    count = len(imported.inputs) + len(stored)
+    program = replace(imported.program, sources=sources, held=(), results=results, arguments=count)
+    return whole_model(program, where, imported, stored)
+
+
+def whole_model(
+    program: Program, where: torch.device, imported: Imported, stored: list[torch.Tensor]
+) -> WholeModel:
+    """Compile a program whose tensors beyond its inputs are ``stored``."""
+    built = build_model(program, where)
+    parameters: Mapping[str, Any] = {name: {"tensor": at} for at, name in enumerate(imported.inputs)}
+    several = [{"tensor": at} for at in range(len(imported.outputs))]
+    results: Any = several[0] if len(several) == 1 else {"tuple": several}
+    libraries = {name: kernel.library for name, kernel in built.kernels.items()}
+    return WholeModel(built.graph, built.executable, parameters, results, stored, imported.limits, libraries)
+
+
+def _placed(source: Source, weights: list[tuple[int, ...]], held: int) -> Source:
+    """Return where a value comes from as positions among the arguments of the plan."""
+    if source.kind in ("weight", "part"):
+        return replace(source, at=weights[source.at[0]])
+    return Source("argument", (held + source.at[0],)) if source.kind == "held" else source

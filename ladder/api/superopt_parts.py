@@ -1,0 +1,372 @@
+"""A captured function in parts: those that can be proved are superoptimized, the others compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+
+from ladder.api.model import Compiler
+from ladder.api.tensor_program import Recorded, Tracer, packed_types, step_of, target_of, translated
+from ladder.ir.ops import get_operator
+from ladder.superopt.partition import OUTSIDE, Operation, pieces
+from ladder.superopt.verifier import Certificate
+from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError
+from tile_types.quantized import QuantizedTensor
+
+if TYPE_CHECKING:
+    from ladder.api.superoptimize import Superoptimized, Task
+
+VIEWS = ("transpose", "t", "getattr", "contiguous")
+"""What parts repeat rather than pass on: kernels take contiguous tensors, and read these in place."""
+
+NOTHING_TO_FUSE = "one operator: there is nothing to fuse"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a function.
+
+    Parameters
+    ----------
+    operators
+        What it calls, in order.
+    kernels
+        What it was optimised to, or None.
+    reason
+        Why not: what of it is outside LAX, or what the search or the lowering says.
+    plan
+        What runs then: `ladder.compile`'s plan, as text.
+    """
+
+    operators: tuple[str, ...]
+    kernels: Superoptimized | None = None
+    reason: str = ""
+    plan: str = ""
+
+    def __str__(self) -> str:
+        """Say what runs it."""
+        what = " ".join(self.operators)
+        return f"{what}: {self.kernels}" if self.kernels else f"{what}: not superoptimized, {self.reason}"
+
+
+@dataclass(frozen=True)
+class Partitioned:
+    """A function as parts, some of which are fused kernels with certificates.
+
+    Parameters
+    ----------
+    name
+        Of the function.
+    parts
+        In the order in which they run.
+    run
+        All of them, of the function's inputs; None if kernels are for a device that is not here.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    run: Callable[..., Any] | None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run the parts; takes contiguous tensors of the shapes that were optimised for."""
+        if self.run is None:
+            raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
+        return self.run(*inputs)
+
+    def __str__(self) -> str:
+        """Say what runs each part."""
+        return "\n".join([f"{self.name} in {len(self.parts)} parts", *map(str, self.parts)])
+
+    @property
+    def kernels(self) -> tuple[Superoptimized, ...]:
+        """The parts that were optimised."""
+        return tuple(part.kernels for part in self.parts if part.kernels is not None)
+
+    @property
+    def certificate(self) -> Certificate:
+        """That all optimised parts equal the function's: errors, rounds and draws add up."""
+        every = [kernels.certificate for kernels in self.kernels]
+        return replace(
+            every[-1],
+            delta=sum(proof.delta for proof in every),
+            rounds=sum(proof.rounds for proof in every),
+            draws=sum(proof.draws for proof in every),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what a report shows."""
+        return {
+            "program": self.name, "delta": self.certificate.delta,
+            "parts": [
+                {
+                    "operators": part.operators, "reason": part.reason, "plan": part.plan,
+                    "kernels": part.kernels.as_json() if part.kernels else None,
+                }
+                for part in self.parts
+            ],
+        }  # fmt: skip
+
+
+def partitioned(
+    function: Recorded,
+    inputs: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
+    task: Task,
+    error: LadderError,
+) -> Partitioned:
+    """Superoptimize the parts of a captured function that can be proved; compile the others.
+
+    Parameters
+    ----------
+    inputs, tensors
+        Of the function; and decoded.
+    error
+        Why it is not one program: raised again if no part can be optimised.
+    """
+    cut = _Cut(function, inputs, tensors)
+    parts = [cut.optimised(nodes, task) for nodes in cut.pieces()]
+    if not any(part.kernels for part in parts):
+        reasons = [part.reason for part in parts if part.reason != NOTHING_TO_FUSE]
+        raise type(error)("; ".join(dict.fromkeys([str(error), *reasons])))
+    segments = cut.joined(parts)
+    if not task.is_here:
+        return Partitioned(cut.name, tuple(segment.part for segment in segments), None)
+    run = _Run(cut, [cut.loaded(segment) for segment in segments])
+    return Partitioned(cut.name, tuple(step.part for step in run.steps), run)
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """A part, and the nodes of the captured graph that it is."""
+
+    part: Part
+    nodes: tuple[torch.fx.Node, ...]
+
+    @property
+    def kernels(self) -> Superoptimized | None:
+        return self.part.kernels
+
+    @property
+    def reason(self) -> str:
+        return self.part.reason
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A part that can run: takes the values of some nodes, gives those of others."""
+
+    part: Part
+    sources: tuple[torch.fx.Node, ...]
+    results: tuple[torch.fx.Node, ...]
+    call: Callable[..., Any]
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Runs a graph and keeps the value of every node."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.values: dict[torch.fx.Node, Any] = {}
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self.values[n] = super().run_node(n)
+        return self.values[n]
+
+
+class _Cut:
+    """A captured function's operators, which of them are LAX, and the parts that they form."""
+
+    def __init__(self, function: Recorded, inputs: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+        self.name, self.module, self.order = function.name, function.module, function.order
+        self.inputs = inputs
+        recorder = _Recorder(self.module)
+        with torch.no_grad():
+            recorder.run(*function.examples)
+        self.values = recorder.values
+        self.tensors = {id(tensor): number for number, tensor in enumerate(tensors)}
+        self.dtype = tensors[0].dtype
+        *self.nodes, self.output = self.module.graph.nodes
+        self.traced: dict[torch.fx.Node, Any] = {}
+        self.reasons: dict[torch.fx.Node, str] = {}
+        self.counts: dict[torch.fx.Node, int] = {}
+        self.operations = self._operations()
+
+    def number(self, node: torch.fx.Node) -> int | None:
+        """Return which of the function's inputs a node is."""
+        return self.tensors.get(id(self.values[node])) if node.op == "placeholder" else None
+
+    def is_view(self, node: torch.fx.Node) -> bool:
+        """Whether parts repeat a node."""
+        return node.op != "placeholder" and target_of(node) in VIEWS and node not in self.reasons
+
+    def sources(self, nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Return what nodes take from outside of them, by way of views."""
+        found: dict[torch.fx.Node, None] = {}
+        stack = [value for node in reversed(nodes) for value in reversed(node.all_input_nodes)]
+        while stack:
+            value = stack.pop()
+            if value in nodes:
+                continue
+            if self.is_view(value):
+                stack += reversed(value.all_input_nodes)
+            else:
+                found[value] = None
+        return list(found)
+
+    def _operations(self) -> list[Operation]:
+        """Translate every operator by itself, to see what it is."""
+        tracer = Tracer(torch.finfo(self.dtype).eps)
+        found = []
+        for node in self.nodes:
+            if node.op == "placeholder":
+                self.traced[node] = tracer.input(self.values[node].shape)
+                continue
+            before = len(tracer.steps)
+            classes: frozenset[str]
+            try:
+                self._require_tensors(node)
+                self.traced[node] = step_of(tracer, self.name, node, self.traced)
+                rows = [get_operator(step.operator) for step in tracer.steps[before:]]
+                classes = frozenset(row.lax_class({}) for row in rows if row.name != "matmul")
+                self.counts[node] = sum(row.name != "constant" for row in rows)
+                if OUTSIDE in classes:
+                    self.reasons[node] = f"{target_of(node)} is outside LAX"
+            except LadderError as error:
+                value = self.values[node]
+                self.traced[node] = tracer.input(value.shape) if isinstance(value, torch.Tensor) else value
+                self.reasons[node], classes = str(error), frozenset({OUTSIDE})
+            if not self.is_view(node):
+                found.append(Operation(node.name, tuple(s.name for s in self.sources([node])), classes))
+        return found
+
+    def _require_tensors(self, node: torch.fx.Node) -> None:
+        for value in (node, *node.all_input_nodes):
+            if not isinstance(self.values[value], torch.Tensor):
+                raise ConversionError(f"{target_of(node)} of what is no tensor")
+
+    def pieces(self) -> list[tuple[torch.fx.Node, ...]]:
+        """Return the operators of each part, in an order in which parts can run."""
+        by_name = {node.name: node for node in self.nodes}
+        wanted = {source.name for source in self.sources([self.output])}
+        return [tuple(by_name[o.name] for o in piece) for piece in pieces(self.operations, wanted)]
+
+    def optimised(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> _Segment:
+        """Superoptimize a part, or say why not."""
+        operators = tuple(target_of(node) for node in nodes)
+        reason = self.reasons.get(nodes[-1], "")
+        kernels = None
+        if not reason and sum(self.counts[node] for node in nodes) < 2:
+            reason = NOTHING_TO_FUSE
+        if not reason:
+            try:
+                kernels = self._superoptimized(nodes, task)
+            except LadderError as error:
+                reason = str(error)
+        return _Segment(Part(operators, kernels, reason), nodes)
+
+    def _superoptimized(self, nodes: tuple[torch.fx.Node, ...], task: Task) -> Superoptimized:
+        from ladder.api.superoptimize import require_provable, require_type
+
+        sources = self.sources(nodes)
+        graph = self.subgraph(sources, nodes[-1:])
+        given = [self.given(source) for source in sources]
+        tensors = [self.values[source].contiguous() for source in sources]
+        require_type(self.values[nodes[-1]], tensors)
+        name = f"{self.name}_{nodes[-1].name}"
+        program = translated(name, graph, tensors, tensors, packed_types(given))
+        require_provable(program)
+        constants = [at for at, source in enumerate(sources) if self.number(source) in task.constants]
+        return task.run(program, lambda *values: graph(*values)[0], given, constants)
+
+    def given(self, source: torch.fx.Node) -> Any:
+        """Return a value as kernels take it: quantized if it is such an input."""
+        number = self.number(source)
+        quantized = number is not None and isinstance(self.inputs[number], QuantizedTensor)
+        return self.inputs[number] if number is not None and quantized else self.values[source].contiguous()
+
+    def subgraph(
+        self, sources: Sequence[torch.fx.Node], results: Sequence[torch.fx.Node]
+    ) -> torch.fx.GraphModule:
+        """Return the graph of nodes as results of others."""
+        graph = torch.fx.Graph()
+        copies = {source: graph.placeholder(source.name) for source in sources}
+
+        def copied(node: torch.fx.Node) -> torch.fx.Node:
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copied)
+            return copies[node]
+
+        graph.output(tuple(copied(node) for node in results))
+        return torch.fx.GraphModule(self.module, graph)
+
+    def joined(self, parts: Sequence[_Segment]) -> list[_Segment]:
+        """Return the parts with those that are not optimised joined, where they can run one after another."""
+        left = list(parts)
+        done: set[torch.fx.Node] = {node for node in self.nodes if node.op == "placeholder"}
+        found: list[_Segment] = []
+        while left:
+            ready = [part for part in left if done >= set(self.sources(part.nodes))]
+            chosen = next((part for part in ready if not part.kernels), ready[0])
+            left.remove(chosen)
+            done.update(chosen.nodes)
+            if found and not chosen.kernels and not found[-1].kernels:
+                chosen = _together(found.pop(), chosen)
+            found.append(chosen)
+        return found
+
+    def loaded(self, segment: _Segment) -> _Step:
+        """Return a part that can run; one that is not optimised is compiled as `ladder.compile` does."""
+        sources = tuple(self.sources(segment.nodes))
+        inside = set(segment.nodes)
+        outside = [node for node in (*self.operators, self.output) if node not in inside]
+        wanted = {source for node in outside for source in self.sources([node])}
+        results = tuple(node for node in segment.nodes if node in wanted)
+        if segment.kernels:
+            return _Step(segment.part, sources, results, segment.kernels)
+        for source in sources:
+            if isinstance(self.given(source), QuantizedTensor):
+                raise ScheduleError(
+                    f"{self.name}: input {self.number(source)} is quantized, and read by what is not"
+                    f" superoptimized: {segment.reason}"
+                )
+        compiler = Compiler()
+        with torch.no_grad():
+            call = compiler(self.subgraph(sources, results), [self.values[s] for s in sources])
+        plan = "\n".join([*(str(built.plan) for built in compiler.built), *compiler.refused])
+        return _Step(replace(segment.part, plan=plan), sources, results, call)
+
+    @property
+    def operators(self) -> list[torch.fx.Node]:
+        """All nodes that parts consist of."""
+        return [node for node in self.nodes if node.op != "placeholder" and not self.is_view(node)]
+
+
+def _together(a: _Segment, b: _Segment) -> _Segment:
+    """Return two parts that are not optimised as one."""
+    reasons = "; ".join(dict.fromkeys([a.reason, b.reason]))
+    return _Segment(Part((*a.part.operators, *b.part.operators), None, reasons), (*a.nodes, *b.nodes))
+
+
+class _Run:
+    """Runs the parts one after another."""
+
+    def __init__(self, cut: _Cut, steps: Sequence[_Step]) -> None:
+        self.steps = steps
+        placeholders = [(node, cut.number(node)) for node in cut.nodes if node.op == "placeholder"]
+        self.inputs = {node: number for node, number in placeholders if number is not None}
+        self.held = {node: cut.values[node] for node, number in placeholders if number is None}
+        self.sources = cut.sources([cut.output])
+        self.results = cut.subgraph(self.sources, cut.output.args[0])
+        self.order = cut.order
+
+    def __call__(self, *inputs: Any) -> Any:
+        values = {**self.held, **{node: inputs[number] for node, number in self.inputs.items()}}
+        for step in self.steps:
+            found = step.call(*(values[source] for source in step.sources))
+            values.update(zip(step.results, found if isinstance(found, tuple) else (found,), strict=True))
+        results = self.results(*(values[source] for source in self.sources))
+        return results[0] if self.order is None else tuple(results[number] for number in self.order)

@@ -1,0 +1,355 @@
+"""What `ladder report` finds out about a whole model: its plan, what steps cost, and why they end there."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.cli.console import Step, silent
+from ladder.installation import ladder_version, tvm_version
+from ladder.ir.extents import bind_shape
+from ladder.runtime.compile import family_of, target_of
+from ladder.runtime.model.profile import Peaks, StepCost, cores_of, peaks_of, plan_costs, step_times
+from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
+
+if TYPE_CHECKING:
+    from ladder.runtime.model.executable import Executable
+    from ladder.runtime.model.plan import Plan
+    from ladder.runtime.model.program import Program
+    from ladder.runtime.model.whole import WholeModel
+    from targets import TileDevice
+
+PYTHON = "python:"
+"""How a target begins that names a function: ``python:module:function``."""
+
+COLUMNS = ("step", "kind", "executor", "operators", "least µs", "measured µs")
+LONGEST = 60
+"""Characters of operators in a table."""
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What was found.
+
+    Parameters
+    ----------
+    name
+        What was asked for.
+    device, peaks
+        What it is for, and what that can do.
+    sizes
+        The symbolic sizes that the costs are for.
+    steps
+        Every step of the plan.
+    not_measured
+        Why nothing was timed; empty where everything was.
+    call_us
+        Median time of a whole call.
+    stored
+        Bytes of the tensors that the model keeps.
+    arena, unshared
+        Bytes of intermediate results: as laid out, and side by side.
+    versions
+        Of what made it.
+    date
+        When, UTC.
+    """
+
+    name: str
+    device: str
+    peaks: Peaks
+    sizes: Mapping[str, int]
+    steps: tuple[StepCost, ...]
+    not_measured: str
+    call_us: float | None
+    stored: int
+    arena: int
+    unshared: int
+    versions: Mapping[str, str]
+    date: str
+
+    @property
+    def total_us(self) -> float:
+        """Time of all steps of a call, by what `StepCost.us` goes by."""
+        return sum(step.us for step in self.steps if not step.constant)
+
+    @property
+    def launches(self) -> int:
+        """Steps of a call that launch something."""
+        return sum(step.kind != "view" and not step.constant for step in self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as JSON-able data."""
+        return {**asdict(self), "total_us": self.total_us, "launches": self.launches}
+
+    def as_fields(self, page: Path) -> dict[str, str]:
+        """Return the report's head as named lines."""
+        basis = f"least times ({self.not_measured})" if self.not_measured else "measured step by step"
+        call = {} if self.call_us is None else {"a call": f"{self.call_us:,.0f} µs"}
+        return {
+            "model": self.name,
+            "device": f"{self.device} ({self.peaks.source})",
+            **({"sizes": ", ".join(f"{k}={v}" for k, v in self.sizes.items())} if self.sizes else {}),
+            "steps": f"{len(self.steps)}, {self.launches} of them launch something",
+            "steps together": f"{self.total_us:,.0f} µs, {basis}",
+            **call,
+            "page": str(page),
+        }
+
+    def as_rows(self, count: int) -> list[tuple[str, ...]]:
+        """Return the dearest steps as a table."""
+        dearest = sorted((s for s in self.steps if not s.constant), key=lambda s: -s.us)[:count]
+        return [
+            (
+                str(s.number), s.kind, s.executor, shortened(s.operators), f"{s.least_us:.1f}",
+                "" if s.measured_us is None else f"{s.measured_us:.1f}",
+            )
+            for s in dearest
+        ]  # fmt: skip
+
+
+def shortened(text: str) -> str:
+    """Return text that fits a table."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 2]} …"
+
+
+def run_report(
+    target: str, device: str = "", sizes: Mapping[str, int] | None = None, step: Step = silent
+) -> ModelReport:
+    """Report on a model.
+
+    Parameters
+    ----------
+    target
+        Path of an ONNX model or of an exported one, or ``python:module:function``: a function without
+        parameters that returns ``(model, arguments...)``.
+    device
+        Name of a target; by default this machine's CPU, or what an exported model is for.
+    sizes
+        Symbolic sizes; 1 for those left out.
+    step
+        Is told what goes on.
+
+    Raises
+    ------
+    LadderError
+        If the model cannot be read or compiled; the message says why.
+    """
+    step(f"reading {target}")
+    given = dict(sizes or {})
+    if target.startswith(PYTHON):
+        return _of_function(target, device, given, step)
+    path = Path(target)
+    if not path.is_file():
+        raise ArtifactError(
+            f"{target} is no file; give an ONNX model, an exported one, or {PYTHON}module:function"
+        )
+    if path.suffix == ".onnx":
+        return _of_onnx(path, device, given, step)
+    return _of_saved(path, device, given, step)
+
+
+def page_path(target: str) -> Path:
+    """Return where a model's page goes if nothing else is said: into the current folder."""
+    name = target.rpartition(":")[2] if target.startswith(PYTHON) else Path(target).stem
+    return Path(f"{name}.html")
+
+
+def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+    from ladder.api.onnx_model import OnnxModel
+
+    model = OnnxModel(path)
+    chosen, where = _place(device)
+    stored = sum(t.nbytes for t in model.imported.program.held)
+    stored += sum(w.value.nbytes for w in model.imported.weights)
+    if where is None:
+        return _absent(path.name, model.imported.program, chosen, sizes, stored)
+    step("compiling")
+    return _present(path.name, model.on(where), chosen, sizes, step)
+
+
+def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+    from ladder.runtime.artifact import load
+    from ladder.runtime.model.whole import WholeModel
+    from targets import get_device
+
+    model = load(path)
+    if not isinstance(model, WholeModel):
+        raise ArtifactError(f"{path} is one operator: `ladder explain` and `ladder gemm` tell of those")
+    chosen = get_device(target_of(model.where))
+    if device and get_device(device).name != chosen.name:
+        raise DeviceError(f"{path} is for {chosen.name}, not for {device}")
+    return _present(path.name, model, chosen, sizes, step)
+
+
+def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
+    from ladder.api.freeze import freeze
+
+    found = _called(target)
+    model, arguments = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
+    chosen, where = _place(device)
+    step("capturing and compiling")
+    if where is not None and where.type != "cpu":
+        model = model.to(where) if isinstance(model, torch.nn.Module) else model
+        arguments = tuple(x.to(where) if isinstance(x, torch.Tensor) else x for x in arguments)
+    frozen = freeze(model, arguments, {})
+    whole = frozen.whole()
+    name = target.removeprefix(PYTHON)
+    if where is None:
+        return _absent(name, frozen.imported().program, chosen, sizes, whole.nbytes)
+    tensors = [x for x in torch.utils._pytree.tree_leaves(arguments) if isinstance(x, torch.Tensor)]
+    return _present(name, whole, chosen, sizes, step, tensors)
+
+
+def _called(target: str) -> Any:
+    """Import and call the function that a target names."""
+    module, _, function = target.removeprefix(PYTHON).partition(":")
+    if not module or not function:
+        raise ParseError(f"{target!r} names no function: write {PYTHON}module:function")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ParseError(f"{target!r} cannot be imported: {error}") from error
+    finally:
+        sys.path.pop(0)
+    made = found()
+    model = made[0] if isinstance(made, tuple) and made else made
+    if not callable(model):
+        raise ParseError(
+            f"{target!r} returns {type(model).__name__}, no callable: return (model, arguments...)"
+        )
+    return made
+
+
+def _place(device: str) -> tuple[TileDevice, torch.device | None]:
+    """Return the device asked for, and where it is here; None if it is not."""
+    from targets import get_device
+
+    chosen = get_device(device or "cpu")
+    family = family_of(chosen)
+    if family == "cpu":
+        here = get_device("cpu").name
+        return chosen, torch.device("cpu") if chosen.name in (here, "cpu") else None
+    if (
+        torch.cuda.is_available()
+        and target_of(torch.device("cuda", torch.cuda.current_device())) == chosen.name
+    ):
+        return chosen, torch.device("cuda", torch.cuda.current_device())
+    return chosen, None
+
+
+def _present(
+    name: str, model: WholeModel, device: TileDevice, sizes: dict[str, int], step: Step,
+    given: Sequence[torch.Tensor] | None = None,
+) -> ModelReport:  # fmt: skip
+    """Report on a model whose device is here: every step is timed."""
+    from ladder.cli.measure import read_bandwidth
+
+    executable = model.executable
+    tensors = list(given) if given is not None else _examples(executable, len(model.parameters), sizes)
+    values = [*tensors, *model.stored]
+    found = executable.sizes(values)
+    peaks = peaks_of(device, cores_of(model.steps), None if device.is_gpu else read_bandwidth())
+    step("timing")
+    with torch.no_grad():
+        times = step_times(executable, values)
+        call = _call_us(executable, values)
+    costs = [
+        replace(cost, measured_us=times.get(cost.number)) for cost in plan_costs(model.steps, found, peaks)
+    ]
+    memory = executable.memory()
+    return _report(name, device, peaks, found, costs, "", call, model.nbytes, memory)
+
+
+def _absent(
+    name: str, program: Program, device: TileDevice, sizes: dict[str, int], stored: int
+) -> ModelReport:
+    """Report on a model for a device that is not here: least times."""
+    plan = plan_for_device(program, device)
+    found = {**dict.fromkeys(_symbols(plan), 1), **sizes}
+    peaks = peaks_of(device, cores_of(plan))
+    reason = f"{device.name} is not here"
+    return _report(name, device, peaks, found, plan_costs(plan, found, peaks), reason, None, stored, {})
+
+
+def plan_for_device(program: Program, device: TileDevice) -> Plan:
+    """Return the plan of a program for any device; nothing is compiled."""
+    from ladder.partition import partition, simplify
+    from ladder.runtime.model.build import updated_inputs
+    from ladder.runtime.model.plan import make_plan
+
+    graph = simplify(program.graph, device)
+    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
+    updated = updated_inputs(program, graph)
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    return make_plan(graph, parts, {}, family_of(device))
+
+
+def _symbols(plan: Plan) -> list[str]:
+    """Return the names of a plan's symbolic sizes."""
+    import re
+
+    text = " ".join(str(extent) for tile in plan.tiles.values() for extent in tile.shape)
+    return sorted(set(re.findall(r"[A-Za-z_]\w*", text)) - {"floordiv", "ceildiv"})
+
+
+def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list[torch.Tensor]:
+    """Return inputs to time with: random numbers, and ones for integers."""
+    from ladder.runtime.model.library import torch_type
+
+    known = {**dict.fromkeys(_symbols(executable.plan), 1), **sizes}
+    unknown = set(sizes) - set(_symbols(executable.plan))
+    if unknown:
+        raise ShapeError(
+            f"the model has no size {', '.join(sorted(unknown))}; it has {_symbols(executable.plan)}"
+        )
+    found = [torch.empty(0)] * count
+    for name, at in executable.bindings.items():
+        if at >= count:
+            continue
+        tile = executable.plan.tiles[name]
+        shape = tuple(int(extent) for extent in bind_shape(tile.shape, known))
+        dtype = torch_type(tile.ttype.name)
+        random = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype)
+        found[at] = random.to(executable.where)
+    return found
+
+
+def _call_us(executable: Executable, values: Sequence[Any], rounds: int = 20) -> float:
+    """Return the median time of a call, on a GPU until its end."""
+    import statistics
+
+    times = []
+    for _ in range(rounds + 3):
+        start = time.perf_counter()
+        executable(*values)
+        if executable.where.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[3:]) * 1e6
+
+
+def _report(
+    name: str, device: TileDevice, peaks: Peaks, sizes: Mapping[str, int], costs: Sequence[StepCost],
+    not_measured: str, call: float | None, stored: int, memory: Mapping[str, int],
+) -> ModelReport:  # fmt: skip
+    versions = {"ladder": ladder_version(), "torch": torch.__version__}
+    try:
+        versions["tvm"] = tvm_version()
+    except LadderError:
+        versions["tvm"] = "none"
+    date = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    arena, unshared = memory.get("arena", 0), memory.get("without sharing", 0)
+    return ModelReport(
+        *(name, device.name, peaks, dict(sizes), tuple(costs), not_measured, call),
+        *(stored, arena, unshared, versions, date),
+    )

@@ -1,0 +1,155 @@
+"""One ONNX node with its operands, as the rows of the tables take it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from ladder.frontend.importer import Importer
+from ladder.frontend.onnx_values import Known, type_name
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import DTypeError
+from tile_types.tile import Extent
+
+if TYPE_CHECKING:
+    from ladder.frontend.onnx_import import Walk
+
+Value = str | Known
+"""A value of the tile graph by name, or one that is known at import."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node with its operands, as rows of the tables take it.
+
+    Parameters
+    ----------
+    walk
+        Where values are added.
+    node
+        The node.
+    given
+        Its attributes.
+    inputs
+        Its operands; None for those left out.
+    """
+
+    walk: Walk
+    node: Any
+    given: Mapping[str, Any]
+    inputs: tuple[Value | None, ...]
+
+    @property
+    def im(self) -> Importer:
+        """The importer."""
+        return self.walk.im
+
+    @property
+    def out(self) -> str:
+        """Type of the first operand, which most operators return."""
+        return self.ttype(0)
+
+    def refuse(self, why: str) -> ImportRefused:
+        """Return the error that says why this node cannot be imported."""
+        return ImportRefused(f"{title(self.node)}: {why}")
+
+    def has(self, at: int) -> bool:
+        """Tell whether an operand is given."""
+        return at < len(self.inputs) and self.inputs[at] is not None
+
+    def known(self, at: int) -> Known | None:
+        """Return an operand if it is known at import."""
+        value = self.inputs[at] if self.has(at) else None
+        return value if isinstance(value, Known) else None
+
+    def ttype(self, at: int) -> str:
+        """Return the type's name of an operand."""
+        value = self.inputs[at]
+        if value is None:
+            raise self.refuse(f"operand {at} is missing")
+        return value.ttype if isinstance(value, Known) else self.im.ttype(value)
+
+    def shape(self, at: int) -> tuple[Extent, ...]:
+        """Return the shape of an operand."""
+        value = self.inputs[at]
+        if value is None:
+            raise self.refuse(f"operand {at} is missing")
+        return value.shape if isinstance(value, Known) else self.im.shape(value)
+
+    def tensor(self, at: int) -> str:
+        """Return an operand as a value of the graph."""
+        value = self.inputs[at] if at < len(self.inputs) else None
+        if value is None:
+            raise self.refuse(f"operand {at} is missing")
+        return self.walk.tensor(value)
+
+    def optional(self, at: int) -> str | None:
+        """Return an operand as a value of the graph, None if it is left out."""
+        return self.tensor(at) if self.has(at) else None
+
+    def operands(self) -> list[Any]:
+        """Return all operands; known numbers that only stretch as Python numbers."""
+        rank = max((len(self.shape(at)) for at in range(len(self.inputs)) if not self.known(at)), default=0)
+        return [self._operand(at, rank) for at in range(len(self.inputs))]
+
+    def _operand(self, at: int, rank: int) -> Any:
+        known = self.known(at)
+        stretches = known is not None and known.array.size == 1 and len(known.shape) <= rank
+        return known.scalar() if known is not None and stretches else self.tensor(at)
+
+    def number(self, at: int) -> Any:
+        """Return a known number; None if the operand is left out."""
+        known = self.known(at)
+        if known is None and self.has(at):
+            raise self.refuse(f"operand {at} ({self.node.input[at]!r}) must be known at import")
+        return None if known is None else known.scalar()
+
+    def extents(self, at: int) -> list[Extent]:
+        """Return a shape, or other known integers."""
+        known = self.known(at)
+        if known is None:
+            name = self.node.input[at] if at < len(self.node.input) else "left out"
+            raise self.refuse(
+                f"operand {at} ({name}) must be known at import: it depends on values of inputs"
+            )
+        return known.extents()
+
+    def ints(self, at: int, attribute: str = "") -> list[int] | None:
+        """Return known integers, from an operand or from an attribute; None if neither is given."""
+        if attribute in self.given:
+            return [int(value) for value in self.given[attribute]]
+        if not self.has(at):
+            return None
+        found = self.extents(at)
+        if not all(isinstance(value, int) for value in found):
+            raise self.refuse(f"operand {at} must be numbers, got {found}")
+        return [int(value) for value in found]
+
+    def single(self, found: Any) -> Any:
+        """Return the first of several results, where the model uses no other."""
+        if any(self.node.output[1:]):
+            raise self.refuse("only its first result is supported")
+        return found[0] if isinstance(found, tuple) else found
+
+
+Row = Callable[[Call], Any]
+"""What a table holds: returns a value, a tuple of values, or None for a form that is not supported."""
+
+
+def title(node: Any) -> str:
+    """Return how messages name a node."""
+    return (
+        f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
+    )
+
+
+def element_type(code: int, name: str) -> str:
+    """Return our name of an ONNX element type."""
+    try:
+        return type_name(onnx.helper.tensor_dtype_to_np_dtype(code))
+    except (KeyError, DTypeError) as error:
+        stated = onnx.TensorProto.DataType.Name(code)
+        raise ImportRefused(f"{name!r} has the type {stated}, which models of ours cannot have") from error

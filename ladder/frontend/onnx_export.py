@@ -1,0 +1,330 @@
+"""Tile graphs as ONNX models, and back: one node of the domain ``ladder`` per node of the graph.
+
+Every node carries the tTypes and shapes of its results as attributes (``ttype``, ``shape``). A quantized
+weight is a node ``weight`` over initializers in canonical packing; tensors that the model keeps are
+initializers under a node ``stored``. What `onnx_import` reads back is the same graph with the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from ladder.frontend.importer import identifier
+from ladder.frontend.onnx_call import Value
+from ladder.frontend.onnx_file import DOMAIN, LIMITS, OPSETS
+from ladder.frontend.onnx_import import Imported, Walk, Weight
+from ladder.frontend.onnx_values import TYPE_NAMES, Known, as_tensor
+from ladder.ir.extents import canonical
+from ladder.ir.graph import Node
+from ladder.ir.operator import Attribute
+from ladder.ir.ops import get_operator
+from ladder.ir.parser import parse_literal
+from ladder.ir.printer import print_literal
+from ladder.runtime.model.program import ImportRefused, Source
+from ladder.runtime.packed import gemm_from_dict
+from tile_types.errors import ArtifactError, ShapeError
+from tile_types.library import get_type
+from tile_types.quantized import QuantizedTensor
+from tile_types.tile import Tile
+
+LARGEST = 2_000_000_000
+"""Bytes of initializers in one protocol buffer; more go into a file beside it."""
+
+ALIGNMENT = 4096
+"""Of tensors in that file, so that it can be mapped."""
+
+IR_VERSION = 10
+
+
+def export_onnx(imported: Imported, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
+    """Write a tile graph as an ONNX model.
+
+    Parameters
+    ----------
+    imported
+        The graph, its weights in canonical storage, and the tensors that it keeps.
+    path
+        The file.
+    external
+        Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
+
+    Returns
+    -------
+    The path.
+
+    Raises
+    ------
+    ShapeError
+        If an input takes no part in the graph.
+    ArtifactError
+        If the file cannot be written.
+    """
+    target = Path(os.fspath(path))
+    model, arrays = _Writer(imported).model()
+    total = sum(array.nbytes for array in arrays.values())
+    apart = total > LARGEST if external is None else external
+    try:
+        if apart:
+            with open(f"{target}.data", "wb") as data:
+                model.graph.initializer.extend(_apart(name, array, data) for name, array in arrays.items())
+        else:
+            model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
+        target.write_bytes(model.SerializeToString())
+    except OSError as error:
+        raise ArtifactError(f"cannot write {target}: {error}") from error
+    return target
+
+
+def _apart(name: str, array: np.ndarray, data: IO[bytes]) -> Any:
+    """Write a tensor's data to a file, and return the tensor that says where."""
+    data.write(b"\0" * (-data.tell() % ALIGNMENT))
+    begin = data.tell()
+    data.write(np.ascontiguousarray(array).tobytes())
+    tensor = onnx.TensorProto(
+        name=name,
+        dims=array.shape,
+        data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
+        data_location=onnx.TensorProto.EXTERNAL,
+    )
+    for key, value in (("location", Path(data.name).name), ("offset", begin), ("length", array.nbytes)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+class _Writer:
+    """Makes the protocol buffer of a program."""
+
+    def __init__(self, imported: Imported) -> None:
+        self.imported = imported
+        self.program = imported.program
+        self.arrays: dict[str, np.ndarray] = {}
+        self.nodes: list[Any] = []
+        self.named: dict[str, str] = {}
+
+    def model(self) -> tuple[Any, dict[str, np.ndarray]]:
+        """Return the model without its initializers, and those by name."""
+        graph = self.program.graph
+        inputs = [self.input(at, name) for at, name in enumerate(self.imported.inputs)]
+        for node in graph.nodes:
+            (self.operand if node.operator == "input" else self.operator)(node)
+        outputs = [self.output(name, at) for at, name in enumerate(self.imported.outputs)]
+        body = onnx.helper.make_graph(self.nodes, graph.name, inputs, outputs)
+        versions = [onnx.helper.make_opsetid("", OPSETS[-1]), onnx.helper.make_opsetid(DOMAIN, 1)]
+        model = onnx.helper.make_model(
+            body, opset_imports=versions, producer_name="ladder", ir_version=IR_VERSION
+        )
+        if self.imported.limits:
+            onnx.helper.set_model_props(model, {LIMITS: json.dumps(self.imported.limits)})
+        return model, self.arrays
+
+    def input(self, at: int, name: str) -> Any:
+        """Declare an input; the graph's own name of it is what importing makes of this one."""
+        found = [n for n, source in self.program.sources.items() if source == Source("argument", (at,))]
+        if not found:
+            raise ShapeError(f"input {name!r} takes no part in the model")
+        self.named[found[0]] = name
+        return _info(name, self.program.graph.tile(found[0]))
+
+    def output(self, name: str, at: int) -> Any:
+        """Name a result."""
+        result = self.program.results[at]
+        if isinstance(result, int):
+            value = self.program.graph.outputs[result]
+            self.nodes.append(onnx.helper.make_node("Identity", [self.named.get(value, value)], [name]))
+            return _info(name, self.program.graph.tile(value))
+        array = _array(result[0])
+        self.arrays[f"{name}.value"] = array
+        self.nodes.append(onnx.helper.make_node("Identity", [f"{name}.value"], [name]))
+        code = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+        return onnx.helper.make_tensor_value_info(name, code, array.shape)
+
+    def operand(self, node: Node) -> None:
+        """Write what the model keeps; inputs are declared already."""
+        source = self.program.sources[node.name]
+        if source.kind == "held":
+            self.arrays[f"{node.name}.value"] = _array(self.program.held[source.at[0]])
+            self.add("stored", [f"{node.name}.value"], node, {})
+        elif source.kind == "weight":
+            weight = self.imported.weights[source.at[0]]
+            stored = weight.value.numpy().to_dict()
+            names = {key: f"{node.name}.{key}" for key in stored["arrays"]}
+            self.arrays |= {names[key]: np.asarray(array) for key, array in stored["arrays"].items()}
+            facts = {
+                "arrays": list(names),
+                "metadata": json.dumps(stored["metadata"]),
+                "gemm": json.dumps(asdict(weight.gemm)),
+            }
+            self.add("weight", list(names.values()), node, facts)
+        elif source.kind == "part":
+            whole = next(
+                name
+                for name, other in self.program.sources.items()
+                if other.kind == "weight" and other.at == source.at
+            )
+            self.add("part", [whole], node, {})
+
+    def operator(self, node: Node) -> None:
+        """Write an operator with its attributes."""
+        kinds = get_operator(node.operator).attributes
+        given = {name: _encoded(kinds[name], value) for name, value in node.attributes}
+        self.add(node.operator, [self.named.get(value, value) for value in node.inputs], node, given)
+
+    def add(self, operator: str, inputs: Sequence[str], node: Node, given: Mapping[str, Any]) -> None:
+        """Write a node with the tTypes and shapes of its results."""
+        types = {
+            "ttype": [tile.ttype.name for tile in node.tiles],
+            "shape": [print_literal(tile.shape) for tile in node.tiles],
+        }
+        attributes = {f"{name}_" if name in types else name: value for name, value in given.items()}
+        self.nodes.append(
+            onnx.helper.make_node(
+                operator, inputs, node.values, name=node.name, domain=DOMAIN, **attributes, **types
+            )
+        )
+
+
+def _info(name: str, tile: Tile) -> Any:
+    code = onnx.helper.np_dtype_to_tensor_dtype(_numpy_dtype(tile.ttype.name))
+    return onnx.helper.make_tensor_value_info(name, code, tile.shape)
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    theirs = {ours: theirs for theirs, ours in TYPE_NAMES.items()}.get(name, name)
+    return np.dtype(getattr(ml_dtypes, theirs, None) or theirs)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor as an array; types that numpy lacks keep their bits."""
+    plain = tensor.detach().cpu().contiguous()
+    name = str(plain.dtype).removeprefix("torch.")
+    if hasattr(ml_dtypes, name):
+        bits: np.ndarray = plain.reshape(-1).view(torch.uint8).numpy()
+        return np.asarray(bits.view(getattr(ml_dtypes, name)).reshape(tuple(plain.shape)))
+    found: np.ndarray = plain.numpy()
+    return found
+
+
+_PLAIN = ("int", "flag", "name", "type")
+"""Kinds of attributes that ONNX holds as they are; the others travel as text of tile graphs."""
+
+
+def _encoded(attribute: Attribute, value: Any) -> Any:
+    if attribute.kind == "ints" and value:
+        return list(value)
+    if value is None or attribute.kind not in _PLAIN:
+        return print_literal(value)
+    return int(value) if attribute.kind == "flag" else value
+
+
+def _decoded(attribute: Attribute, value: Any) -> Any:
+    if attribute.kind == "ints" and not isinstance(value, bytes):
+        return tuple(value)
+    plain = value.decode() if isinstance(value, bytes) else value
+    if attribute.kind in ("name", "type"):
+        return plain
+    if attribute.kind == "flag":
+        return bool(plain)
+    return parse_literal(plain) if isinstance(plain, str) else plain
+
+
+Reader = Callable[[Walk, Any, Mapping[str, Any], Sequence[Any], tuple[Tile, ...]], tuple[str, ...]]
+
+# reading ---------------------------------------------------------------------------------------------
+
+
+def add_native(
+    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Value | None]
+) -> tuple[Value, ...]:
+    """Add a node of Ladder's domain to the graph.
+
+    Raises
+    ------
+    ImportRefused
+        If what the table infers is not what the node states.
+    """
+    tiles = _tiles(given)
+    reader: Reader = _READERS.get(node.op_type, _operator)
+    own = {name: value for name, value in given.items() if name not in ("ttype", "shape")}
+    found = reader(walk, node, {name.rstrip("_"): value for name, value in own.items()}, inputs, tiles)
+    for value, tile in zip(found, tiles, strict=True):
+        here = walk.im.tile(value)
+        if (here.ttype.name, here.shape) != (tile.ttype.name, tile.shape):
+            raise ImportRefused(
+                f"{node.op_type} {node.name!r} states {tile.ttype}{list(tile.shape)},"
+                f" its row gives {here.ttype}{list(here.shape)}"
+            )
+    return found
+
+
+def _tiles(given: Mapping[str, Any]) -> tuple[Tile, ...]:
+    shapes: list[Any] = [parse_literal(text.decode()) for text in given["shape"]]
+    return tuple(
+        Tile(get_type(name.decode()), tuple(map(canonical, shape)))
+        for name, shape in zip(given["ttype"], shapes, strict=True)
+    )
+
+
+def _operator(
+    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
+) -> tuple[str, ...]:
+    row = get_operator(node.op_type)
+    attributes = {name: _decoded(row.attributes[name], value) for name, value in given.items()}
+    operands = [walk.tensor(value) for value in inputs]
+    if row.role != "call":
+        return (walk.im.g.add(node.op_type, *operands, name=node.name, **attributes),)
+    added = Node(walk.im.g.fresh(node.name), "call", tuple(operands), row.stored(attributes), tiles)
+    walk.im.g.insert(added)
+    return added.values
+
+
+def _stored(
+    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
+) -> tuple[str, ...]:
+    """Return a tensor that the model keeps."""
+    (value,) = inputs
+    assert isinstance(value, Known)  # an initializer
+    walk.held.append(as_tensor(value.array))
+    return (_declared(walk, node, tiles, Source("held", (len(walk.held) - 1,))),)
+
+
+def _weight(
+    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
+) -> tuple[str, ...]:
+    """Return a quantized weight."""
+    names = [name.decode() for name in given["arrays"]]
+    arrays = {name: value.array for name, value in zip(names, inputs, strict=True)}
+    value = QuantizedTensor.from_dict({"arrays": arrays, "metadata": json.loads(given["metadata"])})
+    gemm = gemm_from_dict(json.loads(given["gemm"]))
+    walk.weights.append(Weight(gemm, value.to("cpu")))
+    return (_declared(walk, node, tiles, Source("weight", (len(walk.weights) - 1,), gemm)),)
+
+
+def _part(
+    walk: Walk, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
+) -> tuple[str, ...]:
+    """Return what is packed with a weight and never passed on its own."""
+    return (_declared(walk, node, tiles, Source("part", walk.sources[inputs[0]].at)),)
+
+
+def _declared(walk: Walk, node: Any, tiles: tuple[Tile, ...], source: Source) -> str:
+    name = walk.im.g.input(identifier(node.name), tiles[0].ttype, tiles[0].shape)
+    walk.sources[name] = source
+    return name
+
+
+_READERS: Mapping[str, Reader] = {
+    "stored": _stored,
+    "weight": _weight,
+    "part": _part,
+}
+"""Operators of the domain that are no rows of the table."""

@@ -1,0 +1,117 @@
+"""Opening ONNX models: what can be wrong with a file is said here, before anything is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+
+from ladder.frontend.onnx_values import Known
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import ArtifactError
+
+OPSETS = range(13, 22)
+"""Versions of ONNX's own operators that the tables know."""
+
+DOMAIN = "ladder"
+"""Domain of operators that are rows of the tile graph's table."""
+
+LIMITS = "ladder.limits"
+"""Key of the sizes' limits among a model's properties."""
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A model and where its external data lies.
+
+    Parameters
+    ----------
+    model
+        The protocol buffer; external data is not loaded.
+    folder
+        Of the file; empty for a model in memory.
+    title
+        For messages.
+    """
+
+    model: Any
+    folder: str
+    title: str
+
+    def array(self, tensor: Any) -> Known:
+        """Return a stored tensor.
+
+        Raises
+        ------
+        ArtifactError
+            If its external data is missing or too short.
+        """
+        try:
+            found = onnx.numpy_helper.to_array(tensor, base_dir=self.folder)
+        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+            where = ", ".join(f"{entry.key}={entry.value}" for entry in tensor.external_data)
+            raise ArtifactError(
+                f"{self.title}: the data of {tensor.name!r} cannot be read ({where or 'stored inside'}):"
+                f" {error}; copy the model with its external data"
+            ) from error
+        return Known(np.asarray(found))
+
+
+def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
+    """Open a file, or take a model that is in memory.
+
+    Parameters
+    ----------
+    source
+        Path, or `onnx.ModelProto`.
+
+    Raises
+    ------
+    ArtifactError
+        If the file does not exist, is truncated, or no ONNX model.
+    ImportRefused
+        If it uses versions of operators that are not known here.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return _checked(OnnxFile(source, "", "the model"))
+    path = Path(os.fspath(source))
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{path} does not exist") from error
+    except Exception as error:  # protobuf's errors have no common public class
+        raise ArtifactError(
+            f"{path} is truncated or no ONNX model ({error}); export it again or copy it again"
+        ) from error
+    return _checked(OnnxFile(model, str(path.resolve().parent), str(path)))
+
+
+def _checked(file: OnnxFile) -> OnnxFile:
+    versions = {entry.domain: entry.version for entry in file.model.opset_import}
+    if not file.model.HasField("graph") or not versions:
+        what = "no graph" if versions else "no version of operators"
+        raise ArtifactError(f"{file.title} is truncated or no ONNX model: it states {what}; export it again")
+    _check_versions(file.title, versions)
+    if not file.model.functions:
+        return file
+    inlined = onnx.inliner.inline_local_functions(file.model)
+    return OnnxFile(inlined, file.folder, file.title)
+
+
+def _check_versions(title: str, versions: Mapping[str, int]) -> None:
+    version = versions.get("", versions.get("ai.onnx", OPSETS[0]))
+    if version not in OPSETS:
+        raise ImportRefused(
+            f"{title} uses opset {version}, opsets {OPSETS[0]} to {OPSETS[-1]} are known here; export it for"
+            f" one of them, or convert it: onnx.version_converter.convert_version(model, {OPSETS[4]})"
+        )
+    if versions.get(DOMAIN, 1) != 1:
+        raise ImportRefused(
+            f"{title} uses version {versions[DOMAIN]} of Ladder's operators; version 1 is known here"
+        )

@@ -1,0 +1,307 @@
+"""ONNX operators as tile graph rows: products, convolution, pooling, norms; and the table of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ladder.frontend.aten_models import MODEL_ROWS
+from ladder.frontend.importer import Importer
+from ladder.frontend.onnx_call import Call, Row
+from ladder.frontend.onnx_import import Walk, Weight
+from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
+from ladder.frontend.onnx_values import Known
+from ladder.ir.extents import product
+from ladder.ir.gemm_graph import insert_gemm, weight_type
+from ladder.runtime.model.program import Source
+from tile_types.library import get_type
+from tile_types.quantize import quantize
+from tile_types.tile import Extent, Tile
+
+ANNOTATION = "weight_ttype"
+"""Attribute of a product: the type that its weight is stored in."""
+
+QUANTIZE_OPTIONS = ("group_size", "zero", "scaling", "scale_type")
+"""Attributes beside `ANNOTATION`, as `ladder.quantize` takes them; ``activation_ttype`` is the other one."""
+
+
+# products --------------------------------------------------------------------------------------------
+
+
+def _matmul(call: Call) -> Any:
+    """Multiply as numpy does; a stored matrix multiplies all rows at once."""
+    a, b = call.shape(0), call.shape(1)
+    im = call.im
+    if ANNOTATION in call.given:
+        return _quantized(call, call.tensor(0), transposed=False)
+    if len(a) > 1 and len(b) == 2:
+        rows = im.reshape(call.tensor(0), [product(a[:-1]), a[-1]])
+        return im.reshape(im.g.add("matmul", rows, call.tensor(1), type=call.out), [*a[:-1], b[-1]])
+    left = im.reshape(call.tensor(0), [1, *a] if len(a) == 1 else a)
+    right = im.reshape(call.tensor(1), [*b, 1] if len(b) == 1 else b)
+    found = im.g.add("matmul", left, right, type=call.out)
+    shape = list(im.shape(found))
+    if len(b) == 1:
+        shape.pop()
+    if len(a) == 1:
+        shape.pop(-1 if len(b) == 1 else -2)
+    return im.reshape(found, shape)
+
+
+def _gemm(call: Call) -> Any:
+    """``alpha * A' * B' + beta * C``."""
+    im, given = call.im, call.given
+    a = im.permute(call.tensor(0), (1, 0)) if given.get("transA", 0) else call.tensor(0)
+    transposed = bool(given.get("transB", 0))
+    if ANNOTATION in given:
+        value = _quantized(call, a, transposed=transposed)
+    else:
+        value = im.g.add("matmul", a, call.tensor(1), transpose_b=transposed, type=call.out)
+    alpha, beta = (float(given.get(name, 1.0)) for name in ("alpha", "beta"))
+    if alpha != 1:
+        value = im.arithmetic("mul", [value, alpha], call.out)
+    if not call.has(2) or not beta:
+        return value
+    added = call.tensor(2) if beta == 1 else im.arithmetic("mul", [call.tensor(2), beta], call.out)
+    return im.arithmetic("add", [value, added], call.out)
+
+
+def _quantized(call: Call, x: str, *, transposed: bool) -> str:
+    """Return a product by a weight that is stored in the annotated type, rounded to nearest."""
+    known = call.known(1)
+    if known is None or len(known.shape) != 2:
+        raise call.refuse(f"{ANNOTATION} needs a weight that is a stored matrix")
+    matrix = known.array if transposed else known.array.T
+    options = {name: _plain(call.given[name]) for name in QUANTIZE_OPTIONS if name in call.given}
+    ttype = str(_plain(call.given[ANNOTATION]))
+    value = quantize(np.ascontiguousarray(matrix).astype(np.float32), ttype, **options)
+    n, k = value.shape
+    gemm = call.walk.problem(
+        *(n, k, value.type_name if value.type_name != value.ttype.name else value.ttype),
+        str(_plain(call.given.get("activation_ttype", call.out))),
+        output=call.out,
+        group_size=min(value.block[1], k),
+        zero=value.zero_kind,
+    )
+    return add_product(call.walk, x, Weight(gemm, value))
+
+
+def _plain(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def add_product(walk: Walk, x: str, weight: Weight) -> str:
+    """Multiply ``x[..., K]`` by a quantized weight; 8-bit activations are quantized row by row."""
+    im, gemm = walk.im, weight.gemm
+    shape = im.shape(x)
+    rows = im.reshape(x, (product(shape[:-1]), gemm.k))
+    given: dict[str, str] = {}
+    name = im.g.input("weight", weight_type(gemm), (gemm.n, gemm.k))
+    walk.weights.append(weight)
+    walk.sources[name] = Source("weight", (len(walk.weights) - 1,), gemm)
+    if not gemm.scale:
+        given["row_scale"] = im.g.input("row_scale", "float32", (gemm.n,))
+        walk.sources[given["row_scale"]] = Source("part", (len(walk.weights) - 1,))
+    if gemm.token_scale:
+        rows, given["token_scale"] = _eight_bit(im, rows, gemm.activation)
+    return str(
+        im.reshape(insert_gemm(im.g, gemm, rows, name, im.shape(rows)[0], given), (*shape[:-1], gemm.n))
+    )
+
+
+def _eight_bit(im: Importer, rows: str, activation: str) -> tuple[str, str]:
+    """Quantize rows, as `ladder.quantize_tokens` does."""
+    shape = im.shape(rows)
+    tiles = (Tile(get_type(activation), shape), Tile(get_type("float32"), shape[:1]))
+    added = im.call("ladder.quantize_tokens.default", (("%", 0), activation), (), [rows], tiles)
+    codes, scale = added.values
+    return codes, scale
+
+
+# windows ---------------------------------------------------------------------------------------------
+
+
+def _pads(call: Call, spatial: Sequence[Extent], kernel: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return what is added before and after each spatial axis."""
+    rank = len(kernel)
+    mode = call.given.get("auto_pad", b"NOTSET")
+    if mode in (b"NOTSET", b"VALID"):
+        pads = call.given.get("pads", [0] * 2 * rank) if mode == b"NOTSET" else [0] * 2 * rank
+        return list(pads[:rank]), list(pads[rank:])
+    if not all(isinstance(extent, int) for extent in spatial):
+        raise call.refuse(f"auto_pad {mode.decode()} needs known sizes")
+    low, high = [], []
+    for extent, taps, step, gap in zip(spatial, kernel, *_steps(call, rank), strict=True):
+        missing = max((-(-int(extent) // step) - 1) * step + gap * (taps - 1) + 1 - int(extent), 0)
+        parts = [missing // 2, missing - missing // 2]
+        before, after = parts if mode == b"SAME_UPPER" else parts[::-1]
+        low.append(before)
+        high.append(after)
+    return low, high
+
+
+def _steps(call: Call, rank: int) -> tuple[list[int], list[int]]:
+    """Return strides and dilations."""
+    strides, dilations = (list(call.given.get(name, [1] * rank)) for name in ("strides", "dilations"))
+    return strides, dilations
+
+
+def _with_pads(
+    call: Call, x: str, low: Sequence[int], high: Sequence[int], value: float
+) -> tuple[str, list[int]]:
+    """Return the operand and the padding that is left to the window: pads that differ are added here."""
+    if list(low) == list(high):
+        return x, list(low)
+    lead = (0,) * (len(call.im.shape(x)) - len(low))
+    padded = call.im.g.add("pad", x, low=(*lead, *low), high=(*lead, *high), value=value)
+    return padded, [0] * len(low)
+
+
+def _convolution(call: Call) -> Any:
+    x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    kernel = [int(extent) for extent in call.shape(1)[2:]]
+    strides, dilations = _steps(call, len(kernel))
+    low, high = _pads(call, call.shape(0)[2:], kernel)
+    x, padding = _with_pads(call, x, low, high, 0.0)
+    row = MODEL_ROWS["convolution.default"]
+    return row(
+        call.im,
+        call.out,
+        x,
+        weight,
+        bias,
+        strides,
+        padding,
+        dilations,
+        False,
+        None,
+        call.given.get("group", 1),
+    )
+
+
+def _max_pool(call: Call) -> Any:
+    kernel = list(call.given["kernel_shape"])
+    strides, dilations = _steps(call, len(kernel))
+    low, high = _pads(call, call.shape(0)[2:], kernel)
+    lowest = {"float16": -65504.0}.get(call.out, -3.3895313892515355e38)
+    x, padding = _with_pads(call, call.tensor(0), low, high, lowest)
+    x, settings = _as_image(call, x, kernel, strides, padding, dilations)
+    ceil_mode = bool(call.given.get("ceil_mode", 0))
+    row = MODEL_ROWS["max_pool2d_with_indices.default"]
+    found = row(call.im, call.out, x, *settings, ceil_mode)
+    return None if found is None else _as_line(call, call.single(found), len(kernel))
+
+
+def _average_pool(call: Call) -> Any:
+    kernel = list(call.given["kernel_shape"])
+    strides, dilations = _steps(call, len(kernel))
+    low, high = _pads(call, call.shape(0)[2:], kernel)
+    if dilations != [1] * len(kernel):
+        return None
+    include = bool(call.given.get("count_include_pad", 0))
+    if low != high and not include:
+        return None
+    x, padding = _with_pads(call, call.tensor(0), low, high, 0.0)
+    x, (sizes, steps, spaces, _) = _as_image(call, x, kernel, strides, padding, dilations)
+    row = MODEL_ROWS["avg_pool2d.default"]
+    ceil_mode = bool(call.given.get("ceil_mode", 0))
+    found = row(call.im, call.out, x, sizes, steps, spaces, ceil_mode, include)
+    return None if found is None else _as_line(call, found, len(kernel))
+
+
+def _as_image(call: Call, x: str, *settings: list[int]) -> tuple[str, tuple[list[int], ...]]:
+    """Return a line of pixels as an image of one row, with the settings of its windows."""
+    if len(settings[0]) > 1:
+        return x, settings
+    n, c, width = call.im.shape(x)
+    neutral = (1, 1, 0, 1)
+    wide = tuple([first, *setting] for first, setting in zip(neutral, settings, strict=True))
+    return call.im.reshape(x, [n, c, 1, width]), wide
+
+
+def _as_line(call: Call, value: str, rank: int) -> str:
+    shape = call.im.shape(value)
+    return value if rank > 1 else call.im.reshape(value, [*shape[:2], *shape[3:]])
+
+
+def _whole_mean(call: Call) -> Any:
+    axes = list(range(2, len(call.shape(0))))
+    return call.im.cast(call.im.mean(call.im.cast(call.tensor(0), "float32"), axes), call.out)
+
+
+def _whole_maximum(call: Call) -> Any:
+    return call.im.reduce("reduce_max", call.tensor(0), list(range(2, len(call.shape(0)))), True)
+
+
+# normalisation ---------------------------------------------------------------------------------------
+
+
+def _softmax(name: str) -> Row:
+    return lambda call: MODEL_ROWS[name](call.im, call.out, call.tensor(0), call.given.get("axis", -1))
+
+
+def _layer_norm(call: Call) -> Any:
+    shape, axis = call.shape(0), call.given.get("axis", -1)
+    epsilon = call.given.get("epsilon", 1e-5)
+    row, vectors = MODEL_ROWS["native_layer_norm.default"], (call.tensor(1), call.optional(2))
+    return call.single(row(call.im, call.out, call.tensor(0), shape[axis:], *vectors, epsilon))
+
+
+def _group_norm(call: Call) -> Any:
+    """Opset 21: scale and bias per channel."""
+    groups, epsilon = call.given["num_groups"], call.given.get("epsilon", 1e-5)
+    return _grouped(call, groups, epsilon) if call.shape(1) == call.shape(0)[1:2] else None
+
+
+def _instance_norm(call: Call) -> Any:
+    channels = call.shape(0)[1]
+    return _grouped(call, channels, call.given.get("epsilon", 1e-5)) if isinstance(channels, int) else None
+
+
+def _grouped(call: Call, groups: int, epsilon: float) -> Any:
+    n, c, *spatial = call.shape(0)
+    row, vectors = MODEL_ROWS["native_group_norm.default"], (call.tensor(1), call.tensor(2))
+    found = row(call.im, call.out, call.tensor(0), *vectors, n, c, product(spatial), groups, epsilon)
+    return found[0]
+
+
+def _batch_norm(call: Call) -> Any:
+    """Inference: one multiplication and one addition per channel, of numbers that are computed here."""
+    known = [call.known(at) for at in range(1, 5)]
+    if call.given.get("training_mode", 0):
+        return None
+    weight, bias, mean, variance = (
+        None if value is None else value.array.astype(np.float64) for value in known
+    )
+    if weight is None or bias is None or mean is None or variance is None:
+        raise call.refuse("scale, bias, mean and variance must be stored in the model")
+    scale = weight / np.sqrt(variance + call.given.get("epsilon", 1e-5))
+    im, rank = call.im, len(call.shape(0))
+    value = im.cast(call.tensor(0), "float32")
+    for operator, vector in (("mul", scale), ("add", bias - mean * scale)):
+        held = call.walk.tensor(Known(vector.astype(np.float32)))
+        value = im.g.add(operator, value, im.along(held, 1, rank))
+    return call.single(im.cast(value, call.out))
+
+
+MODELS: Mapping[str, Row] = {
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _convolution,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "GlobalAveragePool": _whole_mean,
+    "GlobalMaxPool": _whole_maximum,
+    "Softmax": _softmax("_softmax.default"),
+    "LogSoftmax": _softmax("_log_softmax.default"),
+    "LayerNormalization": _layer_norm,
+    "GroupNormalization": _group_norm,
+    "InstanceNormalization": _instance_norm,
+    "BatchNormalization": _batch_norm,
+}
+"""Operators of models."""
+
+ROWS: Mapping[str, Row] = {**ARITHMETIC, **MOVES, **REDUCTIONS, **MODELS}
+"""ONNX operator -> row: all that can be imported."""

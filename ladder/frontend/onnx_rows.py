@@ -1,0 +1,363 @@
+"""ONNX operators as tile graph rows: arithmetic, moves and reductions. One row per operator.
+
+A row takes a `Call` and returns a value, a tuple of values, or None: this form is not supported. What ATen
+has too goes through its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ladder.frontend.aten_rows import ROWS as ATEN
+from ladder.frontend.onnx_call import Call, Row, Value, element_type
+from ladder.frontend.onnx_values import Known, divided
+from ladder.ir.extents import canonical, product, total
+from ladder.ir.shapes import broadcast_shapes
+from tile_types.tile import Extent
+
+
+def _aten(name: str) -> Row:
+    """Return ATen's row of that name, for operands alone."""
+    return lambda call: ATEN[name](call.im, call.out, *call.operands())
+
+
+def _truth(name: str) -> Row:
+    return lambda call: ATEN[name](call.im, "bool", *call.operands())
+
+
+def _folded(name: str) -> Row:
+    """Return the row of an operator of any number of operands."""
+
+    def row(call: Call) -> Any:
+        return reduce(lambda a, b: ATEN[name](call.im, call.out, a, b), call.operands())
+
+    return row
+
+
+def _divided(call: Call) -> Any:
+    return ATEN["div.Tensor"](call.im, call.out, *call.operands()) if "float" in call.out else None
+
+
+def _powered(call: Call) -> Any:
+    base, exponent = call.operands()
+    return ATEN["pow.Tensor_Scalar"](call.im, call.out, base, exponent)
+
+
+def _clipped(call: Call) -> Any:
+    low, high = (call.number(at) for at in (1, 2))
+    return ATEN["clamp.default"](call.im, call.out, call.tensor(0), low, high)
+
+
+def _gelu(call: Call) -> Any:
+    form = call.given.get("approximate", b"none").decode()
+    return ATEN["gelu.default"](call.im, call.out, call.tensor(0), form)
+
+
+def _cast(call: Call) -> Any:
+    return call.im.cast(call.tensor(0), element_type(call.given["to"], call.node.output[0]))
+
+
+def _cast_like(call: Call) -> Any:
+    return call.im.cast(call.tensor(0), call.ttype(1))
+
+
+def _chosen(call: Call) -> Any:
+    condition, yes, no = call.operands()
+    return ATEN["where.self"](call.im, call.ttype(1), condition, yes, no)
+
+
+def _is_nan(call: Call) -> Any:
+    x = call.tensor(0)
+    return call.im.g.add("negation", call.im.g.add("equal", x, x))
+
+
+def _kept(call: Call) -> Any:
+    """Return the operand: dropout does nothing outside of training."""
+    if call.has(2) and call.number(2):
+        return None
+    return call.single(call.inputs[0])
+
+
+# shapes ----------------------------------------------------------------------------------------------
+
+
+def _size(call: Call) -> Value:
+    count = product(call.shape(0))
+    return Known(np.array(count, np.int64 if isinstance(count, int) else object))
+
+
+def _reshaped(call: Call) -> Any:
+    """Numbers 0 keep an extent (unless allowzero), -1 takes what is left."""
+    shape, given = call.shape(0), call.extents(1)
+    if not call.given.get("allowzero", 0):
+        given = [shape[at] if extent == 0 else extent for at, extent in enumerate(given)]
+    known = [extent for extent in given if extent != -1]
+    left = divided(product(shape), product(known)) if len(known) < len(given) else 0
+    return call.im.reshape(call.tensor(0), [left if extent == -1 else extent for extent in given])
+
+
+def _flattened(call: Call) -> Any:
+    shape, axis = call.shape(0), call.given.get("axis", 1)
+    axis = axis + len(shape) if axis < 0 else axis
+    return call.im.reshape(call.tensor(0), [product(shape[:axis]), product(shape[axis:])])
+
+
+def _unsqueezed(call: Call) -> Any:
+    axes, shape = call.ints(1) or [], list(call.shape(0))
+    rank = len(shape) + len(axes)
+    for axis in sorted(axis % rank for axis in axes):
+        shape.insert(axis, 1)
+    return call.im.reshape(call.tensor(0), shape)
+
+
+def _squeezed(call: Call) -> Any:
+    return ATEN["squeeze.dims"](call.im, call.out, call.tensor(0), call.ints(1))
+
+
+def _transposed(call: Call) -> Any:
+    order = call.given.get("perm", list(range(len(call.shape(0))))[::-1])
+    return call.im.permute(call.tensor(0), order)
+
+
+def _expanded(call: Call) -> Any:
+    target = broadcast_shapes([call.shape(0), tuple(map(canonical, call.extents(1)))])
+    return call.im.expand(call.tensor(0), target)
+
+
+def _tiled(call: Call) -> Any:
+    """Open an axis of one before each, stretch it, and close it."""
+    times, shape = call.extents(1), call.shape(0)
+    opened = [part for extent in shape for part in (1, extent)]
+    stretched = [part for pair in zip(times, shape, strict=True) for part in pair]
+    value = call.im.expand(call.im.reshape(call.tensor(0), opened), stretched)
+    return call.im.reshape(value, [product(pair) for pair in zip(times, shape, strict=True)])
+
+
+def _joined(call: Call) -> Any:
+    parts = [call.tensor(at) for at in range(len(call.inputs))]
+    return ATEN["cat.default"](call.im, call.out, parts, call.given["axis"])
+
+
+def _divided_up(call: Call) -> Any:
+    axis, count = call.given.get("axis", 0), call.given.get("num_outputs", len(call.node.output))
+    extent = call.shape(0)[axis]
+    sizes: list[Extent] = list(call.ints(1) or [])
+    if not sizes:
+        if not isinstance(extent, int):
+            return None
+        part = -(-extent // count)
+        sizes = [min(part, extent - begin) for begin in range(0, extent, part)]
+    return ATEN["split_with_sizes.default"](call.im, call.out, call.tensor(0), sizes, axis)
+
+
+def _sliced(call: Call) -> Any:
+    value, shape = call.tensor(0), call.shape(0)
+    starts, ends = call.extents(1), call.extents(2)
+    axes = call.ints(3) or list(range(len(starts)))
+    steps = call.ints(4) or [1] * len(starts)
+    for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+        if step < 1:
+            raise call.refuse("a negative step is not supported")
+        found = _bounds(call, shape[axis], start, end, step)
+        value = call.im.take_axis(value, axis, found[0], found[1], step)
+    return value
+
+
+def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -> tuple[Extent, Extent]:
+    """Return where a slice begins and how many elements it has."""
+    if isinstance(start, int) and isinstance(end, int) and isinstance(extent, int):
+        found = range(*slice(start, end, step).indices(extent))
+        return found.start if len(found) else 0, len(found)
+    first, last = _place(call, start, extent), _place(call, end, extent)
+    span = total([last, product([-1, first])])
+    return first, divided(total([span, step - 1]), step) if step > 1 else span
+
+
+def _place(call: Call, position: Extent, extent: Extent) -> Extent:
+    """Return an end of a slice; a size that may lie beyond the axis is checked when the model is called."""
+    if isinstance(position, int):
+        if position < 0:
+            return total([extent, position])
+        if position >= 1 << 30:
+            return extent
+    if position not in (0, extent):
+        call.walk.limits.append((position, extent))
+    return position
+
+
+def _gathered(call: Call) -> Any:
+    axis = call.given.get("axis", 0) % max(len(call.shape(0)), 1)
+    known = call.known(1)
+    if known is None or known.symbolic:
+        return _taken(call, axis, _counted_from_the_end(call, call.tensor(1), call.shape(0)[axis]))
+    extent = call.shape(0)[axis]
+    places = [total([extent, at]) if at < 0 else at for at in known.array.reshape(-1).tolist()]
+    step = _stride(places)
+    if step is None:
+        ids = np.array(places, np.int64).reshape(known.shape)
+        return _taken(call, axis, call.walk.tensor(Known(ids)))
+    box = call.im.take_axis(call.tensor(0), axis, places[0], len(places), step)
+    shape = list(call.shape(0))
+    return call.im.reshape(box, [*shape[:axis], *known.shape, *shape[axis + 1 :]])
+
+
+def _stride(places: Sequence[Extent]) -> int | None:
+    """Return the step between places if they are a progression."""
+    if len(places) == 1:
+        return 1
+    numbers = [place for place in places if isinstance(place, int)]
+    steps = {b - a for a, b in pairwise(numbers)}
+    return steps.pop() if len(numbers) == len(places) and len(steps) == 1 and min(steps) > 0 else None
+
+
+def _counted_from_the_end(call: Call, ids: str, extent: Extent) -> str:
+    """Return numbers of rows as ``take`` has them: negative ones count from the end."""
+    ids = call.im.cast(ids, "int64")
+    negative = call.im.apply("less", [ids, 0], "int64")
+    return call.im.g.add("select", negative, call.im.apply("add", [ids, extent], "int64"), ids)
+
+
+def _taken(call: Call, axis: int, ids: str) -> Any:
+    """Take slices of an axis: it becomes the first of a matrix."""
+    im, shape = call.im, call.shape(0)
+    rest = [extent for at, extent in enumerate(shape) if at != axis]
+    first = [axis, *(at for at in range(len(shape)) if at != axis)]
+    table = im.reshape(im.permute(call.tensor(0), first), [shape[axis], product(rest)])
+    places = im.shape(ids)
+    found = im.reshape(im.g.add("take", table, ids), [*places, *rest])
+    back = [*(len(places) + at for at in range(axis)), *range(len(places))]
+    return im.permute(found, [*back, *range(len(back), len(places) + len(rest))])
+
+
+def _padded(call: Call) -> Any:
+    rank = len(call.shape(0))
+    pads, axes = call.ints(1) or [], call.ints(3) or list(range(rank))
+    if call.given.get("mode", b"constant") != b"constant" or min(pads, default=0) < 0:
+        return None
+    low, high = [0] * rank, [0] * rank
+    for at, axis in enumerate(axes):
+        low[axis], high[axis] = pads[at], pads[at + len(axes)]
+    value = float(call.number(2) or 0)
+    return call.im.g.add("pad", call.tensor(0), low=tuple(low), high=tuple(high), value=value)
+
+
+def _filled(call: Call) -> Any:
+    value = call.given.get("value")
+    number = Known(np.zeros(1, np.float32)) if value is None else call.walk.file.array(value)
+    return ATEN["full.default"](call.im, number.ttype, call.extents(0), number.scalar())
+
+
+def _counted(call: Call) -> Any:
+    begin, end, step = (call.number(at) for at in range(3))
+    return ATEN["arange.start_step"](call.im, call.out, begin, end, step)
+
+
+def _triangle(call: Call) -> Any:
+    """Keep what lies on one side of a diagonal."""
+    im, shape = call.im, call.shape(0)
+    shift = int(call.number(1) or 0)
+    rows, columns = (
+        im.g.add("iota", extent=shape[axis], axis=axis + 2, rank=2, begin=begin, type="int64")
+        for axis, begin in ((-2, shift), (-1, 0))
+    )
+    sides = (rows, columns) if call.given.get("upper", 1) else (columns, rows)
+    return ATEN["where.self"](im, call.out, im.g.add("less_equal", *sides), call.tensor(0), 0.0)
+
+
+# reductions ------------------------------------------------------------------------------------------
+
+
+def _reduced(name: str) -> Row:
+    """Return the row that reduces axes, given as an attribute or as an operand."""
+
+    def row(call: Call) -> Any:
+        axes = call.ints(1, "axes")
+        if not axes and call.given.get("noop_with_empty_axes", 0):
+            return call.tensor(0)
+        return ATEN[name](call.im, call.out, call.tensor(0), axes, bool(call.given.get("keepdims", 1)))
+
+    return row
+
+
+def _square_sum(call: Call) -> Any:
+    im, axes = call.im, call.ints(1, "axes")
+    squares = im.g.add("square", im.cast(call.tensor(0), "float32"))
+    return ATEN["sum.dim_IntList"](im, "float32", squares, axes, bool(call.given.get("keepdims", 1)))
+
+
+def _length(call: Call) -> Any:
+    return call.im.cast(call.im.g.add("sqrt", _square_sum(call)), call.out)
+
+
+ARITHMETIC: dict[str, Row] = {
+    **{
+        name: _aten(f"{row}.{form}")
+        for form, rows in {
+            "Tensor": {"Add": "add", "Sub": "sub", "Mul": "mul"},
+            "default": {
+                "Neg": "neg", "Abs": "abs", "Exp": "exp", "Log": "log", "Sqrt": "sqrt", "Sin": "sin",
+                "Cos": "cos", "Tanh": "tanh", "Sigmoid": "sigmoid", "Erf": "erf", "Floor": "floor",
+                "Relu": "relu", "Reciprocal": "reciprocal",
+            },
+        }.items()
+        for name, row in rows.items()
+    },
+    **{
+        name: _truth(row)
+        for name, row in {
+            "Equal": "eq.Tensor", "Less": "lt.Tensor", "LessOrEqual": "le.Tensor", "Greater": "gt.Tensor",
+            "GreaterOrEqual": "ge.Tensor", "And": "logical_and.default", "Or": "logical_or.default",
+            "Not": "logical_not.default",
+        }.items()
+    },
+    "Max": _folded("maximum.default"),
+    "Min": _folded("minimum.default"),
+    "Div": _divided,
+    "Pow": _powered,
+    "Clip": _clipped,
+    "Gelu": _gelu,
+    "Cast": _cast,
+    "CastLike": _cast_like,
+    "Where": _chosen,
+    "IsNaN": _is_nan,
+    "Identity": lambda call: call.inputs[0],
+    "Dropout": _kept,
+}  # fmt: skip
+"""Operators that compute each element alone."""
+
+MOVES: dict[str, Row] = {
+    "Constant": lambda call: None,  # known at import
+    "ConstantOfShape": _filled,
+    "Shape": lambda call: None,  # known at import
+    "Size": _size,
+    "Reshape": _reshaped,
+    "Flatten": _flattened,
+    "Unsqueeze": _unsqueezed,
+    "Squeeze": _squeezed,
+    "Transpose": _transposed,
+    "Expand": _expanded,
+    "Tile": _tiled,
+    "Concat": _joined,
+    "Split": _divided_up,
+    "Slice": _sliced,
+    "Gather": _gathered,
+    "Pad": _padded,
+    "Range": _counted,
+    "Trilu": _triangle,
+}
+"""Operators that move elements."""
+
+REDUCTIONS: dict[str, Row] = {
+    "ReduceSum": _reduced("sum.dim_IntList"),
+    "ReduceMean": _reduced("mean.dim"),
+    "ReduceMax": _reduced("amax.default"),
+    "ReduceMin": _reduced("amin.default"),
+    "ReduceSumSquare": lambda call: call.im.cast(_square_sum(call), call.out),
+    "ReduceL2": _length,
+}
+"""Operators that reduce axes."""

@@ -1,0 +1,229 @@
+"""Rules that keep channels last between convolutions: transposes move behind what is computed of them.
+
+Products leave rows of channels, ``[N, H, W, C]``; models see ``[N, C, H, W]``, a transpose of it. Where the
+next product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are
+views of chains that read them at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+from ladder.ir.indexing import Affine, Indexing, parse_indexing
+from ladder.ir.ops import get_operator
+from ladder.ir.rewrite import Match, Pattern, Rule, Rules, pattern
+from tile_types.tile import Extent
+
+Permutation = tuple[int, ...]
+
+
+def channels_first(rank: int) -> Permutation:
+    """Return the permutation that brings the last axis to place 1."""
+    return (0, rank - 1, *range(1, rank - 1))
+
+
+def _inner(match: Match, value: str) -> str | None:
+    """Return x where a value is x with channels brought first."""
+    node = match.builder.node(value)
+    if node.operator != "transpose":
+        return None
+    permutation = node_attributes(node)["permutation"]
+    if len(permutation) < 3 or permutation != channels_first(len(permutation)):
+        return None
+    return node.inputs[0]
+
+
+def _turned(match: Match, value: str) -> str:
+    """Bring channels first."""
+    rank = len(match.builder.tile(value).shape)
+    if rank < 3:
+        return value
+    return match.builder.add("transpose", value, permutation=channels_first(rank))
+
+
+def _last(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what belongs to axes with channels first, in the order with channels last."""
+    return (values[0], *values[2:], values[1])
+
+
+def _sink_elementwise(match: Match) -> str | None:
+    """``f(turned x, turned y, vector)`` -> turned ``f(x, y, vector)``."""
+    root = match.root
+    if not (get_operator(root.operator).elementwise or root.operator == "convert") or not root.inputs:
+        return None
+    found = [_inner(match, value) for value in root.inputs]
+    if all(inner is None for inner in found):
+        return None
+    rank = len(root.tile.shape)
+    operands = []
+    for value, inner in zip(root.inputs, found, strict=True):
+        shape = match.builder.tile(value).shape
+        if inner is not None and len(shape) == rank:
+            operands.append(inner)
+            continue
+        if sum(extent != 1 for extent in shape) > 1:
+            return None
+        padded = (1,) * (rank - len(shape)) + tuple(shape)
+        operands.append(match.builder.add("reshape", value, shape=_last(padded)) if shape else value)
+    attributes: dict[str, Any] = dict(root.attributes)
+    return _turned(match, match.builder.add(root.operator, *operands, **attributes))
+
+
+def _sink_reduction(match: Match) -> str | None:
+    """``reduce(turned x)`` -> turned ``reduce(x)`` along the axis where it lies in x."""
+    inner = _inner(match, match.root.inputs[0])
+    if inner is None:
+        return None
+    attributes: dict[str, Any] = node_attributes(match.root)
+    rank = len(match.builder.tile(inner).shape)
+    axis = channels_first(rank)[attributes["axis"] % rank]
+    if axis == rank - 1 and not attributes["keep"]:
+        return None
+    given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
+    return _turned(match, match.builder.add(match.root.operator, inner, **given))
+
+
+def _sink_box(match: Match) -> str | None:
+    """``pad(turned x)``, ``slice(turned x)`` -> turned ``pad(x)``, ``slice(x)``."""
+    inner = _inner(match, match.root.inputs[0])
+    if inner is None:
+        return None
+    given: dict[str, Any] = dict(match.root.attributes)
+    for name in ("low", "high", "begin", "shape", "step"):
+        if given.get(name):
+            given[name] = _last(given[name])
+    return _turned(match, match.builder.add(match.root.operator, inner, **given))
+
+
+def _sink_concat(match: Match) -> str | None:
+    """``concat(turned x, turned y)`` -> turned ``concat(x, y)``."""
+    found = [_inner(match, value) for value in match.root.inputs]
+    if any(inner is None for inner in found):
+        return None
+    rank = len(match.root.tile.shape)
+    axis = channels_first(rank)[node_attributes(match.root)["axis"] % rank]
+    return _turned(match, match.builder.add("concat", *(x for x in found if x is not None), axis=axis))
+
+
+def _sink_windows(match: Match) -> str | None:
+    """``map(turned x)`` -> ``map(x)``; its result keeps channels last where each axis still has its own."""
+    inner = _inner(match, match.root.inputs[0])
+    if inner is None:
+        return None
+    given: dict[str, Any] = dict(match.root.attributes)
+    indexing = parse_indexing(given["spec"])
+    (axes,) = indexing.operands
+    rank = len(axes)
+    own = len(indexing.result) >= rank and all(
+        name in axis.names for name, axis in zip(indexing.result, axes, strict=False)
+    )
+    result = (*_last(indexing.result[:rank]), *indexing.result[rank:]) if own else indexing.result
+    value = match.builder.add("map", inner, **given | {"spec": _spec(_last(axes), result)})
+    if not own:
+        return value
+    return match.builder.add(
+        "transpose", value, permutation=(*channels_first(rank), *range(rank, len(result)))
+    )
+
+
+def _spec(axes: Sequence[Affine], result: Sequence[str]) -> str:
+    return str(Indexing((tuple(axes),), tuple(result)))
+
+
+def _runs(shape: Sequence[Extent], merged: Sequence[Extent]) -> list[list[int]] | None:
+    """Return which axes of a shape each axis of another joins; None if it joins none but runs."""
+    found, at = [], 0
+    for extent in merged:
+        run: list[int] = []
+        while at < len(shape) and (not run or product([shape[i] for i in run]) != extent):
+            run.append(at)
+            at += 1
+        if product([shape[i] for i in run]) != extent:
+            return None
+        found.append(run)
+    return found if at == len(shape) else None
+
+
+def _order_windows(match: Match) -> str | None:
+    """``transpose(map)``, or of a reshape that joins its axes -> ``map`` in that order."""
+    permutation = node_attributes(match.root)["permutation"]
+    node = match.builder.node(match.root.inputs[0])
+    shape = node.tile.shape
+    node = match.builder.node(node.inputs[0]) if node.operator == "reshape" else node
+    if node.operator != "map":
+        return None
+    runs = _runs(node.tile.shape, shape)
+    if runs is None:
+        return None
+    given: dict[str, Any] = dict(node.attributes)
+    indexing = parse_indexing(given["spec"])
+    order = [indexing.result[at] for place in permutation for at in runs[place]]
+    value = match.builder.add("map", *node.inputs, **given | {"spec": _spec(indexing.operands[0], order)})
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+def _windows_last(match: Match) -> str | None:
+    """``reduce(transpose(windows))`` along a window -> transpose of the reduction."""
+    node = match.builder.node(match.root.inputs[0])
+    attributes: dict[str, Any] = node_attributes(match.root)
+    if node.operator != "transpose" or attributes["keep"]:
+        return None
+    permutation = node_attributes(node)["permutation"]
+    rank = len(permutation)
+    axis = attributes["axis"] % rank
+    if rank < 5 or axis != rank - 1 or permutation[axis] != axis:
+        return None
+    given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
+    value = match.builder.add(match.root.operator, node.inputs[0], **given)
+    return match.builder.add("transpose", value, permutation=permutation[:-1])
+
+
+def _depthwise(match: Match) -> str | None:
+    """Convolution of each channel of turned x by itself -> sums over windows, channels last.
+
+    Such sums are bound by memory, and fuse with what follows; elsewhere they stay a library's.
+    """
+    opened = match.builder.node(match.root.inputs[0])
+    if opened.operator != "reshape":
+        return None
+    inner = _inner(match, opened.inputs[0])
+    given = node_attributes(match.root)
+    indexing = parse_indexing(given["spec"])
+    image, kernel = indexing.operands
+    weight = match.root.inputs[1]
+    shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
+    if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
+        return None
+    if match.builder.tile(opened.name).shape[1] != shape[0]:
+        return None
+    taps = [str(axis.index) for axis in kernel[3:]]
+    outer = list(indexing.result[3:])
+    channel = str(image[1].index)
+    axes = (image[0], *image[3:], image[1])
+    spec = _spec(axes, (indexing.result[0], *outer, channel, *taps))
+    value = match.builder.add("map", inner, spec=spec, sizes=given["sizes"], pad=given["pad"])
+    value = match.builder.add("convert", value, type="float32")
+    flat = match.builder.add("reshape", weight, shape=(shape[0], *shape[3:]))
+    value = match.builder.add("mul", value, match.builder.add("convert", flat, type="float32"))
+    for _ in taps:
+        axis = len(match.builder.tile(value).shape) - 1
+        value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
+    value = _turned(match, match.builder.add("convert", value, type=match.root.tile.ttype.name))
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
+"""Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
+
+TRANSPOSE_SINKING: Rules = (
+    Rule("channels last in windows", pattern("map"), _sink_windows),
+    Rule("channels by themselves", pattern("contract"), _depthwise),
+    Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
+    Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
+    Rule("channels last in boxes", pattern("pad|slice"), _sink_box),
+    Rule("channels last in joins", pattern("concat"), _sink_concat),
+    Rule("channels last in functions", Pattern(), _sink_elementwise),
+)

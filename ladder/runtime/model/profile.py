@@ -1,0 +1,273 @@
+"""What each step of a plan moves and computes, the least time for that, and the time that it takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.build import bind, node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.ir.printer import print_graph
+from ladder.partition.parts import Part, engine
+from ladder.runtime.model.frame import Bound, Frame
+from ladder.runtime.model.plan import Plan, Step
+from tile_types.errors import ConversionError
+
+if TYPE_CHECKING:
+    from ladder.runtime.model.executable import Executable
+    from targets import TileDevice
+
+MULTIPLY_ADDS = {True: 4.0, False: 2.0}
+"""On GPUs or not -> float32 operations, two per fused multiply-add, for one 32-bit integer operation: GPUs
+have twice the lanes for floats."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One step of a plan.
+
+    Parameters
+    ----------
+    number
+        From 0, in order.
+    kind, executor, operators, reason
+        As `Plan.table` has them; the operators joined by spaces.
+    inputs, outputs
+        Values that it reads and makes.
+    bytes
+        Of its operands and results, each once; 0 for views.
+    flops
+        Operations of its product, else of all its operators.
+    core
+        Type in which its product computes; empty for vector units.
+    constant
+        Whether it runs once and not in each call.
+    graph
+        Its tile graph as text.
+    least_us
+        Least time for the bytes and the operations on the device, whichever takes longer.
+    measured_us
+        Median time; None where nothing ran.
+    """
+
+    number: int
+    kind: str
+    executor: str
+    operators: str
+    reason: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: int
+    flops: int
+    core: str
+    constant: bool
+    graph: str
+    least_us: float
+    measured_us: float | None = None
+
+    @property
+    def us(self) -> float:
+        """The time to go by: measured, else the least."""
+        return self.least_us if self.measured_us is None else self.measured_us
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What a device can do at best.
+
+    Parameters
+    ----------
+    bandwidth
+        Bytes per second.
+    vector
+        Operations per second of the vector units.
+    cores
+        Type -> operations per second of the matrix cores.
+    source
+        Where the numbers come from.
+    """
+
+    bandwidth: float
+    vector: float
+    cores: Mapping[str, float]
+    source: str
+
+    def peak(self, core: str) -> float:
+        """Return the operations per second for a type; vector units serve what no core does."""
+        return self.cores.get(core, self.vector)
+
+    def least_us(self, nbytes: int, flops: int, core: str) -> float:
+        """Return the least time for bytes and operations, in µs."""
+        return max(nbytes / self.bandwidth, flops / self.peak(core)) * 1e6
+
+
+def peaks_of(device: TileDevice, cores: Sequence[str], bandwidth: float | None = None) -> Peaks:
+    """Return what a device can do, by its data sheet.
+
+    Parameters
+    ----------
+    device
+        Any.
+    cores
+        Types that products compute in.
+    bandwidth
+        Bytes per second measured on this machine, instead of the data sheet's.
+    """
+    found = {}
+    for name in dict.fromkeys(cores):
+        try:
+            found[name] = device.peak(device.core_for(name))
+        except ConversionError:
+            continue  # vector units compute it
+    vector = MULTIPLY_ADDS[device.is_gpu] * device.vector_ops_per_cycle * device.units * device.clock
+    stated = bandwidth or device.layer("dram").bandwidth
+    source = "data sheet" if bandwidth is None else "bandwidth measured in this run, compute by data sheet"
+    return Peaks(stated, vector, found, f"{device.title}: {source}")
+
+
+def plan_costs(plan: Plan, sizes: Mapping[str, int], peaks: Peaks) -> list[StepCost]:
+    """Return what every step costs at best, for given symbolic sizes."""
+    return [_cost(number, step, sizes, peaks) for number, step in enumerate(plan.steps)]
+
+
+def cores_of(plan: Plan) -> list[str]:
+    """Return the types that a plan's products compute in."""
+    return list(dict.fromkeys(filter(None, (_core(step.part) for step in plan.steps))))
+
+
+def _cost(number: int, step: Step, sizes: Mapping[str, int], peaks: Peaks) -> StepCost:
+    part, graph = step.part, bind(step.part.graph, sizes)
+    nbytes = 0 if part.kind == "view" else _bytes(graph)
+    flops, core = _flops(graph), _core(part)
+    return StepCost(
+        number,
+        part.kind,
+        step.executor,
+        " ".join(part.operators),
+        part.reason,
+        part.inputs,
+        part.outputs,
+        nbytes,
+        flops,
+        core,
+        step.constant,
+        print_graph(part.graph),
+        0.0 if part.kind == "view" else peaks.least_us(nbytes, flops, core),
+    )
+
+
+def _bytes(graph: Graph) -> int:
+    """Return the bytes of operands and results, each once; of a table only the rows that are taken."""
+    tables = {node.inputs[0] for node in graph.nodes if node.operator == "take"}
+    read = sum(node.tile.nbytes for node in graph.inputs if node.name not in tables)
+    written = sum(graph.tile(value).nbytes for value in graph.outputs)
+    return read + written * (2 if tables else 1)
+
+
+def _flops(graph: Graph) -> int:
+    products = [node for node in graph.nodes if _is_product(node)]
+    nodes = products or [node for node in graph.nodes if get_operator(node.operator).role == "value"]
+    return sum(_operations(graph, node) for node in nodes)
+
+
+def _is_product(node: Node) -> bool:
+    return engine(node) == "product" or node.operator == "attention"
+
+
+def _operations(graph: Graph, node: Node) -> int:
+    tiles = [graph.tile(value) for value in node.inputs]
+    found = get_operator(node.operator).flops(tiles, node.tile, node_attributes(node))
+    return found if isinstance(found, int) else 0
+
+
+def _core(part: Part) -> str:
+    """Return the type in which a part's product computes, empty if it has none."""
+    if part.gemm is not None:
+        return part.gemm.activation
+    found = next((node for node in part.graph.nodes if _is_product(node)), None)
+    return "" if found is None else part.graph.tile(found.inputs[0]).ttype.name
+
+
+# measuring -------------------------------------------------------------------------------------------
+
+
+def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) -> dict[int, float]:
+    """Measure every step of a plan by itself, in the order of the plan.
+
+    Parameters
+    ----------
+    executable
+        The plan.
+    values
+        Arguments of a call.
+    rounds
+        How often.
+
+    Returns
+    -------
+    Number of a step -> median µs. Steps that run once are left out. On a GPU a time includes the launch.
+    """
+    if executable.joined is not None:
+        values = (*values, *executable.joined.of(values))
+    frame = Frame(executable, executable.sizes(values))
+    numbers = [at for at, step in enumerate(executable.plan.steps) if not step.constant]
+    clock = _gpu_clock if executable.where.type == "cuda" else _cpu_clock
+    frame.run(values)
+    found: dict[int, list[float]] = {number: [] for number in numbers}
+    for _ in range(rounds):
+        timed = clock(frame, values)
+        for number, seconds in zip(numbers, timed, strict=True):
+            found[number].append(seconds * 1e6)
+    return {number: statistics.median(times) for number, times in found.items()}
+
+
+Clock = Callable[[Frame, Sequence[Any]], list[float]]
+
+
+def _cpu_clock(frame: Frame, values: Sequence[Any]) -> list[float]:
+    times: list[float] = []
+
+    def watch(bound: Bound) -> Bound:
+        def run(slots: list[Any]) -> None:
+            start = time.perf_counter()
+            bound(slots)
+            times.append(time.perf_counter() - start)
+
+        return run
+
+    _run_watched(frame, values, watch)
+    return times
+
+
+def _gpu_clock(frame: Frame, values: Sequence[Any]) -> list[float]:
+    event: Any = torch.cuda.Event  # its constructor has no types
+    marks: list[tuple[Any, Any]] = []
+
+    def watch(bound: Bound) -> Bound:
+        def run(slots: list[Any]) -> None:
+            begin, end = event(enable_timing=True), event(enable_timing=True)
+            begin.record()
+            bound(slots)
+            end.record()
+            marks.append((begin, end))
+
+        return run
+
+    _run_watched(frame, values, watch)
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+
+
+def _run_watched(frame: Frame, values: Sequence[Any], watch: Callable[[Bound], Bound]) -> None:
+    steps = frame.steps
+    frame.steps = [(watch(bound), dead) for bound, dead in steps]
+    try:
+        frame.run(values)
+    finally:
+        frame.steps = steps

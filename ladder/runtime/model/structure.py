@@ -1,0 +1,90 @@
+"""Where tensors stand in what a model takes and returns: tuples, lists and dicts as JSON-able data.
+
+A structure is ``{"tensor": position}``, ``{"value": number, text or None}``, ``{"tuple": [structures]}``,
+``{"list": [structures]}`` or ``{"dict": {name: structure}}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tile_types.errors import ShapeError
+
+Structure = dict[str, Any]
+SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "list": list}
+
+
+def structure_of(value: Any, place: Callable[[torch.Tensor, str], Structure], path: str) -> Structure:
+    """Return the structure of a value.
+
+    Parameters
+    ----------
+    value
+        Tensors, numbers, text and None in tuples, lists and dicts.
+    place
+        Returns the structure of a tensor, given also where it stands.
+    path
+        How messages name the value.
+
+    Raises
+    ------
+    ShapeError
+        If something else is in it: a file cannot hold objects of other people's classes.
+    """
+    if isinstance(value, torch.Tensor):
+        return place(value, path)
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    for name, kind in SEQUENCES.items():
+        if type(value) is kind:
+            return {name: [structure_of(item, place, f"{path}[{at}]") for at, item in enumerate(value)]}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": {key: structure_of(item, place, f"{path}[{key!r}]") for key, item in value.items()}}
+    raise ShapeError(
+        f"{path} is of {type(value).__qualname__}: tensors, numbers and text in tuples, lists and dicts can"
+        " be exported; let the model take and return those"
+    )
+
+
+def build(structure: Structure, tensors: Sequence[Any]) -> Any:
+    """Return the value of a structure."""
+    ((kind, held),) = structure.items()
+    if kind == "tensor":
+        return tensors[held]
+    if kind == "dict":
+        return {key: build(item, tensors) for key, item in held.items()}
+    return held if kind == "value" else SEQUENCES[kind]([build(item, tensors) for item in held])
+
+
+def collect(structure: Structure, value: Any, into: dict[int, Any], path: str) -> None:
+    """Read tensors off a value that has a structure.
+
+    Raises
+    ------
+    ShapeError
+        Says where it has another.
+    """
+    ((kind, held),) = structure.items()
+    if kind == "tensor":
+        into[held] = value
+    elif kind == "value":
+        if value is not held and value != held:
+            raise ShapeError(f"{path} must be {held!r}, as it was at export, got {value!r}")
+    elif kind == "dict":
+        if not isinstance(value, dict) or set(value) != set(held):
+            raise ShapeError(f"{path} must be a dict of {sorted(held)}, got {_shown(value)}")
+        for key, item in held.items():
+            collect(item, value[key], into, f"{path}[{key!r}]")
+    else:
+        if not isinstance(value, tuple | list) or len(value) != len(held):
+            raise ShapeError(f"{path} must be a {kind} of {len(held)}, got {_shown(value)}")
+        for at, item in enumerate(held):
+            collect(item, value[at], into, f"{path}[{at}]")
+
+
+def _shown(value: Any) -> str:
+    size = f" of {len(value)}" if isinstance(value, tuple | list | dict) else ""
+    return f"{type(value).__name__}{size}"

@@ -1,0 +1,113 @@
+"""A whole model ready to run: what it takes by name, the plan, and the tensors that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ladder.ir.extents import bind
+from ladder.ir.graph import Graph
+from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.structure import Structure, build, collect
+from tile_types.errors import ShapeError, unknown_name
+from tile_types.tile import Extent
+
+Limits = tuple[tuple[Extent, Extent], ...]
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A model that needs neither its source nor a compiler; call it as the model that it was made from.
+
+    Parameters
+    ----------
+    graph
+        The simplified tile graph.
+    executable
+        The plan, bound to its kernels. Its arguments are the tensors of a call, then ``stored``.
+    parameters
+        Name -> structure of what a call takes, in order.
+    results
+        Structure of what it returns, over the plan's results, then its arguments.
+    stored
+        The tensors that it keeps: weights, packed for the device, and state that it changes in place; None
+        where nothing reads one.
+    limits
+        Pairs (extent, at most) of symbolic sizes.
+    libraries
+        Kernel of a chain -> its library on disk; None for a model that was loaded from a file.
+    """
+
+    graph: Graph
+    executable: Executable
+    parameters: Mapping[str, Structure]
+    results: Structure
+    stored: Sequence[torch.Tensor | None]
+    limits: Limits = ()
+    libraries: Mapping[str, Path] | None = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            If an argument does not fit; the message names it.
+        """
+        found: dict[int, Any] = {}
+        for name, value in self._given(arguments, named).items():
+            collect(self.parameters[name], value, found, name)
+        values = [*(found[at] for at in range(len(found))), *self.stored]
+        self.executable.check(values)
+        if self.limits:
+            self._check_limits(values)
+        return build(self.results, (*self.executable(*values), *values))
+
+    @property
+    def where(self) -> torch.device:
+        """The device that it runs on."""
+        return self.executable.where
+
+    @property
+    def steps(self) -> Plan:
+        """The plan itself."""
+        return self.executable.plan
+
+    def plan(self) -> str:
+        """Return the plan as text: one line per step, with what executes it."""
+        return str(self.executable.plan)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors that it keeps."""
+        kept = {id(tensor): tensor for tensor in self.stored if tensor is not None}
+        return sum(tensor.nbytes for tensor in kept.values())
+
+    def _given(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name."""
+        names = list(self.parameters)
+        if len(arguments) > len(names):
+            raise ShapeError(f"this model takes {', '.join(names)}, got {len(arguments)} arguments")
+        given = dict(zip(names, arguments, strict=False))
+        for name, value in named.items():
+            if name not in self.parameters:
+                raise unknown_name("input", name, names)
+            if name in given:
+                raise ShapeError(f"{name} is given twice")
+            given[name] = value
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ShapeError(f"this model also takes {', '.join(missing)}")
+        return given
+
+    def _check_limits(self, values: Sequence[Any]) -> None:
+        sizes = self.executable.sizes(values)
+        for extent, most in self.limits:
+            found, bound = bind(extent, sizes), bind(most, sizes)
+            if isinstance(found, int) and isinstance(bound, int) and found > bound:
+                raise ShapeError(f"the model needs {extent} <= {most}, this call has {found}")

@@ -1,0 +1,143 @@
+"""Convolutions with quantized weights: modules, rules of layout, plans, and their chains on the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import model_zoo as zoo
+import numpy as np
+import pytest
+import torch
+from test_models import PHOTO, built, compiled, error
+from torch import nn
+
+import ladder
+from ladder import knobs
+from ladder.frontend.torch_fx import import_fx
+from ladder.ir import Graph, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.partition import partition, simplify
+from ladder.simulate import simulate_launch
+from targets import get_device
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("convolutions-cache")
+    with knobs.override(cache_dir=folder):
+        yield folder
+
+
+CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
+    "every second point": lambda: nn.Conv2d(6, 10, 1, stride=2, bias=False),
+    "windows": lambda: nn.Conv2d(6, 10, (5, 3), stride=2, padding=(4, 1), dilation=(2, 1)),
+    "one axis": lambda: nn.Conv1d(6, 10, 3, padding=1),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_modules_convolve(case: str) -> None:
+    torch.manual_seed(0)
+    conv = CONVOLUTIONS[case]()
+    shape = (2, conv.in_channels, 9, 8)[: 2 + len(conv.kernel_size)]
+    x = torch.randn(shape)
+    quantized = ladder.Conv.from_conv(conv, "int8", group_size=32)
+    matrix = torch.as_tensor(quantized.product.canonical.dequantize("float32"))
+    points = matrix.shape[1] // conv.in_channels
+    twin = CONVOLUTIONS[case]()
+    twin.weight.data = matrix.view(-1, points, conv.in_channels).transpose(1, 2).reshape(conv.weight.shape)
+    if conv.bias is not None:
+        twin.bias.data = conv.bias.data
+    with torch.no_grad():
+        assert error(quantized(x), twin(x)) < 1e-6
+
+
+def test_what_is_left_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 8, 1), nn.ConvTranspose2d(8, 4, 2))
+    ladder.quantize_(model, "int8", convolutions=True)
+    report = {row.name: row.reason for row in ladder.quantization(model).rows}
+    assert "4 groups" in report["0"]
+    assert report["1"] == ""
+    assert "ConvTranspose2d" in report["2"]
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "resnet": (lambda: zoo.ResNet((1, 1), 8, 10), PHOTO[..., :32, :32]),
+    "efficientnet": (lambda: zoo.EfficientNet([(6, 5, 2, 16, 1)], 8, 32, 10), PHOTO[..., :32, :32]),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_nets_run_on_kernels_of_ours(name: str) -> None:
+    """Products, windows, stencils and what lies between: nothing is left to torch, nothing is reordered."""
+    make, x = NETS[name]
+    model = ladder.quantize_(built(make), "int8", group_size=32, convolutions=True)
+    with torch.no_grad():
+        fast = compiled(model, x)
+        assert error(fast(x), model(x)) < 1e-5
+        assert error(fast(x), built(make)(x)) < 2e-2
+    steps = fast.models[0].plan.steps
+    assert {step.part.kind for step in steps} == {"chain", "gemm", "view"}
+    assert not any("transpose" in step.part.operators for step in steps if step.part.kind == "chain")
+
+
+class Mixed(nn.Module):
+    """All that moves channels: windows, stencils, pooling, joins, means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.stencil = nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.norm, self.last = nn.BatchNorm2d(8), nn.Conv2d(16, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.norm(self.stencil(torch.relu(self.first(x)))))
+        y = torch.cat((y, nn.functional.max_pool2d(y, 3, 1, 1)), 1)
+        return self.last(y).mean((2, 3))
+
+
+def graph_of(model: nn.Module, x: torch.Tensor) -> Any:
+    found: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        found.append(import_fx(module, examples))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(model, backend=backend)(x)
+    return found[0]
+
+
+def test_chains_between_convolutions_on_the_simulator() -> None:
+    device = get_device("cuda/sm_90a")
+    model = ladder.quantize_(built(Mixed).half(), "int8", group_size=32, convolutions=True)
+    program = graph_of(model, PHOTO[..., :12, :10].half())
+    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
+    chains = [
+        p.graph
+        for p in partition(simplify(program.graph, device), packed, device=device)
+        if p.kind == "chain"
+    ]
+    assert sum("map" in {node.operator for node in graph.nodes} for graph in chains) == 3
+    for graph in chains:
+        simulate(graph)
+
+
+def simulate(graph: Graph) -> None:
+    rng = np.random.default_rng(0)
+    kinds = {"float16": np.float16, "float32": np.float32}
+    inputs = [
+        rng.uniform(0.1, 2, node.tile.known_shape).astype(kinds[node.tile.ttype.name])
+        for node in graph.inputs
+    ]
+    outputs = [
+        np.full(graph.tile(v).known_shape, np.nan, kinds[graph.tile(v).ttype.name]) for v in graph.outputs
+    ]
+    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain")
+    places = tuple(range(len(inputs), len(inputs) + len(outputs)))
+    result = simulate_launch(function, [*inputs, *outputs], outputs=places)
+    assert not result.findings, result.report()
+    expected = evaluate(graph, inputs)
+    for got, exact in zip(outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        assert np.linalg.norm(got.astype(np.float64) - exact) < 1e-3 * np.linalg.norm(exact)

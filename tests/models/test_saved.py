@@ -1,0 +1,230 @@
+"""Whole models as files: loaded where there is neither their source nor a compiler; and damaged files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import model_zoo as zoo
+import pytest
+import torch
+from test_models import IDS, MASK, PHOTO, built, error
+from torch import Tensor, nn
+
+import ladder
+from ladder import knobs
+from ladder.runtime.model.saved import save_model
+
+ROOT = Path(ladder.__file__).parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("saved-cache")
+    with knobs.override(cache_dir=folder):
+        yield folder
+
+
+LOADED = """
+    import sys
+
+    class Blocker:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] in ("tvm", "model_zoo", "onnx"):
+                raise ImportError(f"{name} is blocked")
+
+    sys.meta_path.insert(0, Blocker())
+    import torch, ladder
+    model = ladder.load(sys.argv[1])
+    torch.save(model(*torch.load(sys.argv[2])), sys.argv[3])
+    with open("/proc/self/maps") as maps:
+        assert "libtvm_compiler" not in maps.read()
+"""
+
+
+def elsewhere(path: Path, arguments: tuple[Tensor, ...], number: int = 0) -> Callable[[], Any]:
+    """Start a process without compiler, cache and source; returns what waits for its result."""
+    given, result = path.parent / f"in{number}.pt", path.parent / f"out{number}.pt"
+    torch.save(arguments, given)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(LOADED), *map(str, (path, given, result))],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/nonexistent",
+            "LADDER_CACHE_DIR": str(path.parent / f"cache{number}"),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def wait() -> Any:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        return torch.load(result)
+
+    return wait
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "llama int4": (lambda: ladder.quantize(built(lambda: zoo.Llama(layers=1)), group_size=32), (IDS,)),
+    "bert int8 x int8": (
+        lambda: ladder.quantize(built(lambda: zoo.Bert(layers=1)), weight="int8", activation="int8"),
+        (IDS, MASK),
+    ),
+    "resnet": (lambda: built(lambda: zoo.ResNet((1,), 8, 10)), (PHOTO[..., :32, :32],)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_run_without_source_and_compiler(name: str, tmp_path: Path) -> None:
+    make, arguments = MODELS[name]
+    model = make()
+    with torch.no_grad():
+        expected = model(*arguments)
+        path = ladder.compile(model).export(tmp_path / "model.ladder", *arguments)
+        waiting = [elsewhere(path, arguments, number) for number in range(2 if name == "resnet" else 1)]
+        assert all(error(wait(), expected) < 1e-5 for wait in waiting)  # two processes at once
+        loaded = ladder.load(path)
+        assert error(loaded(*arguments), expected) < 1e-5
+        assert "torch.embedding" in loaded.plan() or name == "resnet"
+        weights = sum(parameter.nbytes for parameter in model.parameters())
+        assert name == "resnet" or loaded.nbytes < 1.2 * weights + sum(b.nbytes for b in model.buffers())
+
+
+class Step(nn.Module):
+    """A model with state, whose arguments and results are nested."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, parts: dict[str, Tensor], scale: float = 1.0) -> tuple[Tensor, dict[str, object]]:
+        self.total.add_(parts["x"].sum(0))
+        return self.total * scale, {"mean": [parts["x"].mean(0), parts["y"]], "name": "step"}
+
+
+def test_state_and_structure(tmp_path: Path) -> None:
+    model, x, y = Step(), torch.randn(3, 4), torch.randn(2)
+    with torch.no_grad():
+        path = ladder.compile(model).export(tmp_path / "step.ladder", {"x": x, "y": y}, scale=2.0)
+        assert torch.equal(model.total, torch.zeros(4))
+        loaded = ladder.load(path)
+        for _ in range(2):
+            expected = model({"x": x, "y": y}, scale=2.0)
+            found = loaded(parts={"x": x, "y": y}, scale=2.0)
+            assert found[1]["name"] == "step"
+            assert found[1]["mean"][1] is y
+            assert torch.allclose(found[0], expected[0])
+            assert torch.allclose(found[1]["mean"][0], expected[1]["mean"][0])
+    with pytest.raises(ladder.ShapeError, match=r"scale must be 2\.0"):
+        loaded({"x": x, "y": y}, 3.0)
+    with pytest.raises(ladder.ShapeError, match=r"parts must be a dict of \['x', 'y'\]"):
+        loaded({"x": x}, 2.0)
+    with pytest.raises(ladder.ShapeError, match=r"\[3, 4\], got \[2, 4\]"):
+        loaded({"x": x[:2], "y": y}, 2.0)
+    with pytest.raises(ladder.ShapeError, match="no state"):
+        ladder.compile(model).to_onnx(tmp_path / "step.onnx", {"x": x, "y": y}, scale=2.0)
+
+
+def test_tied_weights_are_written_once(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(64, 64, bias=False)
+            self.second = nn.Linear(64, 64, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randn(2, 64)
+    with torch.no_grad():
+        loaded = ladder.load(ladder.compile(model).export(tmp_path / "tied.ladder", x))
+        assert error(loaded(x), model(x)) < 1e-5
+    assert loaded.nbytes == 64 * 64 * 4
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    def prints(x: Tensor) -> Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x.numpy()
+
+    def many(*tensors: Tensor) -> Tensor:
+        return tensors[0] + tensors[1]
+
+    x = torch.ones(3)
+    with torch.no_grad():
+        with pytest.raises(ladder.LadderError, match="one graph"):
+            ladder.compile(prints).export(tmp_path / "a.ladder", x)
+        with pytest.raises(ladder.ShapeError, match="any number of arguments"):
+            ladder.compile(many).export(tmp_path / "a.ladder", x, x + 1)
+        with pytest.raises(ladder.ShapeError, match="also another argument"):
+            ladder.compile(lambda a, b: a + b).export(tmp_path / "a.ladder", x, x)
+        with pytest.raises(ladder.ShapeError, match="does not name its parameters"):
+            ladder.compile(torch.add).export(tmp_path / "a.ladder", x, x + 1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "small.ladder"
+    with torch.no_grad():
+        return ladder.compile(lambda x: (x * 2).softmax(-1)).export(path, torch.randn(3, 8))
+
+
+def test_damaged_files(small: Path, tmp_path: Path) -> None:
+    data, path = small.read_bytes(), tmp_path / "broken.ladder"
+    for size in (0, 100, len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:size])
+        with pytest.raises(ladder.ArtifactError, match="truncated or no Ladder artefact"):
+            ladder.load(path)
+    at = data.index(b"\x7fELF") + 4096
+    path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(ladder.ArtifactError, match=r"truncated|digest"):
+        ladder.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"device": "cuda/sm_90a", "family": "cuda"}, r"is for cuda/sm_90a; this machine has"),
+        ({"features": ["avx9"]}, "lacks avx9"),
+        ({"tvm": "0.12.0"}, r"exported with tvm 0\.12\.0"),
+        ({"format": 9}, "has format 9"),
+        ({"plan": {}}, "does not fit this version"),
+    ],
+)
+def test_files_for_others(small: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    path = tmp_path / "other.ladder"
+    with zipfile.ZipFile(small) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            held = old.read(name)
+            new.writestr(name, json.dumps(json.loads(held) | changes) if name == "manifest.json" else held)
+    if changes.get("family") == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(ladder.ArtifactError, match=message):
+        ladder.load(path)
+
+
+def test_onnx_models_with_symbolic_sizes(tmp_path: Path) -> None:
+    import onnx
+
+    text = """<ir_version: 10, opset_import: ["" : 18]>
+    agraph (float[batch, 8] x) => (float[batch, 8] y) { a = Exp(x)  b = Softmax(a)  y = Add(b, x) }"""
+    model = ladder.compile(onnx.parser.parse_model(text))
+    loaded = ladder.load(model.export(tmp_path / "model.ladder"))
+    for count in (1, 3):
+        x = torch.randn(count, 8)
+        assert error(loaded(x=x), x.exp().softmax(-1) + x) < 1e-6
+    with pytest.raises(ladder.ArtifactError, match="copy that file"):
+        save_model(loaded, tmp_path / "again.ladder")

@@ -1,0 +1,67 @@
+"""Experts on AMD GPUs: both layouts of tokens, experts without any, more experts than a wave has lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ladder
+from ladder.runtime.compile import ANY_M
+from ladder.runtime.experts import host_ranges
+from ladder.runtime.tokens import quantize_tokens
+from schedules.schedule import GpuSchedule, Plan
+
+N, K, GROUP = 70, 200, 64
+
+DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
+
+OFFSETS = (5, [1, 4, 4, 9, 43, 46], 47)
+"""Experts, ranges of their tokens, and rows of x: rows of nobody lie at both ends."""
+
+COUNTS = (4, [5, 0, 40, 17], 40)
+MANY = (70, [0, 0, *range(69)], 70)
+
+CASES = {
+    "offsets": ("gfx942", "int4", "float16", OFFSETS, MFMA),
+    "offsets of few tokens": ("gfx90a", "nf4", "float16", OFFSETS, DOT),
+    "wide tiles of bfloat16": ("gfx942", "int3", "bfloat16", OFFSETS, WIDE),
+    "counts": ("gfx942", "int4", "int8", COUNTS, WIDE),
+    "counts of fp8": ("gfx942", "fp8_e4m3", "fp8_e4m3", COUNTS, MFMA),
+    "more experts than lanes": ("gfx942", "int4", "float16", MANY, DOT),
+    "gfx950": ("gfx950", "mxfp4", "float16", OFFSETS, WIDE),
+}
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "int8": 1e-5, "fp8_e4m3": 2e-3}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts(name: str) -> None:
+    arch, weight, activation, (count, ranges, rows), schedule = CASES[name]
+    torch.manual_seed(3)
+    masked, narrow = len(ranges) == count, activation in ("int8", "fp8_e4m3")
+    group = 32 if weight == "mxfp4" else GROUP
+    op = ladder.GroupedMatmul(
+        count, N, K, weight, activation, masked=masked, output="float32", bias=True,
+        group_size=None if weight == "mxfp4" else group,
+        target=f"rocm/{arch}", plan=Plan(((ANY_M, schedule),)),
+    )  # fmt: skip
+    options = {} if weight == "mxfp4" else {"group_size": group}
+    weights = [ladder.quantize(torch.randn(N, K), weight, **options) for _ in range(count)]
+    bias = torch.randn(count, N)
+    x = torch.randn(*((count, rows) if masked else (rows,)), K)
+    x, scale = quantize_tokens(x, activation) if narrow else (x.to(getattr(torch, activation)), None)
+    given = torch.tensor(ranges, dtype=torch.int32)
+    flat = x.reshape(-1, K).double() * (1 if scale is None else scale.reshape(-1, 1).double())
+    exact = torch.full((len(flat), N), torch.nan, dtype=torch.float64)
+    for expert, (start, stop) in enumerate(host_ranges(op.gemm, given, len(flat))):
+        matrix = torch.as_tensor(weights[expert].dequantize("float64"))
+        exact[start:stop] = flat[start:stop] @ matrix.T + bias[expert].double()
+    result = ladder.simulate(op, x, op.pack(weights), bias, scale, ranges=given, expected=exact)
+    assert not result.findings, result.report()
+    owned = exact.isfinite().numpy()
+    assert owned.any()
+    assert result.relative_error <= BOUNDS[activation]
+    assert np.isfinite(result.y[owned]).all()

@@ -1,0 +1,94 @@
+"""Attention kernels on the simulator: right against float64, in bounds, without races."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attention_cases import draw, run
+
+from ladder.ir.attention import Attention
+from schedules.attention import AttentionSchedule
+from tile_types.errors import ScheduleError
+
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3}
+
+
+def form(
+    heads: int, kv: int, size: int, ttype: str = "float16", stored: str = "", **rest: object
+) -> Attention:
+    return Attention(heads, kv, size, ttype, stored or ttype, scale=size**-0.5, **rest)  # type: ignore[arg-type]
+
+
+Plan = AttentionSchedule
+
+CASES = {
+    "cluster": (form(8, 2, 128), Plan(8, 4, 2), (2, 1, 129)),
+    "wide cluster, two fragments": (form(8, 2, 128), Plan(8, 4, 8, 2), (1, 1, 300)),
+    "sixteen blocks": (form(8, 2, 64), Plan(8, 2, 16), (1, 1, 70)),
+    "more tokens than rows": (form(4, 4, 64, mask="bool"), Plan(8, 2, 1, 2), (2, 9, 45)),
+    "sixteen rows, bfloat16": (form(8, 2, 64, "bfloat16"), Plan(16, 2, 4), (2, 3, 77)),
+    "heads of 80, added mask": (form(4, 4, 80, mask="float16"), Plan(8, 2, 2), (2, 5, 45)),
+    "heads of 16, causal": (form(4, 4, 16, mask="float32", causal=True), Plan(8, 2), (1, 9, 9)),
+    "heads of 256": (form(2, 1, 256), Plan(8, 2), (1, 1, 33)),
+    "positions": (form(8, 2, 128, position="int64", reach=1), Plan(8, 4, 2), (2, 1, 200)),
+    "positions per token": (form(8, 4, 128, position="int32"), Plan(16, 2, 2), (2, 7, 200)),
+    "int8": (form(8, 2, 128, stored="int8"), Plan(8, 2, 2), (1, 1, 77)),
+    "int8, bfloat16, mask": (form(8, 2, 64, "bfloat16", "int8", mask="bool"), Plan(8, 2), (1, 2, 40)),
+    "e4m3": (form(8, 2, 64, stored="fp8_e4m3"), Plan(8, 2, 2, 2), (1, 1, 77)),
+    "e4m3, bfloat16": (form(8, 2, 128, "bfloat16", "fp8_e4m3"), Plan(8, 2, 2), (1, 1, 77)),
+    "e5m2": (form(8, 2, 128, stored="fp8_e5m2"), Plan(8, 2), (1, 1, 77)),
+    "one key": (form(8, 2, 64), Plan(8, 2, 2), (1, 1, 1)),
+    "no keys": (form(8, 2, 64), Plan(8, 2, 2), (1, 1, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_simulated(case: str) -> None:
+    problem, plan, sizes = CASES[case]
+    result, error = run(problem, plan, *sizes)
+    assert not result.findings, result.report()
+    assert error < BOUNDS[problem.ttype]
+
+
+@pytest.mark.parametrize("order", ["random", "first warps first", "last warps first"])
+def test_any_order_of_warps(order: str) -> None:
+    result, error = run(form(8, 2, 64), Plan(8, 4, 4), 1, 1, 100, order=order)
+    assert not result.findings, result.report()
+    assert error < BOUNDS["float16"]
+
+
+def test_heads_behind_tokens() -> None:
+    result, error = run(form(8, 2, 64), Plan(8, 2, 2), 2, 3, 50, token_major=True)
+    assert not result.findings, result.report()
+    assert error < BOUNDS["float16"]
+
+
+def test_nothing_is_read_beyond_the_position() -> None:
+    """What lies behind in the cache may be anything, and costs no traffic."""
+    problem = form(8, 2, 64, position="int64", reach=1)
+    given = draw(problem, 1, 1, 400)
+    given["position"][:] = 37
+    for name in "kv":
+        given[name][:, :, 38:] = np.nan
+    result, error = run(problem, Plan(8, 2, 2), 1, 1, 400, given=given)
+    assert not result.findings, result.report()
+    assert error < BOUNDS["float16"]
+    reads = [size for name, size in result.traffic.items() if name.startswith("global read")]
+    assert sum(reads) < 2 * 2 * 64 * 2 * 64 * 2
+
+
+def test_rows_that_see_nothing_are_zero() -> None:
+    problem = form(4, 4, 64, mask="bool")
+    given = draw(problem, 1, 2, 40)
+    given["mask"][:, :, 1] = 0
+    result, error = run(problem, Plan(8, 2, 2), 1, 2, 40, given=given)
+    assert not result.findings, result.report()
+    assert error < BOUNDS["float16"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "match"), [(form(2, 2, 24), "24"), (form(2, 2, 16, stored="int8"), "words")]
+)
+def test_heads_that_do_not_divide_are_refused(problem: Attention, match: str) -> None:
+    with pytest.raises(ScheduleError, match=match):
+        run(problem, Plan(), 1, 1, 16)

@@ -1,0 +1,50 @@
+"""Which schedule attention takes, and when it is left to torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.ir.attention import Attention
+from schedules.attention import AttentionSchedule, choose, predict, schedules
+from targets import get_device
+from tile_types.errors import ScheduleError
+
+DEVICE = get_device("cuda/sm_90a")
+LLAMA = Attention(32, 8, 128, "float16", "float16", scale=128**-0.5)
+
+MEASURED = {
+    (1, 1024, 8, 8, 1): 5.0, (1, 2048, 8, 8, 1): 6.5, (1, 8192, 8, 8, 1): 15.2, (4, 1024, 8, 2, 1): 8.5,
+    (8, 1024, 8, 2, 1): 11.1, (8, 4096, 8, 2, 1): 33.8, (32, 1024, 4, 1, 2): 33.4, (32, 8192, 8, 1, 1): 250.0,
+}  # fmt: skip
+"""Batch, keys, warps, cluster, fragments -> microseconds on an H200."""
+
+
+@pytest.mark.parametrize("point", MEASURED)
+def test_predictions_are_near_measurements(point: tuple[int, ...]) -> None:
+    batch, keys, warps, cluster, fragments = point
+    plan = AttentionSchedule(8, warps, cluster, fragments)
+    seconds = predict(LLAMA, DEVICE, plan, batch, 1, keys)
+    assert seconds * 1e6 == pytest.approx(MEASURED[point], rel=0.15)
+
+
+def test_few_heads_share_keys_among_blocks() -> None:
+    assert choose(LLAMA, DEVICE, 1, 1, 1024).schedule.cluster == 8
+    assert choose(LLAMA, DEVICE, 32, 1, 1024).schedule.cluster == 1
+
+
+def test_prefill_is_torchs() -> None:
+    choice = choose(Attention(32, 8, 128, "float16", "float16", causal=True), DEVICE, 1, 4096, 4096)
+    assert choice.seconds > choice.library
+    assert "torch's" in choice.reason
+
+
+def test_devices_without_clusters_use_none() -> None:
+    plans = schedules(LLAMA, get_device("cuda/sm_80"), 1)
+    assert plans
+    assert {plan.cluster for plan in plans} == {1}
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 12}, {"warps": 17}, {"cluster": 3}, {"fragments": 3}])
+def test_schedules_are_checked(wrong: dict[str, int]) -> None:
+    with pytest.raises(ScheduleError):
+        AttentionSchedule(**wrong)
