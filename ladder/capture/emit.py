@@ -14,6 +14,8 @@ from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
 from ladder.capture.tensors import (
     STATE,
+    Aliasing,
+    aliasing_of,
     autocast_state,
     bulk_check,
     is_plain_tensor,
@@ -166,6 +168,12 @@ def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str
     return [step for number, step in enumerate(steps) if number in kept], needed
 
 
+def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
+    """Return what shares memory in the run that was recorded."""
+    inputs = [example for _, _, example in segment.placeholders]
+    return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
@@ -182,6 +190,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         if getattr(machine.captured.backend, "loops", False):
             root, graph = rolled(graph)
         module = torch.fx.GraphModule(root, graph)
+        module.meta["aliasing"] = _aliasing(segment, wanted)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
