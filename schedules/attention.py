@@ -37,8 +37,6 @@ class AttentionSchedule(Schedule):
         Fragments of keys that a warp takes at a time.
     resident
         Blocks that a multiprocessor must be able to hold: limits registers.
-    ahead
-        Turns of its warps that a block brings into L2 before it loads them; 1: only the first.
     """
 
     rows: int = 8
@@ -46,7 +44,6 @@ class AttentionSchedule(Schedule):
     cluster: int = 1
     fragments: int = 1
     resident: int = 1
-    ahead: int = 1
 
     def __post_init__(self) -> None:
         check(self.rows in (8, 16), f"a block has 8 or 16 rows of q, got {self.rows}")
@@ -60,11 +57,21 @@ class AttentionSchedule(Schedule):
         return self.warps * WARP
 
 
-BASE, TURN = 3.4e-6, 0.65e-6
-"""Seconds: of a launch with nothing to do, and of a turn beside its bytes. Fitted to runs on an H200."""
+LAUNCH, BLOCK, JOIN, TURN = 1.0e-6, 1.2e-6, 0.8e-6, 0.65e-6
+"""Seconds: of a launch, of a block beside its turns, of joining a cluster's sums, and of a fragment in a turn
+beside its bytes. Fitted to runs on an H200."""
+
+CROWD = 0.67
+"""How much longer a block's beginning and end take per further block on its multiprocessor."""
+
+WAVE = 0.1e-6
+"""Seconds that a multiprocessor's next blocks take to begin, where memory is what is waited for."""
 
 UNIT_SHARE = 0.019
 """Fraction of the bandwidth that one multiprocessor takes where others leave it: 2.5 of its shares."""
+
+L2_SHARE = 2.0
+"""Bandwidth of L2 over that of DRAM: rows of q beyond a block's read the same keys again."""
 
 USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
 """Blocks of a cluster -> multiprocessors that such clusters reach: they do not cross a part of the chip."""
@@ -72,11 +79,11 @@ USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
 REGISTERS, OF_CODES = 40, 35
 """Registers of a thread beside its operands and sums; more where it decodes."""
 
-LIBRARY, LIBRARY_MASK = 6.5e-6, 5.0e-6
+LIBRARY, LIBRARY_MASK = 6.7e-6, 5.0e-6
 """Seconds that torch's attention takes beside moving keys and values, and more with a mask."""
 
-LIBRARY_RATE = 0.75
-"""Fraction of the sustained rate of cores that torch's attention reaches."""
+LIBRARY_STREAM, LIBRARY_RATE = 0.97, 0.75
+"""Fractions of sustained bandwidth, and of the sustained rate of cores, that torch's attention reaches."""
 
 WAYS = ((8, 1), (4, 2), (4, 1))
 """Warps of a block and fragments at a time that are considered."""
@@ -117,7 +124,7 @@ def registers(form: Attention, plan: AttentionSchedule) -> int:
     rows = plan.rows // STEP_ROWS
     moved = 2 * plan.fragments * FRAGMENT * form.size * form.stored_bytes // WARP // 4
     own = rows * (form.size // 4 + form.size // 8)
-    return own + moved + REGISTERS + (OF_CODES if form.stored in CODES else 0)
+    return own + moved + REGISTERS * rows + (OF_CODES if form.stored in CODES else 0)
 
 
 def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> int:
@@ -132,17 +139,21 @@ def predict(
     """Return the seconds that a schedule is predicted to take."""
     dram = device.layers[0]
     bandwidth = dram.bandwidth * dram.sustained
-    blocks = batch * form.kv_heads * ceil(tokens * form.group / plan.rows) * plan.cluster
+    tiles = ceil(tokens * form.group / plan.rows)
+    blocks = batch * form.kv_heads * tiles * plan.cluster
     held = resident(form, device, plan)
     units = max(1, int(device.units * USABLE[plan.cluster]))
     waves = ceil(blocks / (units * held))
-    active = min(blocks, units * held)
     # Blocks of a cluster fill a multiprocessor before the next; others spread.
-    together = min(held, ceil(active / units)) if plan.cluster == 1 else min(held, blocks)
+    together = min(held, ceil(min(blocks, units * held) / units) if plan.cluster == 1 else blocks)
     nbytes = plan.warps * plan.fragments * FRAGMENT * 2 * form.size * form.stored_bytes
     turns = ceil(keys / (FRAGMENT * plan.fragments * plan.warps * plan.cluster))
-    alone = TURN + together * nbytes / (bandwidth * UNIT_SHARE)
-    return BASE + waves * turns * max(alone, active * nbytes / bandwidth)
+    turn = TURN * plan.fragments + together * nbytes / (bandwidth * UNIT_SHARE)
+    moved = blocks * turns * nbytes
+    streamed = max(moved / tiles, moved / L2_SHARE) / bandwidth
+    block = BLOCK * (1 + CROWD * (together - 1))
+    walked = max(waves * (block + turns * turn), BLOCK + streamed)
+    return LAUNCH + walked + WAVE * waves + (JOIN if plan.cluster > 1 else 0.0)
 
 
 def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
@@ -155,4 +166,4 @@ def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int
     core = device.core_for(form.ttype)
     rate = core.ops_per_cycle * device.units * device.clock * core.sustained * LIBRARY_RATE
     masked = LIBRARY_MASK if form.mask or form.position else 0.0
-    return LIBRARY + masked + decode + max(plain / bandwidth, flops / rate)
+    return LIBRARY + masked + decode + max(plain / bandwidth / LIBRARY_STREAM, flops / rate)

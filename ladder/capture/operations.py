@@ -148,7 +148,7 @@ class Operations(Containers):
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
-        if monitor.risky and self.segment.impure:
+        if self._may_fail(monitor) and self.segment.impure:
             return "an operator that may fail comes after a change"
         if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
             return "the number of results may depend on values"
@@ -167,6 +167,14 @@ class Operations(Containers):
                     segment.check(text, f"{segment.paths.get(node.var)} is a leaf, a view or neither")
                 unknown |= node.autograd[1]
         return "a view from outside is written after a change" if unknown and segment.impure else ""
+
+    def _may_fail(self, monitor: tensors.Monitor) -> bool:
+        """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
+        proven, risks = self.segment.proven, monitor.risks
+        fails = any(risk is None or not all(map(proven.covers, risk)) for risk in risks)
+        for use in (use for risk in risks for use in risk or ()):
+            proven.add(use)
+        return fails
 
     def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
         plan = self.try_plan(function, args, kwargs, "push", why)

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NULL
+from ladder.capture.indices import Proven
 from ladder.capture.kinds import (
     by_identity,
     by_value,
@@ -158,6 +159,7 @@ class Segment:
         self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
         self.written_memory = False
+        self.proven = Proven()
         self.random = False
         self.distinct: set[type] = set()
         self.graph_values: list[Node] = []

@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 import torch.overrides
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ladder.capture.indices import Use, uses
 from ladder.capture.kinds import is_a
 from ladder.capture.words import words
 
@@ -261,13 +262,15 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> 
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
-    ``dynamic``: the shape of a result depends on values. ``risky``: may raise depending on values.
+    ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
+    by indices or (None) otherwise.
     ``mutated``: the storages written. ``random``: a generator advanced.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.risky = self.random = False
+        self.dynamic = self.random = False
+        self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
         self.operators = 0
 
@@ -278,7 +281,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operators += 1
         self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
         self.random |= torch.Tag.nondeterministic_seeded in tags
-        self.risky |= any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY)
+        if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
+            self.risks.append(uses(name, args))
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):

@@ -304,6 +304,7 @@ ROWS: dict[str, Row] = {
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
     "neg.default": lambda im, out, x: im.arithmetic("neg", [x], out),
     "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),
+    "round.default": lambda im, out, x: im.floats("round", [x], out),
     "floor.default": lambda im, out, x: im.floats("floor", [x], out),
     "relu.default": lambda im, out, x: im.arithmetic("relu", [x], out),
     "gelu.default": _gelu,

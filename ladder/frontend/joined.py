@@ -19,7 +19,7 @@ from ladder.runtime.compile import Request
 Node = torch.fx.Node
 Key = tuple[Any, ...]
 
-ROW_MULTIPLE = 64
+ROW_MULTIPLE = 128
 """Packed weights are padded to this many rows: only multiples of it lie side by side without a gap."""
 
 VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")

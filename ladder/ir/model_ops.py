@@ -147,6 +147,7 @@ ELEMENTWISE = (
     _other("cos", 1, np.cos, scalars.cos, 16),
     _other("abs", 1, np.abs, scalars.absolute),
     _other("floor", 1, np.floor, scalars.floor),
+    _other("round", 1, np.rint, scalars.nearest),
     _other("erf", 1, numeric.erf, scalars.erf, 20),
     _other("pow", 2, np.power, scalars.power, 16),
     _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),

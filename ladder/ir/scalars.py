@@ -154,6 +154,11 @@ def floor(x: Any) -> Any:
     return _tirx().floor(x)
 
 
+def nearest(x: Any) -> Any:
+    """Return the nearest whole number, the even one of two."""
+    return _tirx().nearbyint(x)
+
+
 def erf(x: Any) -> Any:
     """Return the error function to 1.5e-7."""
     magnitude = absolute(x)

@@ -142,7 +142,20 @@ def decompose(graph: Graph) -> Graph:
     for node in graph.nodes:
         names[node.name] = _placed(builder, node, tuple(names[value] for value in node.inputs))
     outputs = tuple(names[value] for value in graph.outputs)
-    return merge_equal(builder.finish(*outputs))
+    return _distinct(merge_equal(builder.finish(*outputs)))
+
+
+def _distinct(graph: Graph) -> Graph:
+    """Return the graph with a node of its own for every result: equal ones have become one."""
+    outputs = list(graph.outputs)
+    nodes = list(graph.nodes)
+    for at, value in enumerate(outputs):
+        if value in outputs[:at]:
+            tile = replace(graph.tile(value), layout=None)
+            again = Node(f"{value}_again{at}", "reshape", (value,), (("shape", tile.shape),), (tile,))
+            nodes.append(again)
+            outputs[at] = again.name
+    return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
 def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:

@@ -99,13 +99,22 @@ def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
     if not reductions or (numbers and isinstance(total, int) and total <= WINDOW):
-        return list(TILES if tiles else VECTORS)
+        return _tiles(graph) if tiles else list(VECTORS)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     columns = held_columns(graph, rows)
     if columns is None:
         return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents))]
     width = _width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
+
+
+def _tiles(graph: Graph) -> list[Mapping]:
+    """Return tiles, one of them with columns that leave little of the last tile empty."""
+    columns = graph.tile(graph.outputs[0]).shape[-1]
+    if not isinstance(columns, int):
+        return list(TILES)
+    fitting = min(range(40, 97, 8), key=lambda wide: (-columns % wide, abs(wide - 64)))
+    return [*TILES, *([Mapping(tile=(64, fitting), threads=4 * fitting)] if fitting != 64 else [])]
 
 
 def spreads(graph: Graph) -> list[Mapping]:

@@ -204,11 +204,12 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     )
     blocks, turns = launch_shape(graph)
     nbytes, read = far_bytes(graph)
-    bandwidth = machine.cache if nbytes <= machine.resident else machine.device
+    near = nbytes <= machine.resident
+    bandwidth = machine.cache if near else machine.device
     issue = operations(graph) / machine.issue * idle_lanes(graph)
     waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 5
     life = (
-        machine.life
+        machine.life * (0.4 if near else 1.0)
         + 2 * waits
         + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
     )
@@ -266,7 +267,7 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
         return max(1, -(-rows // together)), max(1, mapping.num) * rounds
     if mapping.tile[0]:
         down, across = -(-rows // mapping.tile[0]), -(-columns // mapping.tile[1])
-        return max(1, down * across), 2.0
+        return max(1, down * across), 2 * mapping.tile[0] * mapping.tile[1] / (8 * mapping.threads)
     share = mapping.threads * max(1, mapping.num)
     return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1)
 

@@ -34,6 +34,8 @@ def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:
         return "no kernel of ours runs on this device"
     if any(not isinstance(extent, int) for extent in open_extents(graph, node)):
         return "sizes are open"
+    if 0 in open_extents(graph, node):
+        return "there is nothing to attend to"
     try:
         _, choice = chosen(graph, node, device)
     except LadderError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
+from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
@@ -24,7 +25,7 @@ SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING),
+    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING),
     Pass("merge equal nodes again", merge_equal),
 )
 
@@ -32,7 +33,11 @@ SIMPLIFY = (
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-ATTENTION = (rewriting("attention takes in what lies around it", ATTENTION_FORMS),)
+ATTENTION = (
+    rewriting("attention spelt out", SPELT_OUT),
+    rewriting("views of its operands", LAYOUT_FOLDING),
+    rewriting("attention takes in what lies around it", ATTENTION_FORMS),
+)
 
 
 def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:

@@ -13,6 +13,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, extract, outside_inputs
 from ladder.partition.rows import row_axes
 from ladder.partition.views import inlined_chain
+from tile_types.tile import Extent
 
 Users = Mapping[str, list[Node | None]]
 
@@ -81,3 +82,16 @@ def written(part: Part) -> dict[str, str]:
     outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
     puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
     return {node.name: outside[node.inputs[0]] for node in puts}
+
+
+def numbered(part: Part) -> dict[str, Extent]:
+    """Return the values of the model that say where rows go -> the rows that there are."""
+    outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+    puts = [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
+    found: dict[str, Extent] = {}
+    for node in puts:
+        extent = node.tile.shape[node_attributes(node)["axis"]]
+        known = found.get(outside[node.inputs[1]])
+        smaller = isinstance(known, int) and isinstance(extent, int) and known < extent
+        found[outside[node.inputs[1]]] = known if smaller and known is not None else extent
+    return found

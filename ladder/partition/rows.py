@@ -66,18 +66,20 @@ class _Legality:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.seen: set[tuple[str, Index, Around]] = set()
+        self.seen: set[tuple[str, Index, Around, bool]] = set()
 
-    def ok(self, value: str, index: Index, around: Around) -> bool:
-        key = (value, index, around)
+    def ok(self, value: str, index: Index, around: Around, guarded: bool = False) -> bool:
+        """Tell whether reductions below a value are legal; ``guarded``: for some rows there are none."""
+        key = (value, index, around, guarded)
         if key in self.seen:
             return True
         self.seen.add(key)
         node = self.graph.producer(value)
         if node.operator in REDUCTIONS:
-            return self.reduction(node, index, around)
+            return not guarded and self.reduction(node, index, around)
+        guarded = guarded or any(index[axis] & around.rows for axis in _guarded_axes(node))
         return all(
-            self.ok(operand, operand_index(self.graph, node, at, index), around)
+            self.ok(operand, operand_index(self.graph, node, at, index), around, guarded)
             for at, operand in enumerate(node.inputs)
         )
 
@@ -107,6 +109,17 @@ class _Legality:
             outer.rows, outer.count, outer.inner | {loop}, product([outer.steps, operand.shape[axis]])
         )
         return self.ok(node.inputs[0], tuple(inner), deeper)
+
+
+def _guarded_axes(node: Node) -> list[int]:
+    """Return the axes along which a node reads an operand for some positions only."""
+    attributes, rank = node_attributes(node), len(node.tile.shape)
+    if node.operator == "concat":
+        return [attributes["axis"] % rank]
+    if node.operator == "pad":
+        borders = zip(attributes["low"], attributes["high"], strict=True)
+        return [axis for axis, border in enumerate(borders) if border != (0, 0)]
+    return list(range(rank)) if node.operator == "map" and attributes["pad"] else []
 
 
 def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:

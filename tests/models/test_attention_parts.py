@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
@@ -122,3 +125,96 @@ def test_decoding_is_ours_and_right(case: str, tokens: int) -> None:
     assert np.linalg.norm(got - expected) < 2e-3 * np.linalg.norm(expected)
     torchs = library_attention(node)(*operands).double().numpy()
     assert np.linalg.norm(torchs - expected) < 2e-3 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("ttype", ["float16", "int8"])
+def test_a_cache_that_is_updated_by_position(ttype: str) -> None:
+    """The same as a cache that counts, whose tokens so far are those up to the position."""
+    torch.manual_seed(0)
+    counted, placed = ladder.KVCache(1, 2, 8, 16, ttype), ladder.KVCache(1, 2, 8, 16, ttype)
+    for at in range(3):
+        keys, values = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1, 16)
+        expected = counted.append(keys, values)
+        found = placed.update(keys, values, torch.tensor([at]))
+        for got, wanted in zip(found, expected, strict=True):
+            assert torch.equal(got[:, :, : at + 1], wanted)
+
+
+class SpeltOut(nn.Module):
+    """Attention as BERT has it, and forms near it."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = x.view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = q @ k.transpose(-1, -2)
+        if self.case == "mask before scale":
+            scores = (scores + mask) * 0.5
+        else:
+            scores = scores / 4.0 + mask if self.case != "no mask" else scores * 0.25
+        if self.case == "other axis":
+            weights = scores.softmax(2)
+        elif self.case == "no softmax":
+            weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + 1.0)
+        else:
+            weights = scores.softmax(-1)
+        return (weights @ v).transpose(1, 2).reshape(2, 9, 64)
+
+
+SPELT_OUT = {
+    "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0,
+}  # fmt: skip
+"""Case -> how many attentions are found."""
+
+
+@pytest.mark.parametrize("case", SPELT_OUT)
+def test_attention_that_is_spelt_out(case: str) -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(2, 9, 192), torch.randn(2, 1, 1, 9)
+    found: list[Graph] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graph = import_fx(module, examples).graph
+        found.extend((graph, simplify(graph, DEVICE)))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(SpeltOut(case), backend=backend)(x, mask)
+    before, after = found
+    assert sum(node.operator == "attention" for node in after.nodes) == SPELT_OUT[case]
+    given = {tuple(value.shape): value.double().numpy() for value in (x, mask)}
+    inputs = [given[node.tile.known_shape] for node in before.inputs]
+    again = [given[node.tile.known_shape] for node in after.inputs]
+    assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+def test_nothing_to_attend_to_is_torchs() -> None:
+    g = GraphBuilder("part")
+    q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 0), ("v", 0)))
+    graph = g.finish(g.add("attention", q, k, v))
+    (part,) = (part for part in partition(graph, device=DEVICE) if "attention" in part.operators)
+    assert (part.kind, part.reason) == ("library", "torch's: there is nothing to attend to")
+
+
+PROBE = """
+import sys
+from pathlib import Path
+import ladder.lower.build as build
+from ladder.ir import GraphBuilder
+from ladder.runtime.model.attention import attention_job
+from targets import get_device
+g = GraphBuilder("part")
+q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 64), ("v", 64)))
+job = attention_job(g.finish(g.add("attention", q, k, v)), get_device("cuda/sm_90a"))
+build.build_function = lambda emitted, name, device, folder: name
+job.make(Path())
+assert "tvm" not in sys.modules, "TVM is imported outside of the turn with it"
+"""
+
+
+def test_the_compiler_is_imported_in_its_turn() -> None:
+    """Two threads that import TVM at once see modules that are not whole."""
+    found = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr

@@ -84,7 +84,7 @@ CASES = {
         (softmax, (7, 64, 1000)),
         (residual_norm, (48, 640)),
         (rotary, (16,)),
-        (shuffle, (8, 5)),
+        (shuffle, (8, 7)),
         (pool, (8,)),
     )
     for width in widths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
+from ladder.api.model import Compiled
 from ladder.frontend.torch_fx import import_fx
 from ladder.partition import partition, simplify
 from ladder.runtime.model.build import Built, build_model, updated_inputs
@@ -31,12 +33,12 @@ class Gated(nn.Module):
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
-        self.gate, self.up = nn.Linear(64, 128, bias), nn.Linear(64, 64, bias)
+        self.gate, self.up = nn.Linear(64, 128, bias), nn.Linear(64, 256, bias)
         self.down = nn.Linear(64, 48, bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = torch.nn.functional.silu(self.gate(x)), self.up(x)
-        return gate[..., :64] * up, self.down(x)
+        return gate * up[..., 128:], self.down(x)
 
 
 def traced(model: Any, *arguments: Tensor) -> tuple[torch.fx.GraphModule, list[Any]]:
@@ -194,3 +196,63 @@ def test_linear_layers_of_tensors_are_products_of_matrices() -> None:
         if step.part.kind == "product"
     }
     assert shape == 2
+
+
+class Cached(nn.Module):
+    """A layer of attention with a cache of 16 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.register_buffer("keys", torch.zeros(1, 4, 16, 16))
+        self.register_buffer("values", torch.zeros(1, 4, 16, 16))
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        q, k, v = (part.view(1, -1, 4, 16).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        self.keys.index_copy_(2, position, k)
+        self.values.index_copy_(2, position, v)
+        mask = torch.arange(16) <= position[:, None]
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+        return x + mixed.transpose(1, 2).reshape(x.shape)
+
+
+def test_a_step_with_a_cache_is_one_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleList([Cached(), Cached()])
+    twin = copy.deepcopy(model)
+
+    def run(layers: nn.ModuleList, x: Tensor, position: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x, position)
+        return x
+
+    fast = ladder.compile(run)
+    with torch.no_grad():
+        for at in range(5):
+            x, position = torch.randn(1, 1, 64), torch.tensor([at])
+            assert error([fast(model, x, position)], [run(twin, x, position)]) < 1e-6
+            assert error(model.buffers(), twin.buffers()) < 1e-6
+    assert fast.outcome == "whole"
+    assert isinstance(fast, Compiled)
+    assert fast.refused == []
+    assert len(fast.models[0].plan.in_place) == 4
+
+
+def test_an_index_out_of_range_is_told() -> None:
+    """Where an index may be bad for the first time, the graph still ends before what was changed."""
+
+    def run(cache: Tensor, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        cache.index_copy_(0, first, x)
+        cache.index_copy_(0, second, x)
+        return cache + 1
+
+    fast, cache, x = ladder.compile(run), torch.zeros(4, 2), torch.ones(1, 2)
+    with torch.no_grad():
+        for number in range(3):
+            fast(cache, x, torch.tensor([number]), torch.tensor([1]))
+        for first, second in ((0, 9), (9, 0)):
+            mine, eager = torch.zeros(4, 2), torch.zeros(4, 2)
+            for call, target in ((fast, mine), (run, eager)):
+                with pytest.raises(IndexError):
+                    call(target, x, torch.tensor([first]), torch.tensor([second]))
+            assert torch.equal(mine, eager)

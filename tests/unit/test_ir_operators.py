@@ -58,7 +58,7 @@ TORCH = {
     "attention": lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(
         q, k, v, scale=0.25, enable_gqa=True
     ),
-    **{name: getattr(torch, name) for name in ("log", "sin", "cos", "abs", "floor", "erf", "pow")},
+    **{name: getattr(torch, name) for name in ("log", "sin", "cos", "abs", "floor", "round", "erf", "pow")},
     "less": torch.lt,
     "less_equal": torch.le,
     "equal": torch.eq,

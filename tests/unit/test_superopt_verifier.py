@@ -180,7 +180,21 @@ def test_factors_that_a_fixed_order_would_hide():
 
 OUTSIDE = (
     *("encode", "maximum", "minimum", "relu", "gelu", "gelu_tanh", "reduce_max"),
-    *("iota", "size", "log", "sin", "cos", "abs", "floor", "erf", "pow", "less", "less_equal", "equal"),
+    *(
+        "iota",
+        "size",
+        "log",
+        "sin",
+        "cos",
+        "abs",
+        "floor",
+        "round",
+        "erf",
+        "pow",
+        "less",
+        "less_equal",
+        "equal",
+    ),
     *("both", "either", "negation", "select", "take", "put", "attention", "call"),
 )
 

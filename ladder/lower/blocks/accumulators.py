@@ -286,6 +286,7 @@ class Merger:
     def __init__(self, kernel: BlockKernel) -> None:
         self.kernel, self.plan = kernel, kernel.schedule
         self.offset = kernel.geo.offsets["sums"]
+        self.has_read = False
 
     def publish(self) -> None:
         """Write this group's accumulators where others read them, and wait for theirs."""
@@ -319,10 +320,17 @@ class Merger:
         b.ptx("barrier.cluster.arrive.release")
         b.ptx("barrier.cluster.wait.acquire")
 
+    def have_read(self) -> None:
+        """Say, by every thread, that the others' shared memory has been read."""
+        if self.plan.cluster > 1 and not self.has_read:
+            b.ptx("barrier.cluster.arrive.release")
+            self.has_read = True
+
     def leave(self) -> None:
         """Keep a block's shared memory until the others have read it."""
         if self.plan.cluster > 1:
-            self._meet()
+            self.have_read()
+            b.ptx("barrier.cluster.wait.acquire")
 
     def joined(self, value: Accumulator, m: int, n: Expr) -> list[Expr]:
         """Return the four elements of a fragment, of all groups."""

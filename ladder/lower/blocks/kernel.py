@@ -29,6 +29,7 @@ from ladder.lower.blocks.lanes import FlatLanes, FragmentLanes, Lanes
 from ladder.lower.blocks.makers import MAKERS
 from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.reductions import SharedRow
+from ladder.lower.blocks.saver import Saver
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
@@ -414,7 +415,7 @@ class BlockKernel:
             if opens:
                 count = sum(copy.bytes for copy in self.tensor_copies.values())
                 b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
-            for copy in copies:
+            for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
                 copy.start(step, at, self._arrival(slot))
 
     def _arrival(self, slot: Expr) -> Expr:
@@ -520,68 +521,11 @@ class BlockKernel:
             if value is not None and self.program.stages[node.name] == "after" and value.shape[1] == 1:
                 for m in range(self.row_fragments(value.shape[0])):
                     value.row(m)  # by all lanes, before they part
+        saver = Saver(self)
         for node in self.program.stores:
-            self._store(node)
+            saver.store(node)
         if self.merger is not None:
             self.merger.leave()
-
-    def _store(self, node: Node) -> None:
-        """Store a result: each of the groups that share the loop takes some of its columns."""
-        value = self.values[node.inputs[0]]
-        if value.shape[1] == 1:
-            self._store_rows(node, value)
-            return
-        columns, rest = divmod(value.shape[1], self.lanes.columns)
-        if rest:
-            raise ScheduleError(
-                f"%{node.name}: columns are stored by {self.lanes.columns}, got {value.shape[1]}"
-            )
-        sharers = self.schedule.sharers * self.schedule.column_warps
-        worker = self.worker * self.schedule.column_warps + self.column_warp
-        span = 2 if columns % 2 == 0 and columns >= 2 * sharers else 1
-        if sharers == 1:
-            self._store_columns(node, value, list(range(columns)))
-            return
-        for turn in range(-(-columns // (span * sharers))):
-            first = b.keep((turn * sharers + worker) * span)
-            with b.when(first < columns), self.scope():
-                self._store_columns(node, value, [b.keep(first + i) for i in range(span)])
-
-    def _store_columns(self, node: Node, value: v.Value, columns: Sequence[Expr]) -> None:
-        rows, out = value.shape[0], self.tensors[node.name]
-        begin, pitch = self.place.begin(node, None)
-        for m in range(self.row_fragments(rows)):
-            for n in columns:
-                elements = value.fragment(m, n)
-                size = len(elements) // self.lanes.runs
-                for run in range(self.lanes.runs):
-                    place, column = self.lanes.position(m, n, run)
-                    row = b.bind(self.first_row(rows) + place)
-                    with b.when(row < rows) if rows % self.lanes.rows else _always():
-                        self._store_run(out, elements[run * size :][:size], begin + row * pitch + column)
-
-    def _store_rows(self, node: Node, value: v.Value) -> None:
-        """Store a value of one column: one of those who have a row stores it."""
-        rows, out = value.shape[0], self.tensors[node.name]
-        begin, pitch = self.place.begin(node, None)
-        for m in range(self.row_fragments(rows)):
-            elements = value.row(m)
-            for run, element in enumerate(elements):
-                place, column = self.lanes.position(m, 0, run)
-                row = b.bind(self.first_row(rows) + place)
-                # The first column's threads; of groups that share the loop, the first.
-                first = T.And(column == 0, T.And(self.worker == 0, self.column_warp == 0))
-                with b.when(T.And(first, row < rows)):
-                    b.store(out, T.Cast(str(out.dtype), element), begin + row * pitch)
-
-    def _store_run(self, out: Any, elements: Sequence[Expr], at: Expr) -> None:
-        """Store neighbouring elements at once."""
-        dtype, at = str(out.dtype), b.bind(at)
-        results = b.local(len(elements), dtype)
-        for i, element in enumerate(elements):
-            b.store(results, T.Cast(dtype, element), i)
-        with b.vector(len(elements)) as lane:
-            b.store(out, results[lane], at + lane)
 
 
 @contextmanager

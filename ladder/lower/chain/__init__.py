@@ -17,6 +17,7 @@ from tile_types.errors import DeviceError, ScheduleError
 if TYPE_CHECKING:
     from ladder.ir.graph import Graph
     from ladder.lower.chain.puts import Chain
+    from ladder.movement.graph import MovementGraph
     from ladder.movement.mapping import Mapping
     from targets import TileDevice
 
@@ -43,6 +44,14 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     from ladder.lower.chain.puts import Chain
 
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
+
+
+def movement_of(graph: Graph) -> MovementGraph:
+    """Return the movement graph that the model ranks first for a chain on a GPU: what moves, and where."""
+    from ladder.lower.chain.puts import Chain
+    from ladder.movement.choose import ranked
+
+    return ranked(Chain.of(graph).graph)[0]
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:

@@ -21,12 +21,17 @@ from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping
 from ladder.movement.model import held
 from ladder.movement.rewrite import rewrite
+from ladder.partition.rows import REDUCTIONS
+from tile_types.tile import Extent
 
 Expr = Any
 
 LANES = 16
 LONGEST = 1 << 13
 """Elements of a row that are kept between its reductions and its results: half of the first-level cache."""
+
+ROW = 256
+"""Elements of a row below which more axes are taken together."""
 
 SERIAL = 1 << 14
 """Elements below which one thread does all: starting threads costs more."""
@@ -39,6 +44,30 @@ class CpuNest(Nest):
         super().__init__(chain)
         self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
         self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
+        self.merged = self.merged_axes()
+        if self.merged > 1:
+            self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
+
+    def merged_axes(self) -> int:
+        """Return how many trailing axes run as one: those of short rows that lie together everywhere."""
+        shapes = {self.graph.tile(value).shape for value in self.graph.outputs}
+        reduced = any(node.operator in REDUCTIONS for node in self.graph.nodes)
+        if reduced or self.puts or len(shapes) > 1:
+            return 1
+        (shape,) = shapes
+        merged = 1
+        while (
+            merged < len(shape) - 1
+            and self.is_short(shape[-merged:])
+            and self.lie_together(self.graph.outputs, merged + 1)
+        ):
+            merged += 1
+        return merged
+
+    def is_short(self, shape: Sequence[Extent]) -> bool:
+        """Tell whether axes have too few elements for vectors to pay."""
+        count = product(shape)
+        return isinstance(count, int) and count < ROW
 
     def load(self, name: str, index: Index) -> Expr:
         kind = self.graph.tile(name).ttype.name
@@ -74,7 +103,18 @@ class CpuNest(Nest):
             with self.placed(value, [(*row, *index)]) as (place,):
                 b.store(self.results[value], found, *(place or (0,)))
 
-        if columns:
+        if self.merged > 1:
+            total = self.extent(product(self.graph.tile(value).shape[self.rows :]))
+            at = self.probe("c", total)
+            self.branched(
+                value,
+                (*row, *self.unravelled(at, columns)),
+                (at,),
+                lambda: self.vector_loop(
+                    0, total, LANES, lambda at, lane: element(self.unravelled(at, columns))
+                ),
+            )
+        elif columns:
             place = (*row, *probes)
             self.branched(
                 value, place, probes, lambda: self.each_column(value, row, columns, probes, element)

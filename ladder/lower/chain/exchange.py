@@ -108,6 +108,8 @@ class Exchange:
     def along_rows(self, span: int) -> list[tuple[int, str]]:
         """Return (position, input) of the reads whose neighbours along rows are neighbours in memory."""
         nest = self.nest
+        if isinstance(self.rows, int | tirx.IntImm) and int(self.rows) % span:
+            return []
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
         chunk = nest.probe("rows", tirx.floordiv(self.rows, span))
         column = nest.probe("column", self.columns)
@@ -116,7 +118,7 @@ class Exchange:
             for lane in range(span):
                 at = self.place(outer, chunk * span + lane, column)
                 reads.append(
-                    [(name, nest.vectors.address(name, index)) for name, index in nest.reads(self.value, at)]
+                    [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
                 )
                 self.values.forget()
         found = []
@@ -219,7 +221,7 @@ class Exchange:
         for staged in self.staged:
             shared = self.shared_vector(staged, row, column, len(places))
             for lane, row_reads in enumerate(reads):
-                base = self.values.simplified(vectors.address(*row_reads[staged.position]) - lane)
+                base = self.values.simplified(self.nest.address(*row_reads[staged.position]) - lane)
                 vectors.exchanged[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
 
     def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
@@ -328,6 +330,7 @@ def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
 def _offer_row(nest: GpuNest, exchange: Exchange, index: Index, local: Expr) -> None:
     """Let a whole row come from shared memory."""
     width = nest.width()
+    check(width > 1, "rows of an odd number of columns")
     for number, _ in nest.unrolled(tirx.floordiv(exchange.columns, width)):
         places = [(*index, number * width + lane) for lane in range(width)]
         exchange.offer(places, local, number * width)

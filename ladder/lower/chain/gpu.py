@@ -54,7 +54,7 @@ class GpuNest(Nest):
         super().__init__(chain, align=WIDE)
         graph = self.graph
         self.mapping, self.lanes = mapping, mapping.lanes
-        self.vectors = Vectors(graph, self.values, self.buffers)
+        self.vectors = Vectors(graph, self.values, self.buffers, self.address)
         self.overlap = Overlap(device)
         if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
             self.values.lowerings = APPROXIMATE
@@ -113,13 +113,17 @@ class GpuNest(Nest):
         if value in self.puts:  # rows that are put lie apart
             widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.rows if self.lanes > 1 else 0
-        for merged in range(len(shape) - axes, 0, -1):
+        most = 1 if self.mapping.spread > 1 else len(shape) - axes
+        for merged in range(most, 0, -1):
             trailing = product(shape[len(shape) - merged :])
             for width in [w for w in widths if w > 1]:
                 if isinstance(trailing, int) and trailing % width == 0:
                     found = self.instructions(value, merged, width)
                     if found < cost:
                         best, cost = (merged, width), found
+        if best == (1, 1):  # no vectors, but fewer positions to work out
+            while best[0] < most and self.lie_together([value], best[0] + 1):
+                best = (best[0] + 1, 1)
         return best
 
     def instructions(self, value: str, merged: int, width: int) -> float:
@@ -132,9 +136,7 @@ class GpuNest(Nest):
         with self.values.only_loads():
             for lane in range(width):
                 index = (*outer, *self.unravelled(chunk * width + lane, extents[-merged:]))
-                reads.append(
-                    [(name, self.vectors.address(name, at)) for name, at in self.reads(value, index)]
-                )
+                reads.append([(name, self.address(name, at)) for name, at in self.reads(value, index)])
                 self.values.forget()
             crossed = merged > 1 and any(uses(part, (chunk,)) for c in self.values.open for part in c)
         if crossed or len({len(row) for row in reads}) > 1:
@@ -149,14 +151,6 @@ class GpuNest(Nest):
             else:
                 total += width
         return total / width
-
-    def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
-        """Return what an element is loaded from, in order."""
-        found: list[tuple[str, Index]] = []
-        self.vectors.recorder = found
-        self.values.at(value, index)
-        self.vectors.recorder = None
-        return found
 
     @contextmanager
     def scalars(self) -> Iterator[None]:

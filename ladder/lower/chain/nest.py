@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.puts import Chain
@@ -46,7 +47,9 @@ class Nest:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
         self.graph, self.rows, self.align = graph, rows, align
         self.sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
-        self.values = Values(graph, self.load, self.sizes)
+        self.recorder: list[tuple[str, Index]] | None = None
+        """Notes what would be loaded, instead of loading."""
+        self.values = Values(graph, self._load, self.sizes)
         self.buffers = {node.name: self.buffer(node.name, node.tile) for node in graph.inputs}
         self.results = {
             value: self.buffer(f"{value}_result", self.stored_tile(value)) for value in graph.outputs
@@ -80,6 +83,39 @@ class Nest:
         row = b.bind(T.Select(number < 0, number + extent, number))
         with b.when(tirx.And(row >= 0, row < extent)):
             yield [(*place[: put.axis], row, *place[put.axis + 1 :]) for place in places]
+
+    def _load(self, name: str, index: Index) -> Expr:
+        if self.recorder is None:
+            return self.load(name, index)
+        self.recorder.append((name, index))
+        return tirx.const(1, computed_type(self.graph.tile(name).ttype.name))
+
+    def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
+        """Return what an element is loaded from, in order; call it within `Values.only_loads`."""
+        found: list[tuple[str, Index]] = []
+        self.recorder = found
+        self.values.at(value, index)
+        self.recorder = None
+        return found
+
+    def address(self, name: str, index: Index) -> Expr:
+        """Return the number of elements before one of an input."""
+        flat: Expr = 0
+        for at, extent in zip(index, self.graph.tile(name).shape, strict=True):
+            flat = flat * self.extent(extent) + at
+        return self.values.simplified(flat)
+
+    def lie_together(self, results: Sequence[str], merged: int) -> bool:
+        """Tell whether every read of results of one shape goes on with their last axes as with one."""
+        shape = [self.extent(extent) for extent in self.graph.tile(results[0]).shape]
+        outer = tuple(self.probe(f"m{axis}", extent) for axis, extent in enumerate(shape[:-merged]))
+        at = self.probe("m", self.extent(product(self.graph.tile(results[0]).shape[-merged:])))
+        index = (*outer, *self.unravelled(at, shape[-merged:]))
+        with self.values.only_loads():
+            addresses = [self.address(*read) for value in results for read in self.reads(value, index)]
+            crossed = any(uses(part, (at,)) for comparison in self.values.open for part in comparison)
+        along = (self.values.simplified(address - at) for address in addresses if uses(address, (at,)))
+        return not crossed and not any(uses(rest, (at,)) for rest in along)
 
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input in the type that is computed with."""

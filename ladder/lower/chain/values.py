@@ -85,7 +85,7 @@ class Values:
     """Operators that are computed otherwise than the operator table says."""
 
     def __post_init__(self) -> None:
-        self.memory: dict[tuple[str, Any], Expr] = {}
+        self.memory: dict[Any, Expr] = {}
         self.loops: list[Any] = []
         self.open: list[tuple[Expr, Expr]] = []
         """Comparisons that the values made so far leave to run time."""
@@ -125,6 +125,9 @@ class Values:
         if found is None and value in self.rows:
             row, columns = self.rows[value]
             found = columns[index[-1]] if self.key(value, index[:-1]) == row else None
+        if found is None and self.guards:  # what is loaded under a condition is nothing where it fails
+            key = (*key, *(tvm_ffi.structural_hash(self.simplified(guard)) for guard in self.guards))
+            found = self.memory.get(key)
         if found is None:
             found = self.memory[key] = self._made(self.graph.producer(value), index)
         return found

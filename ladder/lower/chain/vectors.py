@@ -105,10 +105,18 @@ class Vectors:
         Its values.
     buffers
         Input -> argument.
+    address
+        ``(input, index)`` -> elements before that one.
     """
 
-    def __init__(self, graph: Graph, values: Values, buffers: Mapping[str, Any]) -> None:
-        self.graph, self.values, self.buffers = graph, values, buffers
+    def __init__(
+        self,
+        graph: Graph,
+        values: Values,
+        buffers: Mapping[str, Any],
+        address: Callable[[str, Index], Expr],
+    ) -> None:
+        self.graph, self.values, self.buffers, self.address = graph, values, buffers, address
         self.width = 1
         """Elements of the vectors that are made now."""
         self.lane = 0
@@ -116,24 +124,14 @@ class Vectors:
         self.words: dict[Any, Any] = {}
         self.exchanged: dict[Any, Shared] = {}
         """Vectors that lie in shared memory, by input, width and address less lane."""
-        self.recorder: list[tuple[str, Index]] | None = None
-        """Notes what would be loaded, instead of loading."""
-
-    def address(self, name: str, index: Index) -> Expr:
-        """Return the number of elements before one of an input."""
-        flat: Expr = 0
-        for at, extent in zip(index, self.graph.tile(name).shape, strict=True):
-            flat = flat * self.values.extent(extent) + at
-        return self.values.simplified(flat)
 
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input, computed type; the first of an aligned vector brings all."""
         kind = self.graph.tile(name).ttype.name
         dtype, wanted = stored_type(kind), computed_type(kind)
-        if self.recorder is not None:
-            self.recorder.append((name, index))
-            return tirx.const(1, wanted)
         value = self._of_vector(name, index, dtype) if self.width > 1 and index else None
+        if value is None:
+            value = self._alone(name, index, dtype)
         if value is None:
             value = self.buffers[name][index or (0,)]
         return value if dtype == wanted else T.Cast(wanted, value)
@@ -153,6 +151,26 @@ class Vectors:
                 return None
             self.words[key] = self._fetched(name, index, dtype, guards)
         return element(self.words[key], self.lane, dtype)
+
+    def _alone(self, name: str, index: Index, dtype: str) -> Expr | None:
+        """Return an element that conditions guard, loaded under them; None where a plain read does.
+
+        A conditional expression would load it, and wait for it, in one of two branches.
+        """
+        if not self.values.guards or self.values.keep is None or BYTES.get(dtype, 0) not in (2, 4):
+            return None
+        guards = [self.values.simplified(guard) for guard in self.values.guards]
+        at = self.address(name, index)
+        place = at if isinstance(at, int) else tvm_ffi.structural_hash(at)
+        key = (name, 0, place, *map(tvm_ffi.structural_hash, guards))
+        if key not in self.words:
+            bits = 8 * BYTES[dtype]
+            register = b.local(1, f"uint{bits}")
+            b.store(register, tirx.const(0, f"uint{bits}"), 0)
+            with b.when(_all(guards)):
+                b.ptx(f"ld.global.u{bits}", register[0], self.buffers[name].ptr_to(list(index or (0,))))
+            self.words[key] = register
+        return T.reinterpret(dtype, self.words[key][0])
 
     def is_aligned(self, name: str, base: Expr, width: int) -> bool:
         """Tell whether ``width`` elements from ``base`` on are whole accesses within the input."""
@@ -174,10 +192,7 @@ class Vectors:
             return registers
         for word in range(count):
             b.store(registers, T.uint32(0), word)
-        whole = guards[0]
-        for guard in guards[1:]:
-            whole = tirx.And(whole, guard)
-        with b.when(whole):
+        with b.when(_all(guards)):
             self.fetch(name, index, registers, self.width)
         return registers
 
@@ -204,6 +219,13 @@ class Vectors:
             at = [*places[0][:-1], places[0][-1] + first * 4 // size]
             spelling = f"st.global{ACCESS[count * 4]}.u32"
             b.ptx(spelling, buffer.ptr_to(at), *words[first : first + count])
+
+
+def _all(conditions: Sequence[Expr]) -> Expr:
+    whole = conditions[0]
+    for condition in conditions[1:]:
+        whole = tirx.And(whole, condition)
+    return whole
 
 
 def _accesses(words: int) -> list[tuple[int, int]]:

@@ -89,7 +89,7 @@ class AttentionKernel:
         self._locate()
         self.joiner = Joiner(self)
         self.overlap.release()
-        self._prefetch_first()
+        self._prefetch()
         self.overlap.wait()
         self._find_limits()
         self._load_queries()
@@ -126,20 +126,16 @@ class AttentionKernel:
         group = self.form.group
         return b.bind(row // group), b.bind(self.head * group + row % group)
 
-    def _prefetch_first(self) -> None:
+    def _prefetch(self) -> None:
         """Bring the first keys and values into L2 while the kernel before still runs."""
-        if self.overlap.possible:
-            for turn in range(self.plan.ahead):
-                self._prefetch(self.worker + turn * self.workers, self.numbers["keys"])
-
-    def _prefetch(self, turn: Expr, limit: Expr) -> None:
-        """Bring the keys and values of a turn into L2."""
+        if not self.overlap.possible:
+            return
         row_bytes = self.form.size * self.form.stored_bytes
         lines = -(-row_bytes // 128)
         for part in range(-(-self.span * lines // WARP)):
             piece = b.bind(self.lane + part * WARP)
-            key = b.bind(turn * self.span + piece // lines)
-            with b.when(T.And(piece < self.span * lines, key < limit)):
+            key = b.bind(self.worker * self.span + piece // lines)
+            with b.when(T.And(piece < self.span * lines, key < self.numbers["keys"])):
                 for name in ("k", "v"):
                     at = self.begins[name] + key * self.numbers[f"{name}_s"]
                     at = at + piece % lines * (128 // self.form.stored_bytes)
@@ -280,8 +276,6 @@ class AttentionKernel:
         with b.loop(count, rolled=True) as index:
             turn = b.keep(self.worker + index * workers)
             following = b.keep(turn + workers)
-            if self.plan.ahead > 1:
-                self._prefetch(turn + self.plan.ahead * workers, self.needed)
             scores = self._product()
             weights = self._weigh(scores, turn)
             with b.when(following < turns):

@@ -76,11 +76,16 @@ def attention_job(graph: Graph, device: TileDevice) -> Job:
     schedule = choice.schedule
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
-    def make(folder: Path) -> BuiltModule:
-        from ladder.lower.build import build_function
+    def emitted(name: str) -> Any:
+        """Emit the kernel; imports the compiler, so it waits for its turn with it."""
         from ladder.lower.cuda.attention import emit
 
-        return build_function(lambda name: emit(form, device, schedule, name), name, device, folder)
+        return emit(form, device, schedule, name)
+
+    def make(folder: Path) -> BuiltModule:
+        from ladder.lower.build import build_function
+
+        return build_function(emitted, name, device, folder)
 
     return Job({"attention": str(form), "schedule": str(schedule)}, Identity.of(None, device), device, make)
 
@@ -124,6 +129,8 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
         if "position" in found:
             keys = torch.arange(k.shape[-2], device=k.device)
             mask = keys < found["position"][:, None, :, None] + given["reach"]
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.to(q.dtype)
         out = attend(q, k, v, mask, given["causal"], given["scale"])
         return out.transpose(1, 2) if given["turned"] else out
 

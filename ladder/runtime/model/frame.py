@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.ir.extents import bind_shape
-from ladder.partition.puts import written
+from ladder.ir.extents import bind, bind_shape
+from ladder.partition.puts import numbered, written
 from ladder.runtime.compile import Request
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
@@ -167,10 +167,13 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
     reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
     empty = any(0 in frame.shapes[value] for value in step.part.outputs)
+    numbers_of_rows = _rows_to_check(frame, step)
 
     def run(slots: Slots) -> None:
         operands = [slots[slot] for slot in reads]
         operands = [x if x.is_contiguous() and not x.data_ptr() % ALIGNMENT else _copied(x) for x in operands]
+        for slot, extent in numbers_of_rows:
+            _require_rows(slots[slot], extent)
         results = []
         for slot, target in writes:
             slots[slot] = result = target()
@@ -184,6 +187,18 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
                 result.copy_(copy)
 
     return run
+
+
+def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, int]]:
+    """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
+    if frame.owner.where.type != "cpu":
+        return []
+    return [(frame.slot[v], int(bind(extent, frame.sizes))) for v, extent in numbered(step.part).items()]
+
+
+def _require_rows(numbers: torch.Tensor, extent: int) -> None:
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < extent:
+        raise IndexError(f"rows {numbers.tolist()} are to be put into {extent}")
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""Chains on CPUs: the exponential of all ranges, rows kept across reductions, copies that join a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from benchmarks.chain_programs import PROGRAMS
+from ladder.frontend.torch_fx import import_fx
+from ladder.ir import Graph, GraphBuilder
+from ladder.partition import partition, simplify
+from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.model.chains import chain_kernels
+from targets import get_device
+
+
+def runner(graph: Graph) -> Callable[..., list[torch.Tensor]]:
+    """Return the chain's kernel for this machine."""
+    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    entry = load_entry(kernel, "cpu")
+
+    def run(*arguments: torch.Tensor) -> list[torch.Tensor]:
+        results = [torch.full(graph.tile(v).known_shape, torch.nan) for v in graph.outputs]
+        entry(*arguments, *results)
+        return results
+
+    return run
+
+
+def test_exponential() -> None:
+    g = GraphBuilder("exp")
+    graph = g.finish(g.add("exp", g.input("x", "float32", (4, 50_001))))
+    x = np.linspace(-110, 95, 200_004, dtype=np.float32)
+    x[:4] = (np.nan, np.inf, -np.inf, 0)
+    with np.errstate(over="ignore"):
+        exact = np.exp(x.astype(np.float64)).astype(np.float32)
+    (got,) = runner(graph)(torch.from_numpy(x.reshape(4, -1)))
+    np.testing.assert_allclose(got.numpy().reshape(-1), exact, rtol=4e-7, atol=1e-37)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs(name: str) -> None:
+    """The programs of `benchmarks.chains`, as whole chains, in float32."""
+    program = PROGRAMS[name]
+    arguments = [torch.randn(shape) for shape in program.shapes["small"]]
+    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    exact = program.function(*(x.double() for x in arguments))
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    for got, want in zip(runner(graph)(*arguments), exact, strict=True):
+        torch.testing.assert_close(got.double(), want, atol=3e-6, rtol=3e-6)
+
+
+def test_a_copy_joins_the_chain_that_it_follows() -> None:
+    program = PROGRAMS["shuffle_split"]
+    arguments = [torch.randn(shape) for shape in program.shapes["small"]]
+    graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
+    parts = partition(graph)
+    assert [part.kind for part in parts] == ["chain", "view", "view"]
+    assert {"concat", "transpose"} <= set(parts[0].operators)

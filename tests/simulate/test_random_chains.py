@@ -1,0 +1,124 @@
+"""Random chains for NVIDIA GPUs on the simulator, in some of their mappings: right and in bounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.movement.choose import ranked
+from ladder.partition.rows import row_axes
+from ladder.simulate import simulate_launch
+from targets import get_device
+from tile_types.errors import ScheduleError
+
+DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+BOUNDS = {"float16": 3e-3, "float32": 3e-5, "bfloat16": 3e-2}
+SHAPES = ((2, 4, 6, 8), (3, 2, 7, 7), (2, 8, 4, 16), (4, 16, 5), (2, 24, 40), (1, 3, 5, 2, 6))
+UNARY = ("neg", "exp", "silu", "relu", "square", "sigmoid", "gelu", "tanh")
+BINARY = ("add", "sub", "mul", "maximum")
+
+SEEDS = range(10)
+"""A thousand others have been tried."""
+
+
+class Drawn:
+    """A chain being drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.graph = GraphBuilder("chain")
+        self.shape = self.random.choice(SHAPES)
+        self.ttype = self.random.choice(["float16", "float16", "float32", "bfloat16"])
+        self.values = [self.graph.input(name, self.ttype, self.shape) for name in "xy"]
+        self.row = self.graph.input("w", self.ttype, self.shape[-1:])
+
+    def chain(self) -> Graph:
+        """Return a chain of a few steps, with one or two results."""
+        for _ in range(self.random.randint(1, 6)):
+            step = STEPS[self.random.choice(list(STEPS))]
+            self.values.append(step(self, *self.random.choices(self.values, k=2)))
+        outputs = dict.fromkeys([self.values[-1], self.random.choice(self.values[2:])])
+        return self.graph.finish(*outputs)
+
+    def cut(self, value: str, axis: int, begin: int, end: int) -> str:
+        """Return a part of a value along an axis."""
+        start = tuple(begin if at == axis else 0 for at in range(len(self.shape)))
+        shape = tuple(end - begin if at == axis else e for at, e in enumerate(self.shape))
+        return self.graph.add("slice", value, begin=start, shape=shape)
+
+    def long_axis(self) -> int:
+        """Return an axis that can be cut."""
+        return self.random.choice([axis for axis, extent in enumerate(self.shape) if extent > 1])
+
+
+def _unary(d: Drawn, a: str, b: str) -> str:
+    bounded = d.graph.add("minimum", a, d.graph.add("constant", value=3.0, type=d.ttype))
+    return d.graph.add(d.random.choice(UNARY), bounded)
+
+
+def _softmax(d: Drawn, a: str, b: str) -> str:
+    last = len(d.shape) - 1
+    powers = d.graph.add("exp", d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=last)))
+    return d.graph.add("div", powers, d.graph.add("reduce_sum", powers, axis=last))
+
+
+def _turned(d: Drawn, a: str, b: str) -> str:
+    order = list(range(len(d.shape)))
+    d.random.shuffle(order)
+    return d.graph.add("reshape", d.graph.add("transpose", a, permutation=tuple(order)), shape=d.shape)
+
+
+def _joined(d: Drawn, a: str, b: str) -> str:
+    axis = d.long_axis()
+    half = d.shape[axis] // 2
+    parts = d.cut(a, axis, 0, half), d.cut(b, axis, 0, d.shape[axis] - half)
+    return d.graph.add("concat", *parts, axis=axis)
+
+
+def _shifted(d: Drawn, a: str, b: str) -> str:
+    low = tuple(d.random.randint(0, 1) for _ in d.shape)
+    padded = d.graph.add("pad", a, low=low, high=tuple(1 - border for border in low), value=0.5)
+    return d.graph.add("slice", padded, begin=(0,) * len(low), shape=d.shape)
+
+
+STEPS: Mapping[str, Callable[[Drawn, str, str], str]] = {
+    "unary": _unary,
+    "binary": lambda d, a, b: d.graph.add(d.random.choice(BINARY), a, b),
+    "row": lambda d, a, b: d.graph.add("mul", a, d.row),
+    "normal": lambda d, a, b: d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=len(d.shape) - 1)),
+    "softmax": _softmax,
+    "turned": _turned,
+    "joined": _joined,
+    "shifted": _shifted,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_chain(seed: int) -> None:
+    drawn = Drawn(seed)
+    graph, dtype = drawn.chain(), DTYPES[drawn.ttype]
+    if row_axes(graph, graph.outputs) is None:
+        return  # the partition cuts it
+    rng = np.random.default_rng(seed)
+    inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(dtype) for node in graph.inputs]
+    exact = evaluate(graph, inputs)
+    exact = exact if isinstance(exact, tuple) else (exact,)
+    for moves in drawn.random.sample(ranked(graph), min(2, len(ranked(graph)))):
+        outputs = [np.full(graph.tile(value).known_shape, np.nan, dtype) for value in graph.outputs]
+        try:
+            function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", moves.mapping)
+        except ScheduleError:  # tiles need alignments that the emitter looks for
+            assert moves.mapping.tile[0] or moves.mapping.spread > 1
+            continue
+        places = tuple(range(len(inputs), len(inputs) + len(outputs)))
+        result = simulate_launch(function, [*inputs, *outputs], outputs=places)
+        assert not result.findings, result.report()
+        for got, want in zip(outputs, exact, strict=True):
+            bound = BOUNDS[drawn.ttype] * max(1.0, float(np.abs(want).max()))
+            np.testing.assert_allclose(got.astype(np.float64), want, atol=bound)
