@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ladder.runtime.artifact import Artifact as Artifact
     from ladder.runtime.artifact import load as load
     from ladder.runtime.cache import KernelCache as KernelCache
+    from ladder.runtime.model.program import ImportRefused as ImportRefused
     from ladder.runtime.packed import PackedWeight as PackedWeight
     from targets import get_device as get_device
     from targets import list_devices as list_devices
@@ -74,6 +75,7 @@ _HOMES = {
     "ladder.ir.gemm": ("Gemm",),
     "ladder.runtime.artifact": ("Artifact", "load"),
     "ladder.runtime.cache": ("KernelCache",),
+    "ladder.runtime.model.program": ("ImportRefused",),
     "ladder.runtime.packed": ("PackedWeight",),
     "targets": ("get_device", "list_devices"),
     "tile_types": (

@@ -50,7 +50,7 @@ TOKEN_SUMS = 1024
 TOKEN_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
-WAVES = ("mfma", "dot")
+WAVES = ("mfma", "mfma32", "dot")
 """Pipelines of waves of 64 lanes."""
 
 SLICED = ("gemv", "digits")
@@ -547,6 +547,7 @@ _SHAPE_RULES: Mapping[str, Callable[[Gemm, GpuSchedule], Iterator[str]]] = {
     "mma": _mma_violations,
     "wgmma": _wgmma_violations,
     "mfma": _wave_violations,
+    "mfma32": _wave_violations,
     "dot": _wave_violations,
 }
 

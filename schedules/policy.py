@@ -85,6 +85,7 @@ DEPTHS: Mapping[str, tuple[int, ...]] = {
     "mma": (2, 3, 4),
     "wgmma": (4, 6, 8),
     "mfma": (2,),
+    "mfma32": (2,),
     "dot": (2,),
 }
 """Depths of pipelining that were measured; all that fit are ranked, for wgmma the first that suffices."""

@@ -80,6 +80,17 @@ RULES: Mapping[str, Rule] = {
         warp_rows=(16, 32),
         placement=("operand", "accumulator"),
     ),
+    "mfma32": Rule(
+        "mfma",
+        (32, 64, 128),
+        (64, 128, 256),
+        (64, 128),
+        (2,),
+        (4,),
+        (1, 2, 4),
+        (False,),
+        placement=("operand", "accumulator"),
+    ),
     "dot": Rule(
         "dot",
         (1, 2, 4),
@@ -104,6 +115,7 @@ SERVES: Mapping[str, frozenset[str]] = {
     "mma": frozenset({"experts", "token_group"}),
     "wgmma": frozenset({"experts", "token_group"}),
     "mfma": frozenset({"experts", "token_group"}),
+    "mfma32": frozenset({"experts", "token_group"}),
     "dot": frozenset({"experts", "token_group"}),
     "cpu": frozenset(),
 }

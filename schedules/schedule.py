@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from tile_types.errors import ParseError, ScheduleError
 
-GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "mfma", "dot")
+GPU_PIPELINES = ("gemv", "digits", "mma", "wgmma", "mfma", "mfma32", "dot")
 """Skeletons of GPU kernels: ``mfma`` and ``dot`` on AMD, the others on NVIDIA."""
 
 

@@ -5,6 +5,7 @@ Used by the emitters (`ladder.lower.rocm`), by legality and by cost models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
@@ -45,9 +46,22 @@ def tile_rows(schedule: GpuSchedule) -> int:
     return schedule.warp_rows * waves if narrow(schedule) else schedule.tile_n
 
 
+STEPS: Mapping[str, tuple[int, int]] = {
+    "mfma": (STEP_ROWS, STEP_TOKENS),
+    "mfma32": (2 * STEP_ROWS, 2 * STEP_TOKENS),
+    "dot": (STEP_ROWS, 1),
+}
+"""Rows and tokens of a pipeline's step."""
+
+
+def step_rows(schedule: GpuSchedule) -> int:
+    """Return the rows of a step."""
+    return STEPS[schedule.pipeline][0]
+
+
 def step_tokens(schedule: GpuSchedule) -> int:
     """Return the tokens of a step."""
-    return 1 if schedule.pipeline == "dot" else STEP_TOKENS
+    return STEPS[schedule.pipeline][1]
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ def divisions(schedule: GpuSchedule) -> list[Division]:
         if rest == 0
         and waves % split == 0
         and schedule.tile_m % (step_tokens(schedule) * split) == 0
-        and tile_rows(schedule) % (STEP_ROWS * (waves // split)) == 0
+        and tile_rows(schedule) % (step_rows(schedule) * (waves // split)) == 0
     ]
 
 
@@ -166,8 +180,8 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     words = 2 * get_type(gemm.weight).elem_bits * blocks * tiles
     pieces = -(-stage_bytes(gemm, schedule) // 16 // lanes) * 4
     granules = max(1, TILE // packed_group(gemm.group_size, gemm.k)) if gemm.group_size < gemm.k else 1
-    rows = 4 if promoted and schedule.pipeline == "mfma" else 2
+    rows = 4 if promoted and schedule.pipeline != "dot" else 2
     groups = 2 * blocks * tiles * rows * granules if gemm.scale else 0
-    many = promoted and granules > 1 and schedule.pipeline == "mfma"
+    many = promoted and granules > 1 and schedule.pipeline != "dot"
     ends = GRANULE_REGISTERS if many and gemm.scale else 0
     return sums + operands + words + pieces + groups + ends + SPARE_REGISTERS

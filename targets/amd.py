@@ -57,9 +57,8 @@ def _matrix(name: str, m: int, k: int, a: str, accumulator: str, rate: float, wa
     # Lane l of MFMA holds k/(wave/m) consecutive elements of row l % m (CDNA3 ISA, 7.1.4).
     lanes = (wave // m, m)
     lane_bytes = m * k * bits // 8 // wave
-    return Core(
-        name, m, m, k, a, a, accumulator, rate, PIPELINES.get(a, ("mfma",)), lane_bytes, lanes, CORE_SUSTAINED
-    )
+    pipelines = PIPELINES.get(a, ("mfma",)) if m == 16 else ("mfma32",)
+    return Core(name, m, m, k, a, a, accumulator, rate, pipelines, lane_bytes, lanes, CORE_SUSTAINED)
 
 
 def _device(chip: Chip, cores: tuple[Core, ...]) -> TileDevice:
@@ -121,6 +120,8 @@ GFX90A = _device(
         _matrix("v_mfma_f32_32x32x8f16", 32, 8, "float16", "float32", 1024, 64),
         _matrix("v_mfma_f32_16x16x16bf16_1k", 16, 16, "bfloat16", "float32", 1024, 64),
         _matrix("v_mfma_i32_16x16x16i8", 16, 16, "int8", "int32", 1024, 64),
+        _matrix("v_mfma_f32_32x32x8bf16_1k", 32, 8, "bfloat16", "float32", 1024, 64),
+        _matrix("v_mfma_i32_32x32x8i8", 32, 8, "int8", "int32", 1024, 64),
     ),
 )
 
@@ -146,6 +147,10 @@ GFX942 = _device(
         _matrix("v_mfma_i32_16x16x32_i8", 16, 32, "int8", "int32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x8_bf16", 32, 8, "bfloat16", "float32", 2048, 64),
+        _matrix("v_mfma_i32_32x32x16_i8", 32, 16, "int8", "int32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 
@@ -170,6 +175,11 @@ GFX950 = _device(
         _matrix("v_mfma_i32_16x16x64_i8", 16, 64, "int8", "int32", 8192, 64),
         _matrix("v_mfma_f32_16x16x32_fp8_fp8", 16, 32, "fp8_e4m3", "float32", 4096, 64),
         _matrix("v_mfma_f32_16x16x32_bf8_bf8", 16, 32, "fp8_e5m2", "float32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x16_f16", 32, 16, "float16", "float32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x8_bf16", 32, 8, "bfloat16", "float32", 2048, 64),
+        _matrix("v_mfma_i32_32x32x32_i8", 32, 32, "int8", "int32", 8192, 64),
+        _matrix("v_mfma_f32_32x32x16_fp8_fp8", 32, 16, "fp8_e4m3", "float32", 4096, 64),
+        _matrix("v_mfma_f32_32x32x16_bf8_bf8", 32, 16, "fp8_e5m2", "float32", 4096, 64),
     ),
 )
 

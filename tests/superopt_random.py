@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from ladder.superopt.verifier.forms import Bounding
 
 SHAPES = {"a": (1, 2), "b": (1, 2), "w": (2, 2)}
 
-CHUNK = 10_000
+CHUNK = 1_000
 """Pairs of one seed."""
 
 OPERATORS = ("add", "sub", "mul", "div", "matmul", "exp", "silu", "square", "sqrt", "sum", "scale")
@@ -121,8 +121,8 @@ def _agrees(graphs: tuple[Graph, Graph], points: int, field: Field, generator: n
     return True
 
 
-def counted(seed: int) -> dict[str, Any]:
-    """Return how often each verdict was given to random pairs that differ, and why some were refused."""
+def counted(seed: int) -> tuple[int, dict[str, Any]]:
+    """Return the seed, how often each verdict was given to its pairs, and why some were refused."""
     began = time.perf_counter()
     verdicts, reasons, accepted = Counter[str](), Counter[str](), []
     for pair in random_pairs(CHUNK, seed):
@@ -132,7 +132,7 @@ def counted(seed: int) -> dict[str, Any]:
             reasons[certificate.reason.split(":")[0]] += 1
         if certificate.equal:
             accepted.append([str(pair.first), str(pair.second)])
-    return {
+    return seed, {
         "verdicts": dict(verdicts), "reasons": dict(reasons), "accepted": accepted,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
@@ -171,12 +171,15 @@ def main() -> None:
     options = parser.parse_args()
     path: Path = options.output
     chunks = json.loads(path.read_text())["chunks"] if path.exists() else {}
-    left = [seed for seed in range(1, 1 + -(-options.pairs // CHUNK)) if str(seed) not in chunks]
+    missing = -(-(options.pairs - report_of(chunks)["pairs"]) // CHUNK)
+    left = [seed for seed in range(1, 1 + len(chunks) + max(0, missing)) if str(seed) not in chunks][:missing]
     with ProcessPoolExecutor(options.processes) as pool:
-        for seed, chunk in zip(left, pool.map(counted, left), strict=True):
+        for task in as_completed([pool.submit(counted, seed) for seed in left]):
+            seed, chunk = task.result()
             chunks[str(seed)] = chunk
-            path.write_text(json.dumps(report_of(chunks), indent=1) + "\n")
-            print(f"{len(chunks) * CHUNK} pairs: {report_of(chunks)['accepted']} accepted", flush=True)
+            report = report_of(chunks)
+            path.write_text(json.dumps(report) + "\n")
+            print(f"{report['pairs']} pairs: {report['accepted']} accepted", flush=True)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from tile_types.quantize import FLOAT_SCALE_TYPES, quantize
 from tile_types.quantized import QuantizedTensor
 from tile_types.scaling import native
 
-FACTORS = (1.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79, 0.76, 0.73, 0.7, 0.65, 0.6)
-"""Scales that are tried, over the one that maps the largest magnitude to the type's reach."""
+FACTORS = (1.0, 2.0, 0.97, 0.94, 0.91, 0.88, 0.85, 0.82, 0.79, 0.76, 0.73, 0.7, 0.65, 0.6, 0.5)
+"""Scales that are tried, over the one that `ladder.quantize` takes. The larger one is for powers of two, with
+which the largest magnitude of a block may saturate (OCP MX v1.0 §6.3)."""
 
 DAMPING = 0.01
 """Added to H's diagonal, over its mean: inputs that examples lack are not free."""

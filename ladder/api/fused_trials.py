@@ -37,7 +37,7 @@ TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Extents of a split dimension in a tile that are tried."""
 
 STRUCTURES = 4
-"""Verified graphs, cheapest first, that are lowered."""
+"""Verified graphs, cheapest first, that are lowered; the next ones only if none of these can be."""
 
 TILINGS = 12
 """Choices of tiles, best first with a few schedules, of which all schedules are considered."""
@@ -123,14 +123,20 @@ def candidates_of(
 
     emitter_for(device)
     program, workers = report.program, report.limits.workers
-    choices = [
-        Choice(found, program, factors, device, constants)
-        for found in report.found[:STRUCTURES]
-        for factors in tilings(found.structure.mapping, program, (1, *TILES))
-    ]
-    few = _each(choices, FEW, workers)
-    known = [(choices[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
-    best = [choices[number] for _, number in sorted(known)[:TILINGS]]
+    best: list[Choice] = []
+    reasons = ["no tiles divide its sizes"]
+    for first in range(0, len(report.found), STRUCTURES):
+        choices = [
+            Choice(found, program, factors, device, constants)
+            for found in report.found[first : first + STRUCTURES]
+            for factors in tilings(found.structure.mapping, program, (1, *TILES))
+        ]
+        few = _each(choices, FEW, workers)
+        known = [(choices[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
+        reasons += [why for why in few if isinstance(why, str)]
+        best = [choices[number] for _, number in sorted(known)[:TILINGS]]
+        if best:
+            break
     found = [
         (choice.order(trial), trial)
         for choice, trials in zip(best, _each(best, ALL, workers), strict=True)
@@ -138,7 +144,6 @@ def candidates_of(
         for trial in trials
     ]
     if not found:
-        reasons = [trials for trials in few if isinstance(trials, str)] or ["no tiles divide its sizes"]
         raise ScheduleError(
             f"no verified graph of {program.name} can be lowered to {device.name}: {reasons[-1]}"
         )

@@ -263,6 +263,8 @@ def _attribute(t: Tracer, x: Traced, name: str) -> Traced:
 
 
 def _multiply(t: Tracer, a: Any, b: Any) -> Traced:
+    if isinstance(a, Traced) and a == b:
+        return t.elementwise("square", a)
     for x, y in ((a, b), (b, a)):
         if isinstance(y, Traced) and y.inverse and not (isinstance(x, Traced) and x.inverse):
             return t.elementwise("div", x, replace(y, inverse=False))
@@ -466,10 +468,16 @@ def type_of(weight: QuantizedTensor) -> str:
     ConversionError
         If a scale is shared by rows, or there is one of the whole tensor: tiles have none of these.
     """
-    if weight.block[0] != 1 or weight.tensor_scale is not None or weight.scale is None:
-        raise ConversionError(
-            f"{weight.type_name} in blocks of {weight.block}: block graphs read matrices with scales along K"
-        )
+    unlike = {
+        "without scales": weight.scale is None,
+        f"with scales of {weight.block[0]} rows": weight.block[0] != 1,
+        "with a scale of the whole tensor": weight.tensor_scale is not None,
+    }
+    for what, found in unlike.items():
+        if found:
+            raise ConversionError(
+                f"{weight.type_name} {what}: block graphs read matrices with scales along K alone"
+            )
     scale, zero = weight.scale_type, weight.zero_kind
     return group_scaled(weight.ttype.name, weight.block[1], scale=scale, zero=zero).name
 

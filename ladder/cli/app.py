@@ -40,7 +40,7 @@ BAD_INPUT = (
 
 app = typer.Typer(
     name="ladder",
-    help="Compile matrix products with weights of any low-bit type, and look inside.",
+    help="Compile models and matrix products with weights of any low-bit type, and look inside.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -285,6 +285,27 @@ def superopt(
     if problem:
         console_error(problem)
         raise typer.Exit(FAILED)
+
+
+@app.command("compile")
+def compile_model(
+    model: Annotated[
+        str,
+        typer.Argument(help="An ONNX model, or python:module:function (it returns the model and arguments)."),
+    ],
+    output: Annotated[Path | None, typer.Option(help="The file. [the model's name].ladder")] = None,
+    target: Annotated[str, typer.Option(help="Device of this machine. [its CPU]")] = "",
+    as_json: Json = False,
+) -> None:
+    """Compile a whole model into one file that `ladder.load` runs without its source or a compiler."""
+    from ladder.cli.compile import as_fields, run_compile
+
+    with console.progress() as step:
+        found = run_compile(model, output, target, step)
+    if as_json:
+        console.print_json(found)
+    else:
+        console.print_fields(as_fields(found))
 
 
 @app.command()

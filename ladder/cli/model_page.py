@@ -194,14 +194,18 @@ def _roofline(report: ModelReport) -> str:
         return PLOT_HEIGHT - BOTTOM - part * (PLOT_HEIGHT - BOTTOM - 10)
 
     parts = [*_ticks(low, high, x, True), *_ticks(bottom, top, y, False)]
+    names: dict[float, list[str]] = {}
     for name, peak in peaks.items():
+        names.setdefault(peak, []).append(name)
+    for peak, same in names.items():
         ridge = min(max(peak / report.peaks.bandwidth, low), high)
         turn = min(peak, report.peaks.bandwidth * ridge)
         corners = ((low, report.peaks.bandwidth * low), (ridge, turn), (high, peak))
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in corners)
+        label = escape(", ".join(same))
         parts.append(
             f'<polyline class="roof" points="{points}"/>'
-            f'<text x="{PLOT_WIDTH - 12}" y="{y(peak) - 4:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<text x="{PLOT_WIDTH - 12}" y="{y(peak) - 4:.1f}" text-anchor="end">{label}</text>'
         )
     for step, intensity, rate in zip(steps, intensities, rates, strict=True):
         hover = escape(f"step {step.number}, {step.executor}: {rate / 1e9:,.1f} GFLOP/s, {step.us:,.1f} µs")

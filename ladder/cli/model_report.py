@@ -167,7 +167,7 @@ def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mode
     from ladder.api.onnx_model import OnnxModel
 
     model = OnnxModel(path)
-    chosen, where = _place(device)
+    chosen, where = place_of(device)
     stored = sum(t.nbytes for t in model.imported.program.held)
     stored += sum(w.value.nbytes for w in model.imported.weights)
     if where is None:
@@ -193,13 +193,9 @@ def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mod
 def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
     from ladder.api.freeze import freeze
 
-    found = _called(target)
-    model, arguments = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
-    chosen, where = _place(device)
+    chosen, where = place_of(device)
+    model, arguments = moved(called(target), where or torch.device("cpu"))
     step("capturing and compiling")
-    if where is not None and where.type != "cpu":
-        model = model.to(where) if isinstance(model, torch.nn.Module) else model
-        arguments = tuple(x.to(where) if isinstance(x, torch.Tensor) else x for x in arguments)
     frozen = freeze(model, arguments, {})
     whole = frozen.whole()
     name = target.removeprefix(PYTHON)
@@ -209,7 +205,15 @@ def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) ->
     return _present(name, whole, chosen, sizes, step, tensors)
 
 
-def _called(target: str) -> Any:
+def moved(found: Any, where: torch.device) -> tuple[Any, tuple[Any, ...]]:
+    """Return a model and its arguments on a device."""
+    model, arguments = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
+    if isinstance(model, torch.nn.Module) and where.type != "cpu":
+        model = model.to(where)
+    return model, tuple(x.to(where) if isinstance(x, torch.Tensor) else x for x in arguments)
+
+
+def called(target: str) -> Any:
     """Import and call the function that a target names."""
     module, _, function = target.removeprefix(PYTHON).partition(":")
     if not module or not function:
@@ -230,7 +234,7 @@ def _called(target: str) -> Any:
     return made
 
 
-def _place(device: str) -> tuple[TileDevice, torch.device | None]:
+def place_of(device: str) -> tuple[TileDevice, torch.device | None]:
     """Return the device asked for, and where it is here; None if it is not."""
     from targets import get_device
 

@@ -16,12 +16,14 @@ import onnx
 import torch
 
 from ladder.frontend.importer import Importer, identifier
+from ladder.frontend.onnx_attention import SPELT_ATTENTION
 from ladder.frontend.onnx_call import Call, Row, Value, element_type, title
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
 from ladder.frontend.onnx_values import SYMBOLIC, Known, as_tensor, known_extents
 from ladder.ir.build import prune
 from ladder.ir.extents import canonical, show_shape
 from ladder.ir.gemm import Gemm
+from ladder.ir.rewrite import rewrite
 from ladder.runtime.model.program import ImportRefused, Program, Source
 from tile_types.errors import LadderError, ShapeError, unknown_name
 from tile_types.quantized import QuantizedTensor
@@ -143,6 +145,8 @@ class Walk:
         if not results:
             raise ImportRefused(f"{self.file.title} computes nothing: its outputs depend on no input")
         graph = prune(self.im.g.finish(*results))
+        if DOMAIN not in {entry.domain for entry in self.file.model.opset_import}:
+            graph = rewrite(graph, SPELT_ATTENTION)  # what Ladder wrote stays as it was
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
         return Program(graph, sources, tuple(found), (), tuple(self.held))

@@ -24,6 +24,7 @@ KERNELS = {
     "mma": "ladder.lower.cuda.mma:Mma",
     "wgmma": "ladder.lower.cuda.wgmma8:wgmma_kernel",
     "mfma": "ladder.lower.rocm.gemm:Kernel",
+    "mfma32": "ladder.lower.rocm.gemm:Kernel",
     "dot": "ladder.lower.rocm.gemm:Kernel",
     "cpu": "ladder.lower.cpu.kernel:Nest",
 }

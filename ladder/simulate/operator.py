@@ -78,7 +78,7 @@ def simulate(
     x
         ``[..., K]`` of the activation type, on the CPU. Floats for an 8-bit operator are quantized first.
     packed
-        The weight, from ``op.pack(weight)``, on the CPU.
+        The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
     bias, token_scale
         As in a call of ``op``.
     ranges
@@ -113,7 +113,7 @@ def simulate(
     """
     lowered = op.lower(target) if hasattr(op, "lower") else op
     launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks})
-    gemm = lowered.request.gemm
+    gemm, packed = lowered.request.gemm, packed.to("cpu")
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
     if ranges is None:

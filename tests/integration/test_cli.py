@@ -310,7 +310,7 @@ def test_explain_shows_what_the_code_takes(ladder: Command) -> None:
     done = ladder("explain", *GPU, "--json")
     assert done.json["evidence"]["mma"] > 0
     assert done.json["evidence"]["registers"] > 0
-    assert f"{done.json['evidence']['registers']} registers" in done.json["text"]
+    assert f"registers {done.json['evidence']['registers']}" in done.json["text"]
 
 
 def test_explain_without_a_compiler_says_that_there_is_no_evidence(

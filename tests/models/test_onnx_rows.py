@@ -301,6 +301,32 @@ def test_values_are_used_in_order() -> None:
         import_onnx(graph_of(text), gemm_for)
 
 
+ATTENTION = """agraph (float[b,2,s,4] q, float[b,2,t,4] k, float[b,2,t,4] v, float[s,t] mask) => (y) {
+    half = Constant <value_float: float = 0.5> ()
+    turned = Transpose <perm: ints = [0, 1, 3, 2]> (k)
+    product = MatMul(q, turned)
+    scaled = Mul(product, half)
+    zero = Constant <value_float: float = 0.0> ()
+    least = Constant <value_float: float = -3.0e38> ()
+    shown = Less(mask, zero)
+    masked = MASKED
+    p = Softmax(masked)
+    y = MatMul(p, v)
+}"""
+
+
+@pytest.mark.parametrize(
+    "masked", ["Add(scaled, mask)", "Add(mask, product)", "Identity(scaled)", "Where(shown, scaled, least)"]
+)
+def test_attention_that_is_spelt_out(masked: str) -> None:
+    model = graph_of(ATTENTION.replace("MASKED", masked))
+    sizes = {"q": (3, 2, 5, 4), "k": (3, 2, 6, 4), "v": (3, 2, 6, 4), "mask": (5, 6)}
+    compare(model, {name: floats(*shape) for name, shape in sizes.items()})
+    operators = [node.operator for node in import_onnx(model, gemm_for).program.graph.nodes]
+    assert operators.count("attention") == 1
+    assert operators.count("matmul") == 0
+
+
 REFUSED = {
     "operator": ("NonZero", [X], {}, "NonZero.*no ONNX operator|unknown ONNX operator"),
     "form": ("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "ceil_mode": 1}, "ceil_mode=1"),

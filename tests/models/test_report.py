@@ -182,6 +182,26 @@ def test_requests_that_are_wrong(
     assert message in capsys.readouterr().err
 
 
+def test_compile_writes_what_load_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert run(["compile", "net.onnx", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["path"] == "net.ladder"
+    assert found["bytes"] == (folder / "net.ladder").stat().st_size
+    x = torch.randn(2, 64)
+    assert torch.equal(ladder.load(folder / "net.ladder")(x), ladder.compile(folder / "net.onnx")(x))
+    for arguments, code, message in (
+        (["net.ladder"], 2, "is no ONNX model"),
+        (["net.onnx", "--target", "cuda/sm_100a"], 1, "is not here"),
+        (["net.onnx", "--output", "/nonexistent/x.ladder"], 1, "cannot write"),
+        (["nowhere.onnx"], 1, "does not exist"),
+    ):
+        assert run(["compile", *arguments]) == code
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.skipif(not os.environ.get("LADDER_TEST_BROWSER"), reason="LADDER_TEST_BROWSER names no browser")
 def test_a_browser_shows_it(folder: Path) -> None:
     path = folder / "shown.html"

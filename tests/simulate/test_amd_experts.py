@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from rewriting import Once, rewrite, stored
 
 import ladder
+from ladder.lower import build
+from ladder.lower.build import emit
 from ladder.runtime.compile import ANY_M
 from ladder.runtime.experts import host_ranges
 from ladder.runtime.tokens import quantize_tokens
@@ -37,8 +43,8 @@ CASES = {
 BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3, "int8": 1e-5, "fp8_e4m3": 2e-3}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_experts(name: str) -> None:
+def simulated(name: str) -> tuple[Any, torch.Tensor]:
+    """Return the simulation of a case, and the exact results: NaN in rows of nobody."""
     arch, weight, activation, (count, ranges, rows), schedule = CASES[name]
     torch.manual_seed(3)
     masked, narrow = len(ranges) == count, activation in ("int8", "fp8_e4m3")
@@ -60,8 +66,59 @@ def test_experts(name: str) -> None:
         matrix = torch.as_tensor(weights[expert].dequantize("float64"))
         exact[start:stop] = flat[start:stop] @ matrix.T + bias[expert].double()
     result = ladder.simulate(op, x, op.pack(weights), bias, scale, ranges=given, expected=exact)
+    return result, exact
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts(name: str) -> None:
+    result, exact = simulated(name)
     assert not result.findings, result.report()
+    assert not result.bank_conflicts
     owned = exact.isfinite().numpy()
     assert owned.any()
-    assert result.relative_error <= BOUNDS[activation]
+    assert result.relative_error <= BOUNDS[CASES[name][2]]
     assert np.isfinite(result.y[owned]).all()
+
+
+def _further(scope: str, dtype: str) -> Callable[[Any], Any]:
+    """Return a change of loads from global memory: the first index is one more."""
+
+    def apply(e: Any) -> Any:
+        if type(e).__name__ != "TensorLoad" or (e.source.scope(), str(e.source.dtype)) != (scope, dtype):
+            return None
+        return e.source.vload([e.indices[0] + 1, *e.indices[1:]])
+
+    return apply
+
+
+def _without_guard(which: int) -> Once:
+    return Once(
+        lambda s: type(s).__name__ == "IfThenElse" and s.else_case is None, lambda s: s.then_case, which
+    )
+
+
+MUTANTS: dict[str, tuple[Callable[[], Once], set[str]]] = {
+    "weights of the next expert": (
+        lambda: stored("local", "uint32", value=_further("global", "uint32")),
+        {"wrong values", "out of bounds"},
+    ),
+    "tokens of the next expert": (
+        lambda: stored("local", "int32", value=_further("global", "int32")),
+        {"wrong values", "out of bounds"},
+    ),
+    "tiles that no expert has": (lambda: _without_guard(3), {"out of bounds", "race", "wrong values"}),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, kinds = MUTANTS[name]
+
+    def changed(*arguments: Any) -> Any:
+        function = emit(*arguments)
+        mutant = rewrite(function, change())
+        assert mutant.script() != function.script(), "the mutation changed nothing"
+        return mutant
+
+    monkeypatch.setattr(build, "emit", changed)
+    assert simulated("offsets")[0].kinds() & kinds

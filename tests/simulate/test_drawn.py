@@ -14,7 +14,7 @@ from ladder.simulate.machine import ORDERS
 from schedules.rules import AXES, RULES
 from targets import get_device
 
-COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 20, "rocm/gfx90a": 12, "rocm/gfx950": 8}
+COUNTS = {"cuda/sm_90a": 40, "cuda/sm_80": 12, "rocm/gfx942": 24, "rocm/gfx90a": 12, "rocm/gfx950": 9}
 """Target -> draws of a seed."""
 
 SEEDS = range(2, 27)
@@ -29,7 +29,7 @@ RELU_SLACK = 1.5
 ZEROS_SLACK = 1.2
 """Real zero points by bfloat16: code and zero times scale both round (3.4e-3 were measured on an H200)."""
 
-LARGE = frozenset({("wgmma", "tile_m", 256)})
+LARGE = frozenset({("wgmma", "tile_m", 256), ("mfma", "tile_m", 256)})
 """Extents that only fit few types."""
 
 

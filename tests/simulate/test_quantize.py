@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from problems import SimulatedKernel
-from rewriting import argument, remove, rewrite
+from rewriting import argument, remove, rewrite, stored
 from test_cuda_quantize_emulated import CASES, NUMPY, _expected
 
 from ladder.lower.build import emit_quantizer
 from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
 from ladder.simulate.machine import ORDERS
+from ladder.simulate.operator import FAMILIES
 from ladder.simulate.tokens import simulate_tokens
 from targets import get_device
 from tile_types.errors import ConversionError, ScheduleError
@@ -85,13 +87,36 @@ def test_rows_of_amd_kernels_are_whole_waves() -> None:
     assert tiled("float16", "int8", 0, 28672, "amd").threads == 256
 
 
-def test_the_barrier_matters() -> None:
-    plan, k = CASES["rows longer than the registers"]
-    function = rewrite(
-        emit_quantizer(plan, get_device("cuda/sm_90a"), "simulated"), remove("tirx.cuda.cta_sync", 0)
-    )
-    result = simulate_launch(function, _row(plan, k), outputs=(1, 2))
-    assert "race" in result.kinds()
+@pytest.mark.parametrize(
+    ("target", "barrier"),
+    [("cuda/sm_90a", "tirx.cuda.cta_sync"), ("rocm/gfx942", "tirx.tvm_storage_sync")],
+)
+def test_the_barrier_matters(target: str, barrier: str) -> None:
+    device, (plan, k) = get_device(target), CASES["rows longer than the registers"]
+    plan = replace(plan, threads=2 * device.warp)
+    function = rewrite(emit_quantizer(plan, device, "simulated"), remove(barrier, 0))
+    calls = FAMILIES[device.kind](device.arch)
+    assert "race" in simulate_launch(function, _row(plan, k), outputs=(1, 2), calls=calls).kinds()
+
+
+def _beyond(e: Any) -> Any:
+    return e + 8 if type(e).__name__ != "Ramp" else type(e)(e.base + 8, e.stride, e.lanes)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda: stored("global", "int8", index=_beyond), "out of bounds"),
+        (lambda: stored("global", "float32", index=lambda e: e + 1), "out of bounds"),
+    ],
+)
+def test_mutants_of_amd_kernels_are_caught(change: Any, kind: str) -> None:
+    device, plan = get_device("rocm/gfx942"), Quantization("float16", "int8", threads=64, chunks=1)
+    function = emit_quantizer(plan, device, "simulated")
+    mutant = rewrite(function, change())
+    assert mutant.script() != function.script()
+    calls = FAMILIES[device.kind](device.arch)
+    assert kind in simulate_launch(mutant, _row(plan, 64), outputs=(1, 2), calls=calls).kinds()
 
 
 def test_stores_beyond_the_row() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tvm.script import tirx as T
 
 from ladder.lower.rocm.gemm import together
 from ladder.lower.rocm.machine import COLUMNS, bitwise
-from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, owner, select_step
+from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, WIDE_MAP, WIDE_STEPS, select_step
 from schedules.layouts import FragmentLayout
 from schedules.waves import STEP_ROWS, WAVE
 from targets import get_device
@@ -49,7 +50,7 @@ def _issue(
     """Add one instruction's products: by the ISA's rows and columns for MFMA, lane by lane for dots."""
     a: list[list[int]] = []
     for lane in range(WAVE):
-        registers = words[half * WAVE + owner(lane)][4 * index : 4 * (index + step.steps)]
+        registers = words[half * WAVE + step.holder(lane, 0)[1]][4 * index : 4 * (index + step.steps)]
         a.append([e for r in issue.a for e in _elements(registers[r], bits)])
     for lane in range(WAVE):
         column, token = step.lanes.operand(lane)[1], lane % step.tokens
@@ -66,11 +67,43 @@ def _issue(
                 out[row, at] += np.dot(weights, tokens)
 
 
-@pytest.mark.parametrize("lanes", [WAVE_MAP, DOT_MAP])
-def test_lanes_hold_every_row(lanes: Any) -> None:
-    rows = {lanes.slot_row(lane, slot) for lane in range(WAVE) for slot in range(lanes.rows_per_lane)}
-    assert rows == set(range(STEP_ROWS))
-    assert sorted(map(owner, range(WAVE))) == list(range(WAVE))
+@pytest.mark.parametrize("step", WIDE_STEPS, ids=lambda step: step.spelling)
+def test_a_tile_is_multiplied_by_wide_instructions(step: Any) -> None:
+    """MFMA 32x32: A[i][k] is in lane 32 * part + i, D[i][j] in lane 32 * (i // 4 % 2) + j."""
+    bits = 8 * step.element_bytes
+    codes, words = _operands(bits)
+    x = np.random.default_rng(1).integers(0, 9, (step.tokens, 64))
+    spans = x.reshape(step.tokens, -1, 4, 4, 32 // bits)  # 64 bytes: chunk, word, element
+    out = np.zeros((64, step.tokens), np.int64)
+    for index in range(0, words.shape[1] // 4, step.steps):
+        for part, issue in product(range(step.parts), step.issues):
+            a = []
+            for lane in range(WAVE):
+                block, thread = step.holder(lane, part)
+                registers = words[block * WAVE + thread][4 * index : 4 * (index + step.steps)]
+                a.append([e for r in issue.a for e in _elements(registers[r], bits)])
+            for lane, (i, slot) in product(range(WAVE), enumerate(issue.accumulators)):
+                row, at = step.lanes.position(lane, slot)
+                for group in range(2):
+                    weights = a[32 * group + 8 * (i // 4) + 4 * (lane // 32) + i % 4]
+                    column = step.column(32 * group, part)
+                    places = [(index // 2, index % 2 * 2 + chunk, column) for chunk in issue.b]
+                    out[row, at] += np.dot(weights, [e for place in places for e in spans[(at, *place)]])
+    assert np.array_equal(out, codes @ x.T)
+
+
+@pytest.mark.parametrize(("lanes", "rows"), [(WAVE_MAP, STEP_ROWS), (DOT_MAP, STEP_ROWS), (WIDE_MAP, 64)])
+def test_lanes_hold_every_row(lanes: Any, rows: int) -> None:
+    held = {lanes.slot_row(lane, slot) for lane in range(WAVE) for slot in range(lanes.rows_per_lane)}
+    assert held == set(range(rows))
+    operands = {lanes.operand(lane)[0] + 8 * half for lane in range(WAVE) for half in range(2)}
+    assert operands == set(range(rows))
+
+
+@pytest.mark.parametrize("step", [STEPS[0], WIDE_STEPS[0]])
+def test_lanes_take_every_thread_once(step: Any) -> None:
+    taken = [step.holder(lane, part) for lane in range(WAVE) for part in range(step.parts)]
+    assert sorted(taken) == list(product(range(step.rows // STEP_ROWS), range(WAVE)))
 
 
 def test_devices_without_a_core_say_what_they_take() -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import ladder
 from benchmarks import superopt_graphs as graphs
 from ladder.api.fused_trials import candidates_of
-from ladder.api.tensor_program import program_of
+from ladder.api.tensor_program import decoded, program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import gemm_of
@@ -65,6 +65,11 @@ def test_programs_of_functions(name: str) -> None:
     assert [node.tile.shape for node in larger.graph().inputs] != [
         node.tile.shape for node in program.graph().inputs
     ]
+
+
+def test_products_of_a_tensor_with_itself_are_squares() -> None:
+    program = program_of(lambda x, y: (x * x).sum(-1, keepdim=True) * y, [draw(4, 16), draw(4, 16)])
+    assert [node.operator for node in program.graph().nodes if node.inputs] == ["square", "reduce_sum", "mul"]
 
 
 REFUSED = {
@@ -266,8 +271,23 @@ def test_quantized_inputs_are_packed_weights() -> None:
     with pytest.raises(ConversionError, match="only matmul's second operand"):
         program_of(lambda x, w: x @ (w + 1.0).T, [draw(8, 128), stored[0]])
     blocks = ladder.quantize(draw(64, 128), "int4", block=(32, 32))
-    with pytest.raises(ConversionError, match="scales along K"):
+    with pytest.raises(ConversionError, match="scales of 32 rows"):
         program_of(lambda x, w: x @ w.T, [draw(8, 128), blocks])
+
+
+@pytest.mark.parametrize(
+    "options", [{"ttype": "mxfp4"}, {"ttype": "uint4", "zero": "integer", "group_size": 64}]
+)
+def test_superoptimize_quantized_inputs(options: dict[str, Any], cache: None) -> None:
+    """Packed once, decoded in the block."""
+    inputs = [draw(8, 128), *(ladder.quantize(draw(64, 128), **options) for _ in range(2))]
+    limits = replace(QUICK, operators=8, proofs=1, split=False)
+    found = ladder.superoptimize(quantized_mlp, inputs, limits=limits, trials=1, seed=0, constants=(1, 2))
+    exact = quantized_mlp(*decoded(inputs, torch.float64))
+    assert (found(*inputs).double() - exact).norm() <= 1e-3 * exact.norm()
+    assert found.best.lowering.constants == ("X1", "X2")
+    (body,) = (node.body for node in found.graph.nodes if node.body is not None)
+    assert [node.operator for node in body.nodes].count("load") == 3
 
 
 def test_ties_of_the_model_go_to_more_threads() -> None:

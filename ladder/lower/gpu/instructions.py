@@ -155,6 +155,8 @@ class MatrixStep:
         Tokens of a step.
     steps
         Steps that an instruction takes at once: it then has four registers of W and two of x for each.
+    parts
+        Threads' packed words that a lane decodes for a step, each with columns of K of its own.
     """
 
     activation: str
@@ -166,6 +168,7 @@ class MatrixStep:
     promote: int = 0
     tokens: int = STEP_TOKENS
     steps: int = 1
+    parts: int = 1
 
     @property
     def element_bytes(self) -> int:

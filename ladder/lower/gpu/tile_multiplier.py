@@ -28,11 +28,12 @@ class TileMultiplier:
     def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
         self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
-        self.row_blocks, self.token_blocks = accumulators.row_blocks, accumulators.token_blocks
+        self.parts = accumulators.step.parts
+        self.word_blocks, self.token_blocks = accumulators.row_blocks * self.parts, accumulators.token_blocks
         self.span = 2 * 4
-        self.operands = b.local(self.row_blocks * self.span, "uint32")
-        held = self.token_blocks if self.row_blocks > 1 and self.token_blocks == 2 else 1
-        self.tokens = [b.local(4, "uint32") for _ in range(held)]
+        self.operands = b.local(self.word_blocks * self.span, "uint32")
+        held = self.token_blocks if self.word_blocks > 1 and self.token_blocks == 2 else 1
+        self.tokens = [b.local(4 * self.parts, "uint32") for _ in range(held)]
 
     def emit(
         self,
@@ -46,11 +47,11 @@ class TileMultiplier:
         Parameters
         ----------
         words
-            Local buffers of the thread's packed words, one per row block.
+            Local buffers of the thread's packed words, one per row block and part of the step.
         group_registers
             Scales and zero points of each row block.
         load_tokens
-            ``load_tokens(token_block, span, out)`` emits the loads of B operands.
+            ``load_tokens(token_block, span, out)`` emits the loads of B operands, four for each part.
         flush
             Whether partial sums are flushed at the tile's last granule.
         """
@@ -58,12 +59,12 @@ class TileMultiplier:
             if len(self.tokens) == self.token_blocks and len(self._granules(span)) == 1:
                 self._by_rows(words, group_registers, load_tokens, span, flush)
                 continue
-            for block in range(self.row_blocks):
+            for block in range(self.word_blocks):
                 self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
                 load_tokens(token_block, span, self._loaded(token_block))
                 for granule in self._granules(span):
-                    for block in range(self.row_blocks):
+                    for block in range(self.word_blocks):
                         self._multiply(block, token_block, span, granule)
                     self._flush(group_registers, token_block, span, granule, flush)
 
@@ -79,7 +80,7 @@ class TileMultiplier:
         (granule,) = self._granules(span)
         for token_block, tokens in enumerate(self.tokens):
             load_tokens(token_block, span, tokens)
-        for block in range(self.row_blocks):
+        for block in range(self.word_blocks):
             self._decode(words, group_registers, block, span)
             for token_block in range(self.token_blocks):
                 self._multiply(block, token_block, span, granule)
@@ -93,7 +94,7 @@ class TileMultiplier:
 
     def _decode(self, words: list[Any], group_registers: list[GroupRegisters], block: int, span: int) -> None:
         count = min(self.span, self.groups.registers)
-        zeros = self.decoder.subtracts_zeros
+        zeros, registers = self.decoder.subtracts_zeros, group_registers[block // self.parts]
         for granule in self._granules(span):
             first = max(granule * self.groups.registers, span * self.span)
             self.decoder.registers(
@@ -102,27 +103,27 @@ class TileMultiplier:
                 count,
                 self.operands,
                 block * self.span + first - span * self.span,
-                group_registers[block].operand_scales(granule),
-                group_registers[block].operand_zeros(granule) if zeros else None,
+                registers.operand_scales(granule),
+                registers.operand_zeros(granule) if zeros else None,
                 self.table,
-                at=group_registers[block].exponent_at(granule),
+                at=registers.exponent_at(granule),
             )
 
     def _multiply(self, block: int, token_block: int, span: int, granule: int) -> None:
-        """Emit a granule's steps of one row block within a span."""
+        """Emit a granule's steps of one row block within a span, or of a part of it."""
         low = granule * self.groups.registers - span * self.span
-        loaded = self._loaded(token_block)
+        loaded, (row_block, part) = self._loaded(token_block), divmod(block, self.parts)
         together = self.accumulators.step.steps
         for step in range(0, 2, together):
             registers = range(4 * step, 4 * (step + together))
             inside = [low <= r < low + self.groups.registers for r in registers]
             if not any(inside):
                 continue
-            tokens = [loaded[r] for r in range(2 * step, 2 * (step + together))]
+            tokens = [loaded[4 * part + r] for r in range(2 * step, 2 * (step + together))]
             first = block * self.span
             a = [self.operands[first + r] if yes else None for r, yes in zip(registers, inside, strict=True)]
-            self.accumulators.multiply(block * self.token_blocks + token_block, a, tokens)
-            if block == 0:
+            self.accumulators.multiply(row_block * self.token_blocks + token_block, a, tokens)
+            if row_block == 0:
                 self.accumulators.add_tokens(token_block, a, tokens)
 
     def _loaded(self, token_block: int) -> Any:

@@ -64,10 +64,10 @@ def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
     return T.call_llvm_pure_intrin(dtype, name, *operands)
 
 
-def load(target: Any, source: Any, *index: Expr, width: int) -> None:
-    """Emit one access: ``width`` elements of ``source`` from the last index on fill ``target``."""
+def load(target: Any, source: Any, *index: Expr, width: int, at: int = 0) -> None:
+    """Emit one access: ``width`` elements of ``source`` from the last index on go to ``target[at..]``."""
     place = (*index[:-1], lanes(index[-1], width))
-    b.store(target, source[place], lanes(0, width))
+    b.store(target, source[place], lanes(at, width))
 
 
 class Pieces:

@@ -34,7 +34,7 @@ from ladder.lower.rocm.epilogue import store_run
 from ladder.lower.rocm.experts import WaveLanes
 from ladder.lower.rocm.geometry import Geometry
 from ladder.lower.rocm.groups import WaveGroupRegisters
-from ladder.lower.rocm.steps import RUN, dot_step, owner, select_step
+from ladder.lower.rocm.steps import RUN, dot_step, select_step, wide_step
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE, leaves_offsets
@@ -42,7 +42,7 @@ from targets import TileDevice
 
 Expr = Any
 
-STEPS_OF = {"mfma": select_step, "dot": dot_step}
+STEPS_OF = {"mfma": select_step, "mfma32": wide_step, "dot": dot_step}
 """Pipeline -> what selects its step for a device and a type of activations."""
 
 SPAN_GROUPS = 4
@@ -125,9 +125,11 @@ class Kernel:
         self.first_block = b.keep(row_tile * own)
         self.slice: Expr = wave // per_slice if plan.split_k > 1 else 0
         place = wave % per_slice if plan.split_k > 1 else wave
-        self.row_block = b.keep(self.first_block + place % geo.row_waves * geo.row_blocks)
+        self.unit = self.step.rows // STEP_ROWS
+        self.row_block = b.keep(self.first_block + place % geo.row_waves * (geo.row_blocks * self.unit))
         self.wave_token = b.keep(place // geo.row_waves * geo.warp_tokens)
-        self.owner = b.bind(owner(self.lane))
+        self.holders = [self.step.holder(self.lane, part) for part in range(self.step.parts)]
+        self.holders = [(b.bind(block), b.bind(thread)) for block, thread in self.holders]
 
     def _allocate(self) -> None:
         """Allocate LDS and registers."""
@@ -145,7 +147,7 @@ class Kernel:
         types = (array_dtype(self.args.scales), array_dtype(self.args.zeros))
         blocks = geo.row_blocks * geo.slice_tiles
         widths = [width for _, width in load_order(bits)]
-        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks)]
+        self.words = [(d.Pieces(widths), d.Pieces(widths)) for _ in range(blocks * self.step.parts)]
         # Neighbouring tiles of a stage that have their scales in common share registers.
         self.share = gcd(self.groups.span or geo.slice_tiles, geo.slice_tiles)
         self.group_registers = [
@@ -205,7 +207,8 @@ class Kernel:
         for step in range(self.geo.slice_tiles):
             tile = b.bind(T.min(self._tile(turn, step), self.args.k_tiles - 1))
             for block in range(self.geo.row_blocks):
-                self._fetch_words(tile, step, block, half)
+                for part in range(self.step.parts):
+                    self._fetch_words(tile, step, block, part, half)
                 if step % self.share == 0:
                     registers = self._registers(step, block, half)
                     registers.fetch(GroupReader(self.groups, self.args, tile, self._row(block)))
@@ -215,19 +218,25 @@ class Kernel:
         return self.group_registers[step // self.share * self.geo.row_blocks + block][half]
 
     def _row(self, block: int) -> Expr:
-        """Return a 32-row block of the weight; those beyond N repeat the last one, and are not stored."""
-        return b.bind(T.min(self.row_block + block, self.all_blocks - 1))
+        """Return a step's first 32-row block; those beyond N repeat the last ones, and are not stored."""
+        return b.bind(T.min(self.row_block + block * self.unit, self.all_blocks - self.unit))
 
     def _tile(self, turn: Expr, step: int) -> Expr:
         """Return a packed tile along K of this wave's slice of a stage; it may lie beyond K."""
         return b.bind(turn * self.geo.stage_tiles + self.slice * self.geo.slice_tiles + step)
 
-    def _fetch_words(self, tile: Expr, step: int, block: int, half: int) -> None:
-        row = self._row(block)
+    def _words(self, step: int, half: int) -> list[d.Pieces]:
+        """Return a lane's words of a tile of a stage, by row block and part."""
+        count = self.geo.row_blocks * self.step.parts
+        return [words[half] for words in self.words[step * count : (step + 1) * count]]
+
+    def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
+        inner, thread = self.holders[part]
+        row = b.bind(self._row(block) + inner)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
-        words = self.words[step * self.geo.row_blocks + block][half].buffers
+        words = self._words(step, half)[block * self.step.parts + part].buffers
         for buffer, (offset, width) in zip(words, load_order(self.groups.bits), strict=True):
-            place = offset + (upper * WAVE + self.owner) * width
+            place = offset + (upper * WAVE + thread) * width
             d.load(buffer, self.args.words, row_tile, tile, place, width=width)
 
     # ---- products -------------------------------------------------------------------
@@ -237,9 +246,10 @@ class Kernel:
         """Decode and multiply this wave's tiles of a stage; near its end ``write`` what was fetched."""
         geo = self.geo
         stage, last = half * geo.stage_chunks, (geo.slice_tiles - 1, geo.tile_chunks // SPAN_GROUPS - 1, 0)
-        column, before = b.bind(self.lane // 16), self.slice * geo.slice_tiles * geo.tile_chunks
+        before = self.slice * geo.slice_tiles * geo.tile_chunks
         token = self.wave_token + (self.lane % self.step.tokens if self.step.tokens > 1 else 0)
-        token, group = b.bind(token), b.bind(before + column)
+        token, parts = b.bind(token), range(self.step.parts)
+        groups = [b.bind(before + self.step.column(self.lane, part)) for part in parts]
         for step in range(geo.slice_tiles):
             blocks = range(geo.row_blocks)
             registers: list[GroupRegisters] = [self._registers(step, block, half) for block in blocks]
@@ -253,14 +263,14 @@ class Kernel:
                     write()
                 ahead = step * geo.tile_chunks + span * SPAN_GROUPS
                 row = token + token_block * self.step.tokens
-                place = (stage + geo.tokens.place(row, group + ahead)) * CHUNK_WORDS
-                d.load(out, self.shared, place, width=CHUNK_WORDS)
+                for part in parts:
+                    place = (stage + geo.tokens.place(row, groups[part] + ahead)) * CHUNK_WORDS
+                    d.load(out, self.shared, place, width=CHUNK_WORDS, at=part * CHUNK_WORDS)
 
             due = self._due(turn, half, step)
             real = T.min(tile, self.args.k_tiles - 1)
             self.sums.scale_tokens(self.args, self.lane, self.first_token + self.wave_token, real)
-            words = [self.words[step * geo.row_blocks + block][half] for block in blocks]
-            multiplier.emit(words, registers, load_tokens, flush=due is True)
+            multiplier.emit(self._words(step, half), registers, load_tokens, flush=due is True)
             if not isinstance(due, bool):
                 with b.when(due):
                     multiplier.flush_all(registers)
@@ -301,7 +311,8 @@ class Kernel:
             m = b.bind(self.first_token + self.wave_token + inner)
             with b.when(m < self.args.m):
                 for block, first in product(range(geo.row_blocks), range(0, lanes.accumulators, RUN)):
-                    row = (self.row_block + block) * STEP_ROWS + lanes.slot_row(self.lane, first)
+                    inner = block * self.step.rows + lanes.slot_row(self.lane, first)
+                    row = self.row_block * STEP_ROWS + inner
                     fragment = block * geo.token_blocks + token_block
                     sums = [self.sums.result(fragment, first + i) for i in range(RUN)]
                     self._store_run(sums, m, b.bind(row))
@@ -324,7 +335,7 @@ class Kernel:
             block, token_block = divmod(fragment, geo.token_blocks)
             row, token = lanes.position(self.lane, first)
             token = self.wave_token + token_block * self.step.tokens + token
-            at = geo.sum_word(part, token, inside + block * STEP_ROWS + row)
+            at = geo.sum_word(part, token, inside + block * self.step.rows + row)
             sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
             b.store(self.shared, d.vector(sums), d.lanes(at, run))
         d.block_sync()

@@ -11,7 +11,7 @@ from ladder.lower.rocm.steps import RUN, WaveStep
 from schedules import waves
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
-from schedules.waves import STEP_ROWS, WAVE
+from schedules.waves import WAVE
 from targets import TileDevice
 
 HALF_WAVE_CHUNKS = 32
@@ -35,7 +35,7 @@ class WaveTile(TokenTile):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes that follow from a problem, a device and an ``"mfma"`` or ``"dot"`` schedule."""
+    """Sizes that follow from a problem, a device and a schedule of `schedules.legal.WAVES`."""
 
     groups: Groups
     step: WaveStep
@@ -74,8 +74,8 @@ class Geometry:
 
     @property
     def row_blocks(self) -> int:
-        """32-row blocks of a wave."""
-        return self.rows // STEP_ROWS // self.row_waves
+        """Steps along rows of a wave."""
+        return self.rows // self.step.rows // self.row_waves
 
     @property
     def warp_tokens(self) -> int:

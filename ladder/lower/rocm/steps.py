@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
-from schedules.waves import STEP_TOKENS
+from schedules.waves import STEP_ROWS, STEP_TOKENS
 from targets import TileDevice
 from tile_types.errors import DeviceError
 
@@ -66,12 +66,30 @@ class DotMap(WaveMap):
         return lane < 16
 
 
-def owner(lane: Index) -> Index:
-    """Return whose packed words, of 64 threads, a lane takes."""
-    return lane // 8 % 2 * 32 + lane % 8 * 4 + lane // 16
+class WideMap(WaveMap):
+    """Who holds what where MFMA 32x32 make a step of two 32-row blocks.
+
+    Rows g of a lane's words are one instruction's, rows g+8 another's. Lanes 16 to 31 and 48 to 63 have the
+    second block: a thread has two of the 32 rows of its own, and columns that no other row has. So lanes
+    take half of the columns of K only, and the words of two threads one after the other.
+    """
+
+    def operand(self, lane: Index) -> tuple[Index, Index]:
+        return lane // 16 % 2 * 32 + lane // 8 % 2 * 16 + lane % 8, lane // 32
+
+    def half(self, slot: int) -> int:
+        return slot // 16
+
+    def slot_row(self, lane: Index, slot: int) -> Index:
+        run = slot % 16 // 4
+        return run // 2 * 32 + run % 2 * 16 + lane // 32 * 4 + slot % 4 + slot // 16 * 8
+
+    def token(self, lane: Index, index: int) -> Index:
+        return lane % 32
 
 
 WAVE_MAP = WaveMap(accumulators=8, rows_per_lane=8)
+WIDE_MAP = WideMap(accumulators=32, rows_per_lane=32)
 DOT_MAP = DotMap(accumulators=2, rows_per_lane=2, partial_lanes=(16, 32))
 PAIRS = (Issue((0, 2), (0, 1), (0, 1, 2, 3)), Issue((1, 3), (0, 1), (4, 5, 6, 7)))
 QUADS = (
@@ -102,11 +120,22 @@ class WaveStep(MatrixStep):
         LLVM's type of an operand: a vector that registers are joined to.
     run
         Sums of a lane that follow each other and are of neighbouring rows.
+    rows
+        Weight rows.
     """
 
     feature: str = "mfma"
     operand: str = "float16x4"
     run: int = RUN
+    rows: int = STEP_ROWS
+
+    def column(self, lane: Index, part: int) -> Index:
+        """Return which group of four columns of K, of those of a thread, a lane multiplies."""
+        return lane // 16
+
+    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
+        """Return whose packed words a lane takes: which 32-row block of the step, which thread of 64."""
+        return 0, lane // 8 % 2 * 32 + lane % 8 * 4 + self.column(lane, part)
 
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
@@ -118,14 +147,28 @@ def _matrix(
     step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
 ) -> None:
     """Emit an MFMA."""
-    kind = "int32x4" if step.carrier == "uint32" else "float32x4"
-    at = lanes(totals[0], 4)
+    kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
+    at = lanes(totals[0], len(totals))
     weights, tokens = (as_type(vector(registers), step.operand) for registers in (a, x))
     name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
     zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
     sums = as_type(acc[at], kind)
     total = intrinsic(kind, name, weights, tokens, sums, *zeros)
-    b.store(acc, as_type(total, f"{acc.dtype}x4"), at)
+    b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
+
+
+@dataclass(frozen=True)
+class WideStep(WaveStep):
+    """A step of MFMA 32x32: two 32-row blocks, whose lanes take the words of two threads."""
+
+    parts: int = 2
+    rows: int = 2 * STEP_ROWS
+
+    def column(self, lane: Index, part: int) -> Index:
+        return 2 * part + lane // 32
+
+    def holder(self, lane: Index, part: int) -> tuple[Index, Index]:
+        return lane // 16 % 2, lane // 8 % 2 * 32 + lane % 8 * 4 + self.column(lane, part)
 
 
 @dataclass(frozen=True)
@@ -156,6 +199,9 @@ LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
 
 MFMA = "llvm.amdgcn.mfma."
 
+WIDE_TOKENS = 32
+"""Tokens of a step of MFMA 32x32."""
+
 
 def _mfma(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WaveStep:
     return WaveStep(
@@ -175,6 +221,36 @@ STEPS: tuple[WaveStep, ...] = (
     _mfma("fp8_e5m2", "f32.16x16x32.{w}.bf8", "int64", "mfma.fp8"),
 )
 """Best first for each activation type."""
+
+
+def _wide(issues: tuple[Issue, ...]) -> tuple[Issue, ...]:
+    """Return issues whose results are 16 sums each instead of four."""
+    return tuple(
+        Issue(issue.a, issue.b, tuple(range(4 * first, 4 * first + 16)))
+        for issue in issues
+        for first in issue.accumulators[:1]
+    )
+
+
+def _mfma32(activation: str, name: str, operand: str, feature: str = "mfma", **other: Any) -> WideStep:
+    issues = _wide(other.pop("issues", PAIRS))
+    return WideStep(
+        activation, (0, 0), MFMA + name, issues, lanes=WIDE_MAP, tokens=WIDE_TOKENS, feature=feature,
+        operand=operand, **other,
+    )  # fmt: skip
+
+
+WIDE_STEPS: tuple[WideStep, ...] = (
+    _mfma32("float16", "f32.32x32x16.f16", "float16x8", "mfma.k64", issues=QUADS, steps=2),
+    _mfma32("float16", "f32.32x32x8f16", "float16x4"),
+    _mfma32("bfloat16", "f32.32x32x8bf16.1k", "int16x4"),
+    _mfma32("int8", "i32.32x32x32.i8", "int32x4", "mfma.k64", carrier="uint32", issues=QUADS, steps=2),
+    _mfma32("int8", "i32.32x32x16.i8", "int64", "mfma.i8.k32", carrier="uint32"),
+    _mfma32("int8", "i32.32x32x8i8", "int32", carrier="uint32", issues=SINGLES),
+    _mfma32("fp8_e4m3", "f32.32x32x16.{w}.fp8", "int64", "mfma.fp8"),
+    _mfma32("fp8_e5m2", "f32.32x32x16.{w}.bf8", "int64", "mfma.fp8"),
+)
+"""The same of MFMA 32x32: as fast, with a quarter of the instructions, for tiles of 64 rows and 32 tokens."""
 
 
 def _dot(activation: str, name: str, operand: str, carrier: str = "float32") -> DotStep:
@@ -198,7 +274,17 @@ def select_step(device: TileDevice, activation: str) -> WaveStep:
     DeviceError
         If the device has none; the message names what it has.
     """
-    usable = [step for step in STEPS if step.feature in device.features]
+    return _best(STEPS, device, activation)
+
+
+def wide_step(device: TileDevice, activation: str) -> WaveStep:
+    """Return the best step of MFMA 32x32; the rest as for `select_step`."""
+    return _best(WIDE_STEPS, device, activation)
+
+
+def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> WaveStep:
+    """Return the first of some steps that a device has for activations of a type."""
+    usable = [step for step in steps if step.feature in device.features]
     for step in usable:
         if step.activation == activation:
             return step
