@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 import torch.fx
 
+from ladder.api.aliasing import Separated, expected_aliasing
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
 from ladder.frontend.torch_fx import import_fx
@@ -122,16 +123,34 @@ class Compiler:
                 copies = place.type == "cuda" and has_room(examples, place)
                 program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
                 built = build_model(program, place)
+                run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's
                 reason = f"the compiler failed: {type(error).__name__}: {error}"
             else:
                 self.built.append(built)
-                return built.executable
+                return run
         log.warning("a graph runs operator by operator: %s", reason)
         self.refused.append(reason)
         return run_as_is(module, examples)
+
+
+def separated(
+    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any]
+) -> Callable[..., Any]:
+    """Return what runs a plan whose results share memory as the program's do.
+
+    Raises
+    ------
+    ImportRefused
+        If results share memory that is written: plans write into copies.
+    """
+    expected = expected_aliasing(module, examples)
+    shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
+    if shares and expected.writes:
+        raise ImportRefused("results share memory that the graph writes")
+    return Separated(executable, run_as_is(module, examples), expected)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

@@ -72,8 +72,16 @@ class Core:
         """Prepare the end of the segment before the call `function`."""
 
     @abstractmethod
+    def close(self, plan: Plan) -> bool:
+        """End the segment as planned; say whether that could be done."""
+
+    @abstractmethod
+    def open(self, plan: Plan, result: Any) -> Any:
+        """Begin the segment that follows a call with `result`."""
+
     def finish(self, plan: Plan, result: Any) -> Any:
-        """End the segment as planned and begin the next with `result`."""
+        """End the segment as planned after the call, and begin the next with `result`."""
+        return self.open(plan, result) if self.close(plan) else result
 
     @abstractmethod
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
@@ -201,12 +209,14 @@ class Core:
         plan = self.try_plan(function, args, kwargs, after, why)
         if plan is None:
             return self.natively(function, *args, **kwargs)
+        closed = self.close(plan)
         try:
             result = self.natively(function, *args, **kwargs)
         except BaseException as error:
-            self.finish(plan, error)
+            if closed:
+                self.open(plan, error)
             raise
-        return self.finish(plan, result)
+        return self.open(plan, result) if closed else result
 
     def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` as CPython would here."""

@@ -8,12 +8,15 @@ import torch
 import torch.fx
 
 from ladder.capture.errors import RECORD, again
+from ladder.capture.kinds import is_a
 from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
 from ladder.capture.tensors import (
     STATE,
+    Aliasing,
+    aliasing_of,
     autocast_state,
     bulk_check,
     is_plain_tensor,
@@ -166,12 +169,35 @@ def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str
     return [step for number, step in enumerate(steps) if number in kept], needed
 
 
+def _containers(segment: Segment, needed: set[str]) -> list[Node]:
+    """Return the tuples and lists of tensors that are needed; what is in them becomes needed too."""
+    found = []
+    for node in segment.graph_values:  # what is inside comes after what it is in
+        if node.var in needed and is_a(node.obj, tuple | list):
+            found.append(node)
+            needed |= {segment.node(item).var for item in node.obj if item is not None}
+    return found
+
+
+def _rebuilt(segment: Segment, container: Node) -> str:
+    """Return the line that makes a container of what a graph gave: graphs give tensors."""
+    items = "".join(f"{segment.reference(item, set())}, " for item in container.obj)
+    return f"{container.var} = {segment.constant(type(container.obj))}(({items}))"
+
+
+def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
+    """Return what shares memory in the run that was recorded."""
+    inputs = [example for _, _, example in segment.placeholders]
+    return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
         return [], None
     graph = segment.graph
-    wanted = [node for node in segment.graph_values if node.var in needed]
+    containers = _containers(segment, needed)
+    wanted = [node for node in segment.graph_values if node.var in needed and node not in containers]
     graph.output(tuple(node.fx for node in wanted))
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and node.meta.get("part") and not node.users:
@@ -182,6 +208,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         if getattr(machine.captured.backend, "loops", False):
             root, graph = rolled(graph)
         module = torch.fx.GraphModule(root, graph)
+        module.meta["aliasing"] = _aliasing(segment, wanted)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
@@ -195,4 +222,5 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     lines += ["try:", f"    {names or '_'} = {call}", "except Exception:", undo]
     if segment.random:
         lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
-    return [*lines, f"    {failed}"], module
+    rebuilt = [_rebuilt(segment, container) for container in reversed(containers)]
+    return [*lines, f"    {failed}", *rebuilt], module

@@ -184,6 +184,7 @@ class Operations(Containers):
         segment = self.segment
         segment.random |= monitor.random
         if monitor.mutated and not segment.impure:
+            segment.written_memory = True
             outside = {tensors.storage_of(n.obj) for n in segment.tensors if n.obj.layout is torch.strided}
             segment.impure = bool(outside & monitor.mutated)
 

@@ -82,14 +82,20 @@ class Recorder(Machine):
         failure = self.captured.site(tuple(layouts), "raise", [*names, "error"])
         return Plan(site, failure, call, roots, uses, list(self.frames))
 
-    def finish(self, plan: Plan, result: Any) -> Any:
-        """End the segment as planned; begin the next unless `result` is an exception."""
+    def close(self, plan: Plan) -> bool:
+        """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
         assert self.site is not None
         try:
             self.site.add(emit(self, plan, None))
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
-            return result
+            return False
+        self.recording = False
+        self.segment = Segment(set())
+        return True
+
+    def open(self, plan: Plan, result: Any) -> Any:
+        """Begin the segment that follows the call, which gave or raised `result`."""
         site = plan.failure if is_a(result, BaseException) else plan.site
         values = [value for frame, layout in self._pairs(plan) for value in layout.values(frame)]
         values = [self._unlifted(value) for value in values]

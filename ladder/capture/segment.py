@@ -158,6 +158,7 @@ class Segment:
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
+        self.written_memory = False
         self.proven = Proven()
         self.random = False
         self.distinct: set[type] = set()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -147,6 +148,35 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_cache_enabled(autocast[-1])
+
+
+class Aliasing(NamedTuple):
+    """What shares memory among inputs and results, in order.
+
+    `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
+    `writes`: whether inputs are written.
+    """
+
+    memory: tuple[int, ...]
+    objects: tuple[int, ...]
+    writes: bool
+
+
+def flat(value: Any) -> list[Any]:
+    """Return the items of nested tuples and lists."""
+    return [leaf for item in value for leaf in flat(item)] if is_a(value, tuple | list) else [value]
+
+
+def aliasing_of(inputs: Sequence[Any], results: Any, *, writes: bool = False) -> Aliasing:
+    """Return what shares memory."""
+    values = [*inputs, *flat(results)]
+    memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
+    return Aliasing(tuple(map(memory.index, memory)), tuple(map(objects.index, objects)), writes)
+
+
+def _memory_of(value: Any) -> int:
+    strided = is_a(value, torch.Tensor) and value.layout is torch.strided
+    return storage_of(value) if strided else -id(value)
 
 
 def modes_are_active() -> bool:
