@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from superopt_programs import OTHER_OPERATOR, Pair, _map_mutations, differ
+from superopt_programs import OTHER_OPERATOR, Pair, _map_mutations, differ, mutated
 
-from ladder.ir import Graph, GraphBuilder
-from ladder.ir.build import infer_tile
+from ladder.ir import Graph
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.superopt.generator import Mapping, Program, Step, Structure, get_program, instantiate
@@ -113,7 +112,7 @@ def _changes(graph: Graph) -> Iterator[tuple[str, Graph]]:
 def _block_changes(body: Graph) -> Iterator[tuple[str, Graph]]:
     for node in body.nodes:
         for what, change in _node_changes(node):
-            changed = _rebuilt(body, node, change)
+            changed = mutated(body, node, change)
             if changed is not None:
                 yield f"%{node.name}: {what}", changed
     for label in ("grid", "loops"):
@@ -149,27 +148,3 @@ def _node_changes(node: Node) -> Iterator[tuple[str, dict[str, Any]]]:
         for what, given in _map_mutations(node)
         if node.operator != "accumulate"
     )
-
-
-def _rebuilt(body: Graph, changed: Node, change: dict[str, Any]) -> Graph | None:
-    """Return a block graph with one node changed and all tiles inferred anew; None if it does not fit."""
-    b = GraphBuilder(body.name, body.level)
-    b.grid, b.loops = body.grid, body.loops
-    names: dict[str, str] = {}
-    try:
-        for node in body.nodes:
-            if node is changed and "drop" in change:
-                names[node.name] = names[change["drop"]]
-                continue
-            new = replace(node, **change) if node is changed else node
-            inputs = tuple(names[value] for value in new.inputs)
-            if new.operator != "input":
-                row = get_operator(new.operator)
-                tile = infer_tile(
-                    row, [b.tile(v) for v in inputs], dict(new.attributes), node.tile.level, body.loops
-                )
-                new = replace(new, tiles=(tile,))
-            names[node.name] = b.insert(replace(new, inputs=inputs))
-    except (LadderError, KeyError):
-        return None
-    return b.finish(*(names[output] for output in body.outputs))

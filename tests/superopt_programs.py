@@ -311,8 +311,9 @@ def _without(node: Node, name: str) -> tuple[Any, ...]:
 
 
 def mutated(graph: Graph, changed: Node, change: dict[str, Any]) -> Graph | None:
-    """Return a graph with one node changed and all tiles inferred anew; None if it does not fit."""
-    g = GraphBuilder(graph.name)
+    """Return a graph of any level with one node changed, all tiles inferred anew; None if it does not fit."""
+    g = GraphBuilder(graph.name, graph.level)
+    g.grid, g.loops = graph.grid, graph.loops
     names: dict[str, str] = {}
     try:
         for node in graph.nodes:
@@ -323,7 +324,8 @@ def mutated(graph: Graph, changed: Node, change: dict[str, Any]) -> Graph | None
             inputs = tuple(names[value] for value in new.inputs)
             if new.operator != "input":
                 row, attributes = get_operator(new.operator), dict(new.attributes)
-                tile = infer_tile(row, [g.tile(value) for value in inputs], attributes, "dram")
+                tiles = [g.tile(value) for value in inputs]
+                tile = infer_tile(row, tiles, attributes, node.tile.level, graph.loops)
                 new = replace(new, attributes=row.stored(attributes), tiles=(tile,))
             names[node.name] = g.insert(replace(new, inputs=inputs))
     except LadderError:

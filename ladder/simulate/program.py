@@ -7,6 +7,7 @@ and split.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,12 @@ Step = Callable[[Cohort], None]
 Read = Callable[[Cohort], Value]
 
 
-class Instruction:
+class Instruction(ABC):
     """One instruction; it moves the cohort's counter itself."""
 
+    @abstractmethod
     def execute(self, machine: Machine, c: Cohort) -> None:
         """Execute for a cohort."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -29,7 +30,7 @@ COMBINE = {"reduce_sum": lambda a, b: a + b, "reduce_max": tirx.max}
 """Reduction -> how two values become one."""
 
 
-class Nest:
+class Nest(ABC):
     """The loop nest of one chain, being emitted.
 
     Parameters
@@ -117,13 +118,13 @@ class Nest:
         along = (self.values.simplified(address - at) for address in addresses if uses(address, (at,)))
         return not crossed and not any(uses(rest, (at,)) for rest in along)
 
+    @abstractmethod
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input in the type that is computed with."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction into a cell of `values`."""
-        raise NotImplementedError
 
     def extent(self, extent: Extent) -> Expr:
         """Return an extent as an expression."""
