@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
+from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
@@ -25,7 +26,11 @@ SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING),
+    rewriting(
+        "channels last",
+        CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + CHANNEL_GROUPS + RESHAPE_SINKING,
+    ),
+    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
     Pass("merge equal nodes again", merge_equal),
 )
 

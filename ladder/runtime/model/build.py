@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.folding import fold
 from ladder.partition import partition, simplify
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
+from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.program import Source
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +69,8 @@ def build_model(program: Program, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    graph = simplify(program.graph, device)
+    program = simplified(program, device)
+    graph = program.graph
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     updated = updated_inputs(program, graph)
     parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
@@ -80,7 +83,18 @@ def build_model(program: Program, where: torch.device) -> Built:
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
-    return Built(replace(program, graph=graph), plan, named, executable)
+    return Built(program, plan, named, executable)
+
+
+def simplified(program: Program, device: TileDevice) -> Program:
+    """Return a program as it is partitioned: simplified, with parameters folded into weights."""
+    plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
+    folded = fold(simplify(program.graph, device), plain)
+    sources = dict(program.sources)
+    for name, graph in folded.made.items():
+        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
+        sources[name] = Source("argument", joined=read, graph=graph)
+    return replace(program, graph=folded.graph, sources=sources)
 
 
 def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
@@ -114,10 +128,10 @@ def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
-    joins: list[Join | Pack] = []
+    joins: list[Join | Pack | Made] = []
     for name, source in program.sources.items():
         at = source.at
-        if source.joined or source.dense:
+        if source.joined or source.dense or source.graph is not None:
             new = joins_of(source)
             first = program.arguments + sum(join.count for join in joins)
             at = tuple(range(first, first + sum(join.count for join in new)))
