@@ -59,6 +59,7 @@ def simulate(
     bias: torch.Tensor | None = None,
     token_scale: torch.Tensor | None = None,
     *,
+    residual: torch.Tensor | None = None,
     ranges: torch.Tensor | None = None,
     target: str | TileDevice | None = None,
     expected: Any = None,
@@ -76,11 +77,13 @@ def simulate(
     op
         An operator (with a GPU target, or ``target``), or what its `lower` returned.
     x
-        ``[..., K]`` of the activation type, on the CPU. Floats for an 8-bit operator are quantized first.
+        ``[..., K]`` of the activation type, on the CPU, or an image ``[B, H, W, C]`` of a convolution. Floats for an 8-bit operator are quantized first.
     packed
         The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
     bias, token_scale
         As in a call of ``op``.
+    residual
+        ``[..., N]`` that the operator adds, where it does.
     ranges
         Offsets or counts of the experts' tokens, for a `GroupedMatmul`; rows of no expert are not compared.
     target
@@ -116,7 +119,9 @@ def simulate(
     gemm, packed = lowered.request.gemm, packed.to("cpu")
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
-    if ranges is None:
+    if gemm.windows or gemm.residual:
+        launch.convolve(x, packed, bias, residual)
+    elif ranges is None:
         launch.call(x, packed, bias, token_scale)
     else:
         launch.call_experts(x, packed, ranges, bias, token_scale)
@@ -149,6 +154,15 @@ class _Entry:
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
         self._kernel()(x, packed, bias, token_scale)
+
+    def convolve(self, x: torch.Tensor, packed: PackedWeight, bias: Any, residual: Any) -> None:
+        """Do what a call of a convolution does, then simulate."""
+        from ladder.runtime import convolve
+
+        self.m = convolve.window_count(self.gemm, x)
+        extras = (("bias", bias), ("residual", residual))
+        self.names = ("x", *packed.arrays, *(name for name, extra in extras if extra is not None), "y")
+        convolve.launch(self._kernel(), x, packed.tensors, bias, residual)
 
     def call_experts(
         self, x: torch.Tensor, packed: PackedWeight, ranges: torch.Tensor, bias: Any, token_scale: Any

@@ -1,0 +1,124 @@
+"""Convolutions: products of windows of an image, channels last, that kernels gather while they read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ladder.ir.gemm import Gemm
+from ladder.runtime.compile import Request, compiled
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, torch_dtype
+from tile_types.errors import DeviceError, DTypeError, ShapeError
+
+if TYPE_CHECKING:
+    from ladder.ir.windows import Windows
+
+LARGEST_INDEX = (1 << 31) - 1
+"""Kernels count elements in 32 bits."""
+
+
+def output_shape(gemm: Gemm, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of y for an image (or, without windows, rows) of a shape.
+
+    Raises
+    ------
+    ShapeError
+        If the image has not the weight's channels, or is smaller than a window.
+    """
+    windows = gemm.windows
+    channels = gemm.channels * (windows.groups if windows else 1)
+    if shape[-1] != channels or (windows and len(shape) != 4):
+        axes = "[B, H, W, C={}]" if windows else "[..., K={}]"
+        raise ShapeError(f"x must be {axes.format(channels)}, got {list(shape)}")
+    if windows is None:
+        return (*shape[:-1], gemm.n)
+    return (shape[0], *windows.extents(shape[1], shape[2]), gemm.n)
+
+
+def window_count(gemm: Gemm, x: torch.Tensor) -> int:
+    """Return M: how many windows, or rows, x has."""
+    return prod(output_shape(gemm, x.shape)[:-1])
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: Sequence[Any],
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Convolve on the GPU where x is.
+
+    Parameters
+    ----------
+    x
+        ``[B, H, W, C]`` of the activation type; other strides than those of channels last are copied.
+    weight
+        Tensors of the packed weight ``[N, R * S * C / groups]``.
+    bias, residual
+        ``[N]`` and ``[B, P, Q, N]`` of the output type, if the problem has them.
+    request
+        `Request.text` of the problem.
+
+    Returns
+    -------
+    ``[B, P, Q, N]``.
+    """
+    return launch(compiled(request, x.device), x, weight, bias, residual)
+
+
+def launch(
+    kernel: CompiledGemm,
+    x: torch.Tensor,
+    weight: Sequence[Any],
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Call the kernel that serves so many windows, on the current stream."""
+    gemm = kernel.gemm
+    shape = output_shape(gemm, x.shape)
+    m = prod(shape[:-1])
+    extras = _extras(kernel, x, bias, residual, shape)
+    y = torch.empty(shape, dtype=kernel.output, device=x.device) if out is None else out
+    if not x.is_contiguous() or x.data_ptr() % ALIGNMENT:
+        x = x.clone(memory_format=torch.contiguous_format)
+    if max(x.numel(), y.numel()) > LARGEST_INDEX:
+        raise ShapeError(f"kernels index {LARGEST_INDEX} elements; convolve {tuple(x.shape)} in parts")
+    if m:
+        rows = x if gemm.windows else x.reshape(-1, gemm.k)
+        kernel.entry_for(m)(rows, *weight, *extras, y.view(m, gemm.n))
+    return y
+
+
+def _extras(
+    kernel: CompiledGemm,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    shape: tuple[int, ...],
+) -> list[torch.Tensor]:
+    """Check what is added; return it as the kernel takes it."""
+    gemm = kernel.gemm
+    if x.dtype != kernel.dtype:
+        raise DTypeError(f"x is {x.dtype}, the operator was built for {kernel.dtype}; convert x")
+    extras = []
+    for name, wanted, tensor, extents in (
+        ("bias", gemm.bias, bias, (gemm.n,)),
+        ("residual", gemm.residual, residual, shape),
+    ):
+        if wanted != (tensor is not None):
+            raise ShapeError(f"the operator {'needs' if wanted else 'was built without'} {name}")
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != extents or tensor.dtype != kernel.output:
+            raise ShapeError(
+                f"{name} must be {kernel.output} {list(extents)}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+        if tensor.device != x.device:
+            raise DeviceError(f"{name} is on {tensor.device}, x is on {x.device}; move one with .to()")
+        extras.append(tensor.contiguous() if name == "bias" else tensor.contiguous().view(-1, gemm.n))
+    return extras
