@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import Shape
+from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
+from ladder.ir.ops import get_operator
+from ladder.ir.windows import Windows
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
@@ -93,3 +95,105 @@ def convolution_of(node: Node, shapes: Sequence[Shape]) -> Convolution:
         raise ShapeError(f"a convolution needs a known number of groups, got {groups}")
     taps = tuple(shapes[1][kernel.index(axis)] for axis in kernel_places)
     return Convolution(stride, padding, dilation, taps, groups, node.tile.shape, last)
+
+
+@dataclass(frozen=True)
+class FusedConvolution:
+    """``functions(convolution(x, weight) + bias + residual)``: channels last.
+
+    Parameters
+    ----------
+    form
+        The convolution.
+    x, weight, bias, residual
+        Inputs of the graph, the last two empty where there are none.
+    functions
+        Names of unary operators, in order.
+    features
+        Channels of the result.
+    depth
+        Products per element of the result.
+    """
+
+    form: Convolution
+    x: str
+    weight: str
+    features: int
+    depth: int
+    bias: str = ""
+    residual: str = ""
+    functions: tuple[str, ...] = ()
+
+    @property
+    def windows(self) -> Windows | None:
+        """What it multiplies, as kernels take it; None for rows."""
+        if self.form.are_points:
+            return None
+        kernel = tuple(int(str(extent)) for extent in self.form.taps)
+        settings = (kernel, self.form.stride, self.form.padding, self.form.dilation)
+        given = zip(settings, _NEUTRAL, strict=True)
+        pairs = [(value[0] if len(value) > 1 else one, value[-1]) for value, one in given]
+        return Windows(*pairs, groups=self.form.groups)
+
+
+_NEUTRAL = (1, 1, 0, 1)
+"""Window, stride, padding and dilation along an axis that is not there."""
+
+
+def as_fused_convolution(graph: Graph) -> FusedConvolution:
+    """Recognise a convolution, channels last, with what follows it.
+
+    Raises
+    ------
+    ShapeError
+        If the graph computes anything else; the operator that does not fit is named.
+    """
+    if len(graph.outputs) != 1:
+        raise ShapeError(f"a convolution has one result, graph {graph.name!r} has {len(graph.outputs)}")
+    functions: list[str] = []
+    added: dict[str, str] = {}
+    node = _below_converts(graph, graph.outputs[0])
+    while get_operator(node.operator).unary:
+        functions.insert(0, node.operator)
+        node = _below_converts(graph, node.inputs[0])
+    while node.operator == "add":
+        node = _peel(graph, node, added)
+    if node.operator != "contract":
+        raise ShapeError(f"%{node.name} = {node.operator}(...) is not part of a convolution")
+    form = as_convolution(graph, node)
+    x, weight = (_source(graph, value) for value in node.inputs)
+    shape = graph.tile(node.inputs[1]).shape
+    features, depth = product(shape[: len(shape) - form.rank - 1]), product(shape[-form.rank - 1 :])
+    if not form.last or not isinstance(features, int) or not isinstance(depth, int):
+        raise ShapeError("a convolution needs channels last, and known numbers of them")
+    return FusedConvolution(form, x, weight, features, depth, functions=tuple(functions), **added)
+
+
+def _below_converts(graph: Graph, value: str) -> Node:
+    node = graph.producer(value)
+    while node.operator == "convert":
+        node = graph.producer(node.inputs[0])
+    return node
+
+
+def _source(graph: Graph, value: str) -> str:
+    node = graph.producer(value)
+    if node.operator != "input":
+        raise ShapeError(f"%{node.name} = {node.operator}(...) is computed on the way to a convolution")
+    return node.name
+
+
+def _peel(graph: Graph, node: Node, added: dict[str, str]) -> Node:
+    """Note what a node adds to the rest, which is returned."""
+    for value, rest in (node.inputs, node.inputs[::-1]):
+        other = _below_converts(graph, value)
+        if other.operator != "input":
+            continue
+        role = "bias" if other.tile.shape == node.tile.shape[-1:] else "residual"
+        if role == "residual" and other.tile.shape != node.tile.shape:
+            break
+        if role in added or (role == "residual" and "bias" in added):
+            break
+        added[role] = other.name
+        return _below_converts(graph, rest)
+    raise ShapeError(f"%{node.name} adds neither a vector of channels nor a tensor like the result")

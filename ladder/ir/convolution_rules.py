@@ -123,12 +123,23 @@ def _split_channels(match: Match) -> str | None:
 
 
 def _join_channels(match: Match) -> str | None:
-    """``reshape(transpose(x))`` that joins what x has last -> turned reshape of x, its channels in order."""
-    permutation = match.attributes("moved")["permutation"]
-    rank, shape, inner = len(permutation), match.root.tile.shape, match.tile("x").shape
+    """``reshape(transpose(x))`` that joins what x has last -> turned reshape of x, its channels in order.
+
+    The result may have an axis of one element behind the channels: groups of one channel.
+    """
+    shape = match.root.tile.shape
+    value = _joined_channels(match, shape)
+    if value is None and len(shape) > 3 and shape[2] == 1:
+        value = _joined_channels(match, (*shape[:2], *shape[3:]))
+        return None if value is None else match.builder.add("reshape", value, shape=shape)
+    return value
+
+
+def _joined_channels(match: Match, shape: Shape) -> str | None:
+    permutation, inner = match.attributes("moved")["permutation"], match.tile("x").shape
+    rank = len(permutation)
     parts = rank - len(shape) + 1
-    channels = permutation[1 : 1 + parts]
-    first = rank - parts
+    channels, first = permutation[1 : 1 + parts], rank - parts
     if parts < 2 or len(shape) < 3 or permutation[0] != 0 or sorted(channels) != list(range(first, rank)):
         return None
     if permutation[1 + parts :] != tuple(range(1, first)):

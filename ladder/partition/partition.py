@@ -57,6 +57,7 @@ def partition(
     *,
     side_by_side: bool = False,
     device: TileDevice | None = None,
+    packable: Collection[str] = (),
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -71,7 +72,9 @@ def partition(
     side_by_side
         Whether chains that read one value become one launch: where launches cost more than threads do.
     device
-        What runs it: decides which attention is ours.
+        What runs it: decides which attention and which convolutions are ours.
+    packable
+        Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
 
     Raises
     ------
@@ -79,7 +82,7 @@ def partition(
         If a quantized product is none that a kernel computes.
     """
     users = readers(graph)
-    parts = Products(graph, users, set(weights)).parts()
+    parts = Products(graph, users, set(weights), device, packable).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from ladder.ir.convolution import as_fused_convolution
 from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.partition.convolutions import Way, best_way, way_of
 from ladder.partition.parts import Part, engine, extract, outside_inputs
+from targets import TileDevice
 from tile_types.errors import LadderError
 
 LONGEST_EPILOGUE = 16
@@ -28,20 +31,35 @@ class Products:
         Value -> nodes that read it; a graph output counts as one more reader, None.
     weights
         Inputs that are packed quantized weights, and the vectors that are packed with them.
+    device
+        What computes them: decides who convolves.
+    packable
+        Inputs that are weights of convolutions, and may be packed.
     """
 
-    def __init__(self, graph: Graph, users: Mapping[str, list[Node | None]], weights: set[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        users: Mapping[str, list[Node | None]],
+        weights: set[str],
+        device: TileDevice | None = None,
+        packable: Collection[str] = (),
+    ) -> None:
         self.graph = graph
         self.users = users
         self.weights = weights
+        self.device = device
+        self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
     def parts(self) -> list[Part]:
         """Return one part per product."""
-        found = []
-        for node in self.graph.nodes:
-            if engine(node) == "product":
-                found.append(self.quantized(node) if self.is_quantized(node) else self.plain(node))
-        return found
+        return [self.part(node) for node in self.graph.nodes if engine(node) == "product"]
+
+    def part(self, node: Node) -> Part:
+        """Return the part of a product."""
+        if self.is_quantized(node):
+            return self.quantized(node)
+        return self.convolution(node) if node.operator == "contract" else self.plain(node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
@@ -136,6 +154,33 @@ class Products:
                 role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else "token_scale"
             found[role] = node.name
         return tuple(sorted(found.items()))
+
+    def convolution(self, node: Node) -> Part:
+        """Take a convolution with as much of what follows as pays."""
+        members, value = {node.name}, node.name
+        found = [self.convolved(members, value)]
+        for _ in range(LONGEST_EPILOGUE):
+            following = self.single_reader(value)
+            if following is None or not (
+                get_operator(following.operator).elementwise or following.operator == "convert"
+            ):
+                break
+            members, value = members | {following.name} | self.vectors(following, value), following.name
+            if following.tile.ttype == node.tile.ttype:
+                found.append(self.convolved(members, value))
+        ways = [way for way in found if way is not None]
+        if not ways:
+            return self.part_of({node.name}, node.name)
+        return best_way(ways, self.device)
+
+    def convolved(self, members: set[str], output: str) -> Way | None:
+        """Return a region with what computes it in one launch; None if nothing does."""
+        region = self.part_of(members, output)
+        try:
+            form = as_fused_convolution(region.graph)
+        except LadderError:
+            return None
+        return way_of(form, region, self.device, self.packable)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""

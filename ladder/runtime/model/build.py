@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.extents import product
 from ladder.ir.folding import fold
 from ladder.partition import partition, simplify
 from ladder.runtime.build import Job, Kernel, find_or_build
@@ -73,7 +74,11 @@ def build_model(program: Program, where: torch.device) -> Built:
     graph = program.graph
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     updated = updated_inputs(program, graph)
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    made = [name for name, source in program.sources.items() if source.graph is not None]
+    parts = partition(
+        graph, packed, updated, side_by_side=device.is_gpu, device=device, packable=made
+    )
+    program = with_packed(program, parts)
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
     entries = {number: kernel.entry for number, kernel in kernels.items()}
@@ -102,9 +107,22 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
     found = {}
     for number, part in enumerate(parts):
         if part.gemm is not None:
-            rows = part.graph.tile(part.graph.outputs[0]).shape[0]
+            rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
             found[number] = request_for(part.gemm, device, rows)
     return found
+
+
+def with_packed(program: Program, parts: Sequence[Part]) -> Program:
+    """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
+    sources = dict(program.sources)
+    for part in parts:
+        if part.gemm is None:
+            continue
+        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+        weight = outside[dict(part.roles)["B"]]
+        if sources[weight].graph is not None:
+            sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
+    return replace(program, sources=sources)
 
 
 def build_kernels(

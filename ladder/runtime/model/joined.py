@@ -35,10 +35,11 @@ class Join:
 
 @dataclass(frozen=True)
 class Pack:
-    """The packed arrays of matrices ``[N, K]`` side by side, for the kernels of a problem."""
+    """The packed arrays of matrices ``[N, K]`` side by side, or computed, for the kernels of a problem."""
 
     parts: tuple[int, ...]
     gemm: Gemm
+    graph: Graph | None = None
     count: int = len(DENSE)
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -48,7 +49,9 @@ class Pack:
         from targets import get_device
         from tile_types import quantize
 
-        matrix = torch.cat([values[at].detach() for at in self.parts])
+        tensors = [values[at].detach() for at in self.parts]
+        matrix = torch.cat(tensors) if self.graph is None else computed(self.graph, tensors)
+        matrix = matrix.reshape(self.gemm.n, self.gemm.k)
         packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
         return [packed.arrays[name] for name in DENSE]
 
@@ -73,11 +76,11 @@ def joins_of(source: Source) -> list[Join | Pack | Made]:
     along the last; a matrix or a vector has one axis for both.
     """
     joined = source.joined or (source.at,)
-    if source.graph is not None:
-        return [Made(tuple(at for (at,) in joined), source.graph)]
     if source.dense:
         assert source.gemm is not None  # that is what a weight has
-        return [Pack(tuple(at for (at,) in joined), source.gemm)]
+        return [Pack(tuple(at for (at,) in joined), source.gemm, source.graph)]
+    if source.graph is not None:
+        return [Made(tuple(at for (at,) in joined), source.graph)]
     return [Join(parts, -1 if at else 0) for at, parts in enumerate(zip(*joined, strict=True))]
 
 
