@@ -305,7 +305,7 @@ def ours(
 
     gemm = problem(layer, weight)
     matrix = operands.weight.flatten(1)
-    options = {} if weight == "float16" else {"group_size": gemm.group_size}
+    options: dict[str, Any] = {} if weight == "float16" else {"group_size": gemm.group_size}
     code = quantize(matrix.half() if weight == "float16" else matrix, weight.partition(":")[0], **options)
     packed = pack(gemm, get_device("cuda/sm_90a"), code)
     copies = [[t.clone() for t in packed.tensors] for _ in range(operands.count)]
