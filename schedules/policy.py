@@ -26,6 +26,7 @@ from schedules.legal import (
     SLICED,
     SWIZZLE_ROW,
     block_rows,
+    cuts_groups,
     is_legal,
     k_blocks,
     k_slices,
@@ -75,6 +76,9 @@ for 64 experts, wgmma took 192, 281 and 765 us at 16 (0 to 32), 64 and 256 token
 mma 254, 524 and 2020. Experts give many blocks even for one token, so K is split less than the
 cost model would.
 """
+
+WINDOW_PIPELINES = ("mma",)
+"""What gathers windows of few channels, which tensor copies cannot."""
 
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
@@ -288,7 +292,8 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
     # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
-    return long_enough and busy and digits and not (tile.persistent and not tile.stream_k and small)
+    whole = not cuts_groups(gemm, tile)
+    return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
 
 
 def schedule_transform(
@@ -337,12 +342,14 @@ def rank(
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
-    found = [
-        Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in _serving(gemm, pipelines_for(device, m, full=full or wide))
-        if device.cores_for(gemm.activation, pipeline)
-        for schedule in tilings(gemm, device, pipeline, m, full=full)
-    ]
+    found: list[Candidate] = []
+    for pipelines in (pipelines_for(device, m, full=full or wide), WINDOW_PIPELINES if gemm.windows else ()):
+        found = found or [
+            Candidate(schedule, predict(gemm, device, schedule, m))
+            for pipeline in _serving(gemm, pipelines)
+            if device.cores_for(gemm.activation, pipeline)
+            for schedule in tilings(gemm, device, pipeline, m, full=full)
+        ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))

@@ -114,11 +114,7 @@ class Gemm:
                 "token scales come per row or per multiple of 64 elements, got"
                 f" token_group={self.token_group} token_scale={self.token_scale}"
             )
-        if self.windows and (self.k % self.windows.points or self.experts or self.token_group):
-            raise ShapeError(
-                f"a window of {self.windows.points} elements per channel needs as many times its channels, got"
-                f" K={self.k}; convolutions have neither experts={self.experts} nor token_group={self.token_group}"
-            )
+        self._check_windows()
         if self.power_scales and not self.scale:
             raise ShapeError("power_scales speaks of group scales; there are none (scale=False)")
         if self.zero not in ZERO_KINDS:
@@ -129,6 +125,15 @@ class Gemm:
         ):
             if value not in allowed:
                 raise DTypeError(f"{label} must be one of {', '.join(allowed)}, got {value!r}")
+
+    def _check_windows(self) -> None:
+        if self.windows is None:
+            return
+        if self.k % self.windows.points or self.experts or self.token_group:
+            raise ShapeError(
+                f"windows of {self.windows.points} elements per channel take K to be a multiple of that, got"
+                f" {self.k}; they have neither experts={self.experts} nor token_group={self.token_group}"
+            )
 
     @property
     def accumulator(self) -> str:

@@ -254,6 +254,10 @@ def request_for(gemm: Gemm, device: TileDevice, m: int | str) -> Request:
     request = Request(gemm, device.name)
     if isinstance(m, str):
         return request
+    if gemm.windows:  # images of a network have one size: the schedule is chosen for just that
+        from schedules.policy import best_schedule
+
+        return replace(request, plan=Plan(((ANY_M, best_schedule(gemm, device, m)),)))
     return replace(request, plan=Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
 
 

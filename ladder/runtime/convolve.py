@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, torch_dtype
+from ladder.runtime.compile import compiled
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm
 from tile_types.errors import DeviceError, DTypeError, ShapeError
-
-if TYPE_CHECKING:
-    from ladder.ir.windows import Windows
 
 LARGEST_INDEX = (1 << 31) - 1
 """Kernels count elements in 32 bits."""

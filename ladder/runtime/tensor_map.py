@@ -23,7 +23,7 @@ def encode(target: Any, data: Any, dtype: str, *numbers: int) -> None:
 
 
 def _address(pointer: Any) -> int:
-    return int(pointer.value if isinstance(pointer, ctypes.c_void_p) else pointer)
+    return pointer.value or 0 if isinstance(pointer, ctypes.c_void_p) else int(pointer)
 
 
 @lru_cache(maxsize=1024)

@@ -77,7 +77,8 @@ def simulate(
     op
         An operator (with a GPU target, or ``target``), or what its `lower` returned.
     x
-        ``[..., K]`` of the activation type, on the CPU, or an image ``[B, H, W, C]`` of a convolution. Floats for an 8-bit operator are quantized first.
+        ``[..., K]`` of the activation type, on the CPU; of a convolution, an image ``[B, H, W, C]``. Floats
+        for an 8-bit operator are quantized first.
     packed
         The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
     bias, token_scale

@@ -62,7 +62,7 @@ class Pixels:
         chunks = kernel.geo.tokens.chunks
         check(
             kernel.gemm.channels % self.per_chunk == 0,
-            f"chunks of {self.per_chunk} channels do not divide the {kernel.gemm.channels} of a tap; pad them",
+            f"the {kernel.gemm.channels} channels of a tap are no chunks of {self.per_chunk}; pad them",
         )
         check(kernel.geo.threads % chunks == 0, f"{kernel.geo.threads} threads for {chunks} chunks per token")
         self.chunks = chunks

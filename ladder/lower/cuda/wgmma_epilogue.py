@@ -271,8 +271,8 @@ class _TeamStore:
     def _add(self, values: Any, token: Expr, row: Expr) -> None:
         """Add a run of the residual to staged values, and apply what comes after."""
         added = load_run(self.kernel.args.residual, self.run, self.run, token, row)
-        for index in range(self.run if added is not None else 0):
-            b.store(values, self._sum_with(values[index], added[index]), index)
+        for index, element in enumerate(added or ()):
+            b.store(values, self._sum_with(values[index], element), index)
 
     def _sum_with(self, value: Expr, added: Expr) -> Expr:
         total = T.Cast("float32", value) + T.Cast("float32", added)

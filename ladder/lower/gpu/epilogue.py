@@ -83,7 +83,11 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
         results = b.local(count, dtype)
         added = load_run(args.residual, count, width, m, n)
         for index in range(count):
-            b.store(results, finish(gemm, sums[index], m, n + index, args, None if added is None else added[index]), index)
+            b.store(
+                results,
+                finish(gemm, sums[index], m, n + index, args, None if added is None else added[index]),
+                index,
+            )
         for first in range(0, count, width):
             with b.vector(width) as v:
                 b.store(args.y, results[first + v], m, n + first + v)
