@@ -78,7 +78,8 @@ def convolution_of(node: Node, shapes: Sequence[Shape]) -> Convolution:
     last = image[-1].index in shared and len(image) > 2
     lead = 2 + len(grouped)
     places = image[1 : len(image) - lead + 1] if last else image[lead:]
-    kernel_places = kernel[len(kernel) - 1 - len(places) : -1] if last else kernel[len(kernel) - len(places) :]
+    behind = len(kernel) - last
+    kernel_places = kernel[behind - len(places) : behind]
     at = 1 if last else lead
     outer = indexing.result[at : at + len(places)]
     settings = []
@@ -132,8 +133,10 @@ class FusedConvolution:
         kernel = tuple(int(str(extent)) for extent in self.form.taps)
         settings = (kernel, self.form.stride, self.form.padding, self.form.dilation)
         given = zip(settings, _NEUTRAL, strict=True)
-        pairs = [(value[0] if len(value) > 1 else one, value[-1]) for value, one in given]
-        return Windows(*pairs, groups=self.form.groups)
+        window, stride, padding, dilation = (
+            (value[0] if len(value) > 1 else one, value[-1]) for value, one in given
+        )
+        return Windows(window, stride, padding, dilation, self.form.groups)
 
 
 _NEUTRAL = (1, 1, 0, 1)

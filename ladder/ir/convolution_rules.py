@@ -20,7 +20,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def _turn(match: Match) -> str | None:
-    """A convolution with channels first -> transposes around one with channels last."""
+    """Turn a convolution with channels first into transposes around one with channels last."""
     try:
         form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
     except ShapeError:
@@ -158,9 +158,7 @@ STILL: Rules = (Rule("axes of one element", pattern("transpose", "x"), _move_not
 """Transposes that change nothing but shapes. To be applied when the others have found their places."""
 
 CHANNEL_GROUPS: Rules = (
-    Rule(
-        "split channels", pattern("reshape", pattern("transpose", "x", name="turned")), _split_channels
-    ),
+    Rule("split channels", pattern("reshape", pattern("transpose", "x", name="turned")), _split_channels),
     Rule("join channels", pattern("reshape", pattern("transpose", "x", name="moved")), _join_channels),
 )
 """Channel shuffles and groups, where channels are last."""

@@ -183,7 +183,10 @@ class _Folding:
     def narrowed(self, source: str, value: str, factor: str, term: str) -> tuple[str, str, str]:
         """As `before`, below a conversion to the type that the convolution reads."""
         node = self.graph.producer(source)
-        if node.operator == "convert" and self.graph.tile(node.inputs[0]).ttype == self.graph.tile(value).ttype:
+        if (
+            node.operator == "convert"
+            and self.graph.tile(node.inputs[0]).ttype == self.graph.tile(value).ttype
+        ):
             return node.inputs[0], factor, term
         return value, "", ""
 
@@ -381,7 +384,9 @@ def _with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:
         if node.name not in roots:
             nodes.append(node)
             continue
-        cone = prune(replace(graph, nodes=graph.nodes[: graph.positions[node.name] + 1], outputs=(node.name,)))
+        cone = prune(
+            replace(graph, nodes=graph.nodes[: graph.positions[node.name] + 1], outputs=(node.name,))
+        )
         read = {value for other in cone.nodes for value in other.inputs}
         kept = tuple(n for n in cone.nodes if n.operator != "input" or n.name in read)
         made[node.name] = replace(cone, name="parameters", nodes=kept)

@@ -5,18 +5,21 @@ Which of both, and how much of what follows, is decided by predicted times: the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 
-from ladder.ir.convolution import FusedConvolution
+from ladder.ir.convolution import FusedConvolution, as_fused_convolution
 from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition.parts import Part
 from schedules.policy import rank
+from schedules.schedule import Schedule
 from targets import TileDevice
-from tile_types.errors import LadderError
+from tile_types.errors import LadderError, ShapeError
 
 CONVOLVE = "convolution"
 ADDMM = "addmm"
@@ -57,32 +60,48 @@ class Way:
     us: float
 
 
-def way_of(
-    form: FusedConvolution, region: Part, device: TileDevice | None, weights: Collection[str]
-) -> Way | None:
-    """Return the fastest way to compute a region in one launch; None if there is none.
+def convolution_part(regions: Sequence[Part], device: TileDevice | None, packable: Collection[str]) -> Part:
+    """Return the part that is predicted to be the fastest.
 
     Parameters
     ----------
-    region
-        Of kind ``product``.
-    weights
-        Values of the model that plans may pack for kernels of ours.
+    regions
+        A convolution, then with more and more of what follows it: of kind ``product``.
+    packable
+        Values of the model that are weights, and that plans may pack for kernels of ours.
     """
-    ways = []
-    for name in library_functions(form, device):
-        ways.append(Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device)))
-    outside = dict(zip((node.name for node in region.graph.inputs), region.inputs, strict=True))
-    if device is not None and outside[form.weight] in weights:
-        ways += kernel_ways(form, region, device)
-    return min(ways, key=lambda way: way.us, default=None)
+    ways: list[Way] = []
+    for region in reversed(regions):
+        with contextlib.suppress(ShapeError):  # what follows is more than an epilogue
+            form = as_fused_convolution(region.graph)
+            ways += library_ways(form, region, device)
+            # A kernel of ours that leaves work to a chain is never faster than one that does it.
+            if device is not None and not any(way.part.gemm for way in ways):
+                ways += kernel_ways(form, region, device, packable)
+    return best_way(ways, device) if ways else regions[0]
 
 
-def kernel_ways(form: FusedConvolution, region: Part, device: TileDevice) -> list[Way]:
+def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None) -> list[Way]:
+    """Return the functions of torch that compute a region in one launch."""
+    kind = "llvm" if device is None else device.kind
+    key = (bool(form.bias), bool(form.residual), form.functions)
+    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
+    names = dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {}))
+    return [
+        Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device))
+        for name in names
+    ]
+
+
+def kernel_ways(
+    form: FusedConvolution, region: Part, device: TileDevice, packable: Collection[str]
+) -> list[Way]:
     """Return the region as a product by a kernel of ours, if one computes it."""
     graph = region.graph
+    outside = dict(zip((node.name for node in graph.inputs), region.inputs, strict=True))
     rows, ttype = product(graph.tile(graph.outputs[0]).shape[:-1]), graph.tile(form.x).ttype.name
-    if device.kind != "cuda" or not isinstance(rows, int) or ttype not in HALVES:
+    known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
+    if device.kind != "cuda" or not known:
         return []
     gemm = Gemm(
         form.features,
@@ -97,37 +116,48 @@ def kernel_ways(form: FusedConvolution, region: Part, device: TileDevice) -> lis
         residual=bool(form.residual),
     )
     try:
-        seconds = rank(gemm, device, rows)[0].cost.seconds
+        _, us = kernel_choice(gemm, device, int(str(rows)))
     except LadderError:
         return []
     given = {"A": form.x, "B": form.weight, "bias": form.bias, "residual": form.residual}
     roles = tuple(sorted((role, name) for role, name in given.items() if name))
-    return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), seconds * 1e6)]
+    return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), us)]
+
+
+def kernel_choice(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Schedule, float]:
+    """Return the schedule of a kernel of ours, and its predicted time in microseconds.
+
+    Raises
+    ------
+    LadderError
+        If none computes the problem.
+    """
+    return _choice(replace(gemm, bias=False, epilogue=()), device, rows)
+
+
+@lru_cache(maxsize=1024)
+def _choice(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Schedule, float]:
+    best = rank(gemm, device, rows)[0]
+    return best.schedule, best.cost.seconds * 1e6
 
 
 def best_way(ways: Sequence[Way], device: TileDevice | None) -> Part:
-    """Return the fastest of ways, the last of which takes in most of what follows: others need a chain."""
-    last = ways[-1]
-    totals = [way.us + (0 if way is last else chain_us(way.part.graph, device)) for way in ways]
-    best, us = min(zip(ways, totals, strict=True), key=lambda pair: (pair[1], -ways.index(pair[0])))
-    reason = "computed by torch" if best.part.gemm is None else ""
-    if us:
-        pairs = zip(ways, totals, strict=True)
-        others = [f"{_name(way)} {total:.1f} us" for way, total in pairs if way is not best]
-        reason = "; ".join([f"predicted {us:.1f} us", *others, *([reason] if reason else [])])
-    return replace(best.part, reason=reason)
+    """Return the fastest of ways; those that take in less than the first need a chain more."""
+    most = len(ways[0].part.operators)
+    behind = [0.0 if len(w.part.operators) == most else chain_us(w.part.graph, device) for w in ways]
+    totals = [way.us + us for way, us in zip(ways, behind, strict=True)]
+    at = min(range(len(ways)), key=lambda place: (totals[place], place))
+    reasons = [] if totals[at] == 0 else [f"predicted {totals[at]:.1f} us"]
+    reasons += [
+        f"{_name(w)} {us:.1f} us" for w, us in zip(ways, totals, strict=True) if us and w is not ways[at]
+    ]
+    if ways[at].part.gemm is None:
+        reasons.append("computed by torch")
+    return replace(ways[at].part, reason="; ".join(reasons))
 
 
 def _name(way: Way) -> str:
     return f"{dict(way.part.roles).get('by', 'ladder')} of {len(way.part.operators)} operators"
-
-
-def library_functions(form: FusedConvolution, device: TileDevice | None) -> list[str]:
-    """Return the functions of torch that compute a region in one launch."""
-    kind = "llvm" if device is None else device.kind
-    key = (bool(form.bias), bool(form.residual), form.functions)
-    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
-    return list(dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {})))
 
 
 @dataclass(frozen=True)

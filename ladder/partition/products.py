@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from ladder.ir.convolution import as_fused_convolution
 from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.partition.convolutions import Way, best_way, way_of
+from ladder.partition.convolutions import convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from targets import TileDevice
 from tile_types.errors import LadderError
@@ -49,11 +48,17 @@ class Products:
         self.users = users
         self.weights = weights
         self.device = device
+        self.taken: set[str] = set()
         self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
     def parts(self) -> list[Part]:
-        """Return one part per product."""
-        return [self.part(node) for node in self.graph.nodes if engine(node) == "product"]
+        """Return one part per product; what one takes in, a later one cannot."""
+        found = []
+        for node in self.graph.nodes:
+            if engine(node) == "product":
+                found.append(self.part(node))
+                self.taken.update(n.name for n in found[-1].graph.nodes if n.operator != "input")
+        return found
 
     def part(self, node: Node) -> Part:
         """Return the part of a product."""
@@ -116,9 +121,10 @@ class Products:
         return self.graph.tile(value).ttype.elem_bits
 
     def single_reader(self, value: str) -> Node | None:
-        """Return the only reader of a value."""
+        """Return the only reader of a value, if no product has taken it in."""
         readers = self.users.get(value, [])
-        return readers[0] if len(readers) == 1 else None
+        reader = readers[0] if len(readers) == 1 else None
+        return None if reader is None or reader.name in self.taken else reader
 
     def vectors(self, node: Node, product: str) -> set[str]:
         """Return the nodes that bring the other operands of a node into shape, from inputs or elsewhere."""
@@ -158,7 +164,7 @@ class Products:
     def convolution(self, node: Node) -> Part:
         """Take a convolution with as much of what follows as pays."""
         members, value = {node.name}, node.name
-        found = [self.convolved(members, value)]
+        regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
             following = self.single_reader(value)
             if following is None or not (
@@ -167,20 +173,8 @@ class Products:
                 break
             members, value = members | {following.name} | self.vectors(following, value), following.name
             if following.tile.ttype == node.tile.ttype:
-                found.append(self.convolved(members, value))
-        ways = [way for way in found if way is not None]
-        if not ways:
-            return self.part_of({node.name}, node.name)
-        return best_way(ways, self.device)
-
-    def convolved(self, members: set[str], output: str) -> Way | None:
-        """Return a region with what computes it in one launch; None if nothing does."""
-        region = self.part_of(members, output)
-        try:
-            form = as_fused_convolution(region.graph)
-        except LadderError:
-            return None
-        return way_of(form, region, self.device, self.packable)
+                regions.append(self.part_of(members, value))
+        return convolution_part(regions, self.device, self.packable)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.extents import product
 from ladder.ir.folding import fold
 from ladder.partition import partition, simplify
+from ladder.partition.convolutions import kernel_choice
 from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.compile import ANY_M, Request, family_of, jobs_of, load_entry, request_for, target_of
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.program import Source
+from schedules.schedule import Plan as SchedulePlan
 
 if TYPE_CHECKING:
     import torch
@@ -75,9 +77,7 @@ def build_model(program: Program, where: torch.device) -> Built:
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     updated = updated_inputs(program, graph)
     made = [name for name, source in program.sources.items() if source.graph is not None]
-    parts = partition(
-        graph, packed, updated, side_by_side=device.is_gpu, device=device, packable=made
-    )
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device, packable=made)
     program = with_packed(program, parts)
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
@@ -108,8 +108,17 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
     for number, part in enumerate(parts):
         if part.gemm is not None:
             rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
-            found[number] = request_for(part.gemm, device, rows)
+            found[number] = _request(part, device, rows)
     return found
+
+
+def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
+    """Return the request of a product: convolutions have the schedule that partition chose them for."""
+    assert part.gemm is not None  # that is what a gemm part has
+    if "contract" not in part.operators:
+        return request_for(part.gemm, device, rows)
+    schedule, _ = kernel_choice(part.gemm, device, int(rows))
+    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, schedule),)))
 
 
 def with_packed(program: Program, parts: Sequence[Part]) -> Program:

@@ -242,7 +242,8 @@ def _bind_convolution(frame: Frame, step: Step) -> Bound:
     outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
     values = {role: outside[name] for role, name in step.part.roles}
     arrays = frame.packed[values.pop("B")]
-    image, *extras = (frame.slot[values[r]] if r in values else None for r in ("A", "bias", "residual"))
+    image = frame.slot[values["A"]]
+    extras = [frame.slot[values[role]] if role in values else None for role in ("bias", "residual")]
     value = step.part.outputs[0]
     place, target = frame.slot[value], frame.target(value)
     rank = len(frame.shapes[value])
