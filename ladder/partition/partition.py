@@ -35,6 +35,8 @@ SIMPLIFY = (
 )
 
 
+Users = Mapping[str, list[Node | None]]
+
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -83,7 +85,7 @@ def partition(
     """
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable).parts()
-    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
+    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
     written = {node.name for node in puts}
@@ -106,9 +108,16 @@ def readers(graph: Graph) -> dict[str, list[Node | None]]:
     return found
 
 
-def _members(graph: Graph, part: Part) -> set[str]:
-    """Return the nodes of the model that only this part computes: not the weights' decoding."""
-    return {node.name for node in part.graph.nodes if node.operator != "input"}
+def _members(graph: Graph, part: Part, users: Users) -> set[str]:
+    """Return the nodes of the model that only this part computes: not what others inline as well."""
+    names = {node.name for node in part.graph.nodes if node.operator != "input"}
+    return {name for name in names if not _is_shared(graph.producer(name), names, users)}
+
+
+def _is_shared(node: Node, members: set[str], users: Users) -> bool:
+    """Tell whether a conversion of what a part reads serves others as well."""
+    others = [reader for reader in users[node.name] if reader is None or reader.name not in members]
+    return bool(others) and node.operator == "convert" and not set(node.inputs) & members
 
 
 def _library(graph: Graph, node: Node) -> Part:
@@ -175,6 +184,3 @@ def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
     for part in sorted(parts, key=lambda part: max(position[value] for value in part.outputs)):
         place(part)
     return placed
-
-
-Users = Mapping[str, list[Node | None]]

@@ -64,7 +64,8 @@ class Products:
         """Return the part of a product."""
         if self.is_quantized(node):
             return self.quantized(node)
-        return self.convolution(node) if node.operator == "contract" else self.plain(node)
+        fused = node.operator == "contract" or (self.device is not None and self.device.kind == "cuda")
+        return self.convolution(node) if fused else self.plain(node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
@@ -136,6 +137,16 @@ class Products:
                 operand = self.graph.producer(operand.inputs[0])
         return found
 
+    def widened(self, node: Node, product: str) -> set[str]:
+        """Return the conversions to wider types through which a node reads its other operands."""
+        found: set[str] = set()
+        for value in node.inputs:
+            operand = self.graph.producer(value)
+            converts = value != product and operand.operator == "convert"
+            if converts and self.bits(operand.inputs[0]) <= self.bits(value):
+                found.add(operand.name)
+        return found
+
     def as_part(self, members: set[str], output: str) -> Part | None:
         """Return the region as a GEMM, or None."""
         region = extract(self.graph, members, [output])
@@ -162,7 +173,7 @@ class Products:
         return tuple(sorted(found.items()))
 
     def convolution(self, node: Node) -> Part:
-        """Take a convolution with as much of what follows as pays."""
+        """Take a convolution, or a product of matrices, with as much of what follows as pays."""
         members, value = {node.name}, node.name
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
@@ -171,7 +182,7 @@ class Products:
                 get_operator(following.operator).elementwise or following.operator == "convert"
             ):
                 break
-            members, value = members | {following.name} | self.vectors(following, value), following.name
+            members, value = members | {following.name} | self.widened(following, value), following.name
             if following.tile.ttype == node.tile.ttype:
                 regions.append(self.part_of(members, value))
         return convolution_part(regions, self.device, self.packable)

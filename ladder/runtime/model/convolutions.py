@@ -20,7 +20,7 @@ Run = Callable[..., torch.Tensor]
 def convolution_title(part: Part) -> str:
     """Return the name of torch's function for a convolution."""
     by = dict(part.roles).get("by", CONVOLVE)
-    return f"torch.{_plain(part).rank and 'conv' + str(_plain(part).rank) + 'd' if by == CONVOLVE else by}"
+    return f"torch.conv{_plain(part).rank}d" if by == CONVOLVE else f"torch.{by}"
 
 
 def _plain(part: Part) -> Convolution:

@@ -121,7 +121,7 @@ def product_run(part: Part, sizes: Sizes) -> tuple[Run, bool]:
     graph = part.graph
     nodes = [node for node in graph.nodes if node.operator != "input"]
     first = nodes[0]
-    if "contract" in part.operators:
+    if "contract" in part.operators or part.roles:
         return convolution_run(part, sizes), False
     transposed = bool(node_attributes(first)["transpose_b"])
     ranks = {len(graph.tile(value).shape) for value in first.inputs}
@@ -167,7 +167,7 @@ def _any_rank(transposed: bool, bias: bool) -> Run:
 def product_title(part: Part) -> str:
     """Return the name of torch's function for a product."""
     nodes = [node for node in part.graph.nodes if node.operator != "input"]
-    if "contract" in part.operators:
+    if "contract" in part.operators or part.roles:
         return convolution_title(part)
     return "torch.addmm" if len(nodes) > 1 else "torch.matmul"
 
