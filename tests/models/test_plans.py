@@ -107,7 +107,7 @@ def test_changed_weights_are_joined_again() -> None:
 def test_few_tokens_by_packed_halves(dtype: torch.dtype, bound: float) -> None:
     torch.manual_seed(0)
     model, x = Gated(True).eval().to(dtype), torch.randn(3, 64).to(dtype)
-    few, many = (built(model, x, few=count) for count in (4, 2))
+    few, many = (built(model, x, serves=lambda gemm, rows, most=most: rows <= most) for most in (4, 2))
     assert kinds(few[0]).count("gemm") == 2
     assert kinds(many[0]).count("gemm") == 0
     with torch.no_grad():
