@@ -69,20 +69,23 @@ def joined_products(
 
 def is_packed(group: Sequence[Node], serves: Serves | None) -> bool:
     """Tell whether the products of a group, of plain halves, are one product by a kernel of ours."""
-    x, weight = group[0].args[-2:]
     value = group[0].meta["val"]
-    rows, depth = value.shape[0], weight.meta["val"].shape[0]  # type: ignore[union-attr]
-    sizes = [size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size for size in (rows, depth)]
-    if serves is None or None in sizes or 0 in sizes or value.dtype not in HALVES:
+    if serves is None or not str(group[0].target).startswith("aten.") or value.dtype not in HALVES:
         return False
-    if not str(group[0].target).startswith("aten."):
+    weight: Any = group[0].args[-1]
+    sizes = [
+        size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size
+        for size in (value.shape[0], weight.meta["val"].shape[0])
+    ]
+    if not all(sizes):  # open, or empty
         return False
     return serves(dense_gemm(group, HALVES[value.dtype]), int(sizes[0]))
 
 
 def dense_gemm(group: Sequence[Node], ttype: str) -> Gemm:
-    """Return the products of a group, of plain halves, as one problem; the function after a single one too."""
-    width, depth = sum(map(width_of, group)), int(group[0].args[-1].meta["val"].shape[0])  # type: ignore[union-attr]
+    """Return the products of a group, of plain halves, as one problem; a single one with its function."""
+    weight: Any = group[0].args[-1]
+    width, depth = sum(map(width_of, group)), int(weight.meta["val"].shape[0])
     after = function_after(group[0]) if len(group) == 1 else ()
     bias = len(group[0].args) == 3
     return Gemm(width, depth, ttype, ttype, ttype, scale=False, bias=bias, epilogue=after)

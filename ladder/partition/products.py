@@ -169,8 +169,10 @@ class Products:
         """Tell whether a value is a stored vector along a product's columns, in its type."""
         node = self.graph.producer(value)
         node = self.graph.producer(node.inputs[0]) if node.operator == "convert" else node
-        return node.operator == "input" and node.tile.shape == product.tile.shape[-1:] and (
-            node.tile.ttype == product.tile.ttype
+        return (
+            node.operator == "input"
+            and node.tile.shape == product.tile.shape[-1:]
+            and (node.tile.ttype == product.tile.ttype)
         )
 
     def part_of(self, members: set[str], output: str) -> Part:

@@ -63,7 +63,9 @@ def joins_of(source: Source) -> list[Join | Pack]:
     if source.dense:
         assert source.gemm is not None  # that is what a weight has
         return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned)]
-    return [Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))]
+    return [
+        Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))
+    ]
 
 
 class Joined:

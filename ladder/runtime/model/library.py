@@ -127,9 +127,8 @@ def product_run(graph: Graph, sizes: Sizes) -> tuple[Run, bool]:
     ranks = {len(graph.tile(value).shape) for value in first.inputs}
     if bias:
         return _linear_and_bias(transposed, (*bias, *order)), True
-    if order != (0, 1):
-        return _any_rank(transposed, order), False
-    return ((_RANKED[ranks.pop()](transposed), True) if ranks in ({2}, {3}) else (_any_rank(transposed, order), False))
+    makes = _RANKED.get(ranks.pop()) if len(ranks) == 1 and order == (0, 1) else None
+    return (_any_rank(transposed, order), False) if makes is None else (makes(transposed), True)
 
 
 def _product_node(graph: Graph) -> Node:
