@@ -48,5 +48,6 @@ def _is_exact(node: Node) -> bool:
     """Tell whether float64 holds what a node computes, and there is little of it."""
     shape, ttype = node.tile.shape, node.tile.ttype
     whole = ttype.name in WHOLE or node.operator == "constant"
-    small = all(isinstance(extent, int) for extent in shape) and prod(shape) <= MOST  # type: ignore[arg-type]
+    extents = [extent for extent in shape if isinstance(extent, int)]
+    small = len(extents) == len(shape) and prod(extents) <= MOST
     return whole and small and node.operator not in ("input", "call")
