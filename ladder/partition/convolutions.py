@@ -78,19 +78,14 @@ def convolution_part(regions: Sequence[Part], device: TileDevice | None, packabl
             # A kernel of ours that leaves work to a chain is never faster than one that does it.
             if device is not None and not any(way.part.gemm for way in ways):
                 ways += kernel_ways(form, region, device, packable)
-    if not ways:
-        return replace(regions[0], reason="computed by torch")
-    best = best_way(ways, device)
-    plain = "matmul" in best.operators and len(best.operators) == 1
-    return replace(regions[0], reason="computed by torch") if plain else best
+    return best_way(ways, device) if ways else regions[0]
 
 
 def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None) -> list[Way]:
     """Return the functions of torch that compute a region in one launch."""
     kind = "llvm" if device is None else device.kind
     key = (bool(form.bias), bool(form.residual), form.functions)
-    convolves = "contract" in region.operators
-    tables = ([FUNCTIONS] if convolves else []) + ([POINTS] if form.form.are_points else [])
+    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
     names = dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {}))
     return [
         Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device))
