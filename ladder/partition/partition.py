@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
+from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
@@ -25,10 +26,16 @@ SIMPLIFY = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING),
+    rewriting(
+        "channels last",
+        CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + CHANNEL_GROUPS + RESHAPE_SINKING,
+    ),
+    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
     Pass("merge equal nodes again", merge_equal),
 )
 
+
+Users = Mapping[str, list[Node | None]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -52,6 +59,7 @@ def partition(
     *,
     side_by_side: bool = False,
     device: TileDevice | None = None,
+    packable: Collection[str] = (),
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -66,7 +74,9 @@ def partition(
     side_by_side
         Whether chains that read one value become one launch: where launches cost more than threads do.
     device
-        What runs it: decides which attention is ours.
+        What runs it: decides which attention and which convolutions are ours.
+    packable
+        Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
 
     Raises
     ------
@@ -74,8 +84,8 @@ def partition(
         If a quantized product is none that a kernel computes.
     """
     users = readers(graph)
-    parts = Products(graph, users, set(weights)).parts()
-    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
+    parts = Products(graph, users, set(weights), device, packable).parts()
+    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
     written = {node.name for node in puts}
@@ -98,9 +108,16 @@ def readers(graph: Graph) -> dict[str, list[Node | None]]:
     return found
 
 
-def _members(graph: Graph, part: Part) -> set[str]:
-    """Return the nodes of the model that only this part computes: not the weights' decoding."""
-    return {node.name for node in part.graph.nodes if node.operator != "input"}
+def _members(graph: Graph, part: Part, users: Users) -> set[str]:
+    """Return the nodes of the model that only this part computes: not what others inline as well."""
+    names = {node.name for node in part.graph.nodes if node.operator != "input"}
+    return {name for name in names if not _is_shared(graph.producer(name), names, users)}
+
+
+def _is_shared(node: Node, members: set[str], users: Users) -> bool:
+    """Tell whether a conversion of what a part reads serves others as well."""
+    others = [reader for reader in users[node.name] if reader is None or reader.name not in members]
+    return bool(others) and node.operator == "convert" and not set(node.inputs) & members
 
 
 def _library(graph: Graph, node: Node) -> Part:
@@ -167,6 +184,3 @@ def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
     for part in sorted(parts, key=lambda part: max(position[value] for value in part.outputs)):
         place(part)
     return placed
-
-
-Users = Mapping[str, list[Node | None]]

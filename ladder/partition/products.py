@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ladder.ir.extents import Shape
@@ -10,7 +10,9 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.partition.convolutions import convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
+from targets import TileDevice
 from tile_types.errors import LadderError
 
 LONGEST_EPILOGUE = 16
@@ -28,20 +30,42 @@ class Products:
         Value -> nodes that read it; a graph output counts as one more reader, None.
     weights
         Inputs that are packed quantized weights, and the vectors that are packed with them.
+    device
+        What computes them: decides who convolves.
+    packable
+        Inputs that are weights of convolutions, and may be packed.
     """
 
-    def __init__(self, graph: Graph, users: Mapping[str, list[Node | None]], weights: set[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        users: Mapping[str, list[Node | None]],
+        weights: set[str],
+        device: TileDevice | None = None,
+        packable: Collection[str] = (),
+    ) -> None:
         self.graph = graph
         self.users = users
         self.weights = weights
+        self.device = device
+        self.taken: set[str] = set()
+        self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
     def parts(self) -> list[Part]:
-        """Return one part per product."""
+        """Return one part per product; what one takes in, a later one cannot."""
         found = []
         for node in self.graph.nodes:
             if engine(node) == "product":
-                found.append(self.quantized(node) if self.is_quantized(node) else self.plain(node))
+                found.append(self.part(node))
+                self.taken.update(n.name for n in found[-1].graph.nodes if n.operator != "input")
         return found
+
+    def part(self, node: Node) -> Part:
+        """Return the part of a product."""
+        if self.is_quantized(node):
+            return self.quantized(node)
+        fused = node.operator == "contract" or (self.device is not None and self.device.kind == "cuda")
+        return self.convolution(node) if fused else self.plain(node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
@@ -98,9 +122,10 @@ class Products:
         return self.graph.tile(value).ttype.elem_bits
 
     def single_reader(self, value: str) -> Node | None:
-        """Return the only reader of a value."""
+        """Return the only reader of a value, if no product has taken it in."""
         readers = self.users.get(value, [])
-        return readers[0] if len(readers) == 1 else None
+        reader = readers[0] if len(readers) == 1 else None
+        return None if reader is None or reader.name in self.taken else reader
 
     def vectors(self, node: Node, product: str) -> set[str]:
         """Return the nodes that bring the other operands of a node into shape, from inputs or elsewhere."""
@@ -110,6 +135,16 @@ class Products:
             while value != product and operand.operator in ("convert", "reshape"):
                 found.add(operand.name)
                 operand = self.graph.producer(operand.inputs[0])
+        return found
+
+    def widened(self, node: Node, product: str) -> set[str]:
+        """Return the conversions to wider types through which a node reads its other operands."""
+        found: set[str] = set()
+        for value in node.inputs:
+            operand = self.graph.producer(value)
+            converts = value != product and operand.operator == "convert"
+            if converts and self.bits(operand.inputs[0]) <= self.bits(value):
+                found.add(operand.name)
         return found
 
     def as_part(self, members: set[str], output: str) -> Part | None:
@@ -136,6 +171,21 @@ class Products:
                 role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else "token_scale"
             found[role] = node.name
         return tuple(sorted(found.items()))
+
+    def convolution(self, node: Node) -> Part:
+        """Take a convolution, or a product of matrices, with as much of what follows as pays."""
+        members, value = {node.name}, node.name
+        regions = [self.part_of(members, value)]
+        for _ in range(LONGEST_EPILOGUE):
+            following = self.single_reader(value)
+            if following is None or not (
+                get_operator(following.operator).elementwise or following.operator == "convert"
+            ):
+                break
+            members, value = members | {following.name} | self.widened(following, value), following.name
+            if following.tile.ttype == node.tile.ttype:
+                regions.append(self.part_of(members, value))
+        return convolution_part(regions, self.device, self.packable)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""

@@ -7,14 +7,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.extents import product
+from ladder.ir.folding import fold
 from ladder.partition import partition, simplify
+from ladder.partition.convolutions import kernel_choice
 from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.compile import ANY_M, Request, family_of, jobs_of, load_entry, request_for, target_of
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
+from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.program import Source
+from schedules.schedule import Plan as SchedulePlan
 
 if TYPE_CHECKING:
     import torch
@@ -67,10 +72,13 @@ def build_model(program: Program, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    graph = simplify(program.graph, device)
+    program = simplified(program, device)
+    graph = program.graph
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     updated = updated_inputs(program, graph)
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    made = [name for name, source in program.sources.items() if source.graph is not None]
+    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device, packable=made)
+    program = with_packed(program, parts)
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
     entries = {number: kernel.entry for number, kernel in kernels.items()}
@@ -80,7 +88,18 @@ def build_model(program: Program, where: torch.device) -> Built:
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
-    return Built(replace(program, graph=graph), plan, named, executable)
+    return Built(program, plan, named, executable)
+
+
+def simplified(program: Program, device: TileDevice) -> Program:
+    """Return a program as it is partitioned: simplified, with parameters folded into weights."""
+    plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
+    folded = fold(simplify(program.graph, device), plain)
+    sources = dict(program.sources)
+    for name, graph in folded.made.items():
+        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
+        sources[name] = Source("argument", joined=read, graph=graph)
+    return replace(program, graph=folded.graph, sources=sources)
 
 
 def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
@@ -88,9 +107,31 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
     found = {}
     for number, part in enumerate(parts):
         if part.gemm is not None:
-            rows = part.graph.tile(part.graph.outputs[0]).shape[0]
-            found[number] = request_for(part.gemm, device, rows)
+            rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
+            found[number] = _request(part, device, rows)
     return found
+
+
+def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
+    """Return the request of a product: convolutions have the schedule that partition chose them for."""
+    assert part.gemm is not None  # that is what a gemm part has
+    if "contract" not in part.operators:
+        return request_for(part.gemm, device, rows)
+    schedule, _ = kernel_choice(part.gemm, device, int(rows))
+    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, schedule),)))
+
+
+def with_packed(program: Program, parts: Sequence[Part]) -> Program:
+    """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
+    sources = dict(program.sources)
+    for part in parts:
+        if part.gemm is None:
+            continue
+        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+        weight = outside[dict(part.roles)["B"]]
+        if sources[weight].graph is not None:
+            sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
+    return replace(program, sources=sources)
 
 
 def build_kernels(
@@ -114,10 +155,10 @@ def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
-    joins: list[Join | Pack] = []
+    joins: list[Join | Pack | Made] = []
     for name, source in program.sources.items():
         at = source.at
-        if source.joined or source.dense:
+        if source.joined or source.dense or source.graph is not None:
             new = joins_of(source)
             first = program.arguments + sum(join.count for join in joins)
             at = tuple(range(first, first + sum(join.count for join in new)))

@@ -11,6 +11,7 @@ import torch
 from ladder.ir.extents import bind, bind_shape
 from ladder.partition.puts import numbered, written
 from ladder.runtime.compile import Request
+from ladder.runtime.convolve import launch
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
@@ -156,7 +157,7 @@ class Frame:
 def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
     """Tell whether a step writes into memory that it is given."""
     if step.part.kind == "product":
-        return product_run(step.part.graph, sizes)[1]
+        return product_run(step.part, sizes)[1]
     return step.part.kind in ("gemm", "chain", "attention")
 
 
@@ -214,6 +215,8 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
+    if "contract" in step.part.operators:
+        return _bind_convolution(frame, step)
     kernel = frame.owner.operator(step.entry or Request(gemm).text)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
@@ -234,6 +237,32 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
     return run
 
 
+def _bind_convolution(frame: Frame, step: Step) -> Bound:
+    kernel = frame.owner.operator(step.entry)
+    outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
+    values = {role: outside[name] for role, name in step.part.roles}
+    arrays = frame.packed[values.pop("B")]
+    image = frame.slot[values["A"]]
+    extras = [frame.slot[values[role]] if role in values else None for role in ("bias", "residual")]
+    value = step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+    rank = len(frame.shapes[value])
+
+    def run(slots: Slots) -> None:
+        x, out = slots[image], target()
+        slots[place] = out
+        further = [None if slot is None else slots[slot] for slot in extras]
+        rows = [_image(tensor, rank) for tensor in (x, further[1], out)]
+        launch(kernel, rows[0], [frame.values[at] for at in arrays], further[0], rows[1], rows[2])
+
+    return run
+
+
+def _image(tensor: Any, rank: int) -> Any:
+    """Return a tensor of one spatial axis as an image of one row."""
+    return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
+
+
 def _bind_attention(frame: Frame, step: Step) -> Bound:
     call = attention_call(frame.owner.kernels[step.entry], step.part.graph)
     reads, value = frame.reads(step), step.part.outputs[0]
@@ -247,7 +276,7 @@ def _bind_attention(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_product(frame: Frame, step: Step) -> Bound:
-    run_product, in_place = product_run(step.part.graph, frame.sizes)
+    run_product, in_place = product_run(step.part, frame.sizes)
     reads, place = frame.reads(step), frame.slot[step.part.outputs[0]]
     target = frame.target(step.part.outputs[0])
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from ladder.ir.build import node_attributes
-from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.extents import bind, bind_shape
 from ladder.ir.graph import Graph, Node
+from ladder.partition.parts import Part
 from ladder.runtime.model.attention import library_attention
+from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
@@ -115,12 +116,13 @@ def literal(value: Any, operands: Sequence[Any], sizes: Sizes) -> Any:
 # products -------------------------------------------------------------------------------------------
 
 
-def product_run(graph: Graph, sizes: Sizes) -> tuple[Run, bool]:
+def product_run(part: Part, sizes: Sizes) -> tuple[Run, bool]:
     """Return ``(operands..., out=)`` of a product with an optional bias, and whether it takes ``out``."""
+    graph = part.graph
     nodes = [node for node in graph.nodes if node.operator != "input"]
     first = nodes[0]
-    if first.operator == "contract":
-        return _convolution(as_convolution(graph, first), sizes), False
+    if "contract" in part.operators or part.roles:
+        return convolution_run(part, sizes), False
     transposed = bool(node_attributes(first)["transpose_b"])
     ranks = {len(graph.tile(value).shape) for value in first.inputs}
     bias = len(nodes) > 1
@@ -129,19 +131,6 @@ def product_run(graph: Graph, sizes: Sizes) -> tuple[Run, bool]:
     if ranks == {3} and not bias:
         return _batched(transposed), True
     return _any_rank(transposed, bias), False
-
-
-def _convolution(form: Convolution, sizes: Sizes) -> Run:
-    shape = tuple(int(extent) for extent in bind_shape(form.shape, sizes))
-    function = getattr(torch.nn.functional, f"conv{form.rank}d")
-
-    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if form.groups > 1:
-            x, weight = x.flatten(1, 2), weight.flatten(0, 1)
-        y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
-        return y.reshape(shape)  # type: ignore[no-any-return]
-
-    return run
 
 
 def _linear(transposed: bool) -> Run:
@@ -175,11 +164,11 @@ def _any_rank(transposed: bool, bias: bool) -> Run:
     return run
 
 
-def product_title(graph: Graph) -> str:
+def product_title(part: Part) -> str:
     """Return the name of torch's function for a product."""
-    nodes = [node for node in graph.nodes if node.operator != "input"]
-    if nodes[0].operator == "contract":
-        return f"torch.conv{as_convolution(graph, nodes[0]).rank}d"
+    nodes = [node for node in part.graph.nodes if node.operator != "input"]
+    if "contract" in part.operators or part.roles:
+        return convolution_title(part)
     return "torch.addmm" if len(nodes) > 1 else "torch.matmul"
 
 
