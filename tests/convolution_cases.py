@@ -11,6 +11,7 @@ import ladder
 from ladder.api.problem import gemm_for
 from ladder.ir.windows import Windows
 from ladder.runtime.compile import ANY_M, Request
+from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import PackedWeight, pack
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
@@ -53,6 +54,16 @@ CASES = {
         GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True), "int4",
         options={"activation": "bfloat16"},
     ),
+    "int8 x int8, wgmma": Case(
+        Windows((3, 3), padding=(1, 1)), 128, 64, (1, 4, 5),
+        GpuSchedule("wgmma", 16, tile_k=128, stages=3, warps=4, placement="accumulator"), "int8",
+        options={"activation": "int8", "token_scale": False},
+    ),
+    "int4 x int8, mma": Case(
+        Windows((3, 3), (2, 2), (1, 1)), 32, 64, (1, 7, 5),
+        GpuSchedule("mma", 16, stages=2, warps=4, placement="accumulator"), "int4",
+        options={"activation": "int8", "token_scale": False, "group_size": 32},
+    ),
     "7x7 of 8 channels, mma": Case(Windows((7, 7), (2, 2), (3, 3)), 8, 24, (2, 9, 11), MMA),
     "3x3 of 40 channels, sm_80": Case(
         Windows((3, 3), padding=(1, 1)), 40, 64, (1, 5, 6), MMA, "int4", "cuda/sm_80", residual=True,
@@ -85,7 +96,8 @@ def draw(case: Case) -> Drawn:
     gemm = gemm_for(case.outputs, at.points * case.channels, case.weight, **options)
     matrix = torch.randn(case.outputs, gemm.k) / gemm.k**0.5
     weight = ladder.quantize(matrix, case.weight, group_size=case.options.get("group_size"))
-    x = torch.randn(*case.image, case.channels * at.groups).to(getattr(torch, gemm.activation))
+    spread = 40 if gemm.activation == "int8" else 1
+    x = (torch.randn(*case.image, case.channels * at.groups) * spread).to(torch_dtype(gemm.activation))
     bias = torch.randn(case.outputs).to(x.dtype) if gemm.bias else None
     shape = (case.image[0], *at.extents(*case.image[1:]), case.outputs)
     residual = torch.randn(shape).to(x.dtype) if gemm.residual else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,44 +11,25 @@ from torch.nn import functional
 
 from ladder.api.linear import Linear
 from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Pair, Windows
+from ladder.runtime import convolve, operator
+from ladder.runtime.compile import Request
+from ladder.runtime.tokens import EIGHT_BIT
 from tile_types.errors import ShapeError
 
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Where a convolution looks: two numbers each, rows and columns."""
-
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-
-    @property
-    def points(self) -> int:
-        """Elements of a channel in a window."""
-        return self.kernel[0] * self.kernel[1]
-
-    @property
-    def are_points(self) -> bool:
-        """Whether windows are single elements."""
-        return self.points == 1 and self.padding == (0, 0)
-
-    def extents(self, x: torch.Tensor) -> list[int]:
-        """Return how many windows there are along rows and columns of ``x[N, C, H, W]``."""
-        settings = zip(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return [(extent + 2 * p - d * (k - 1) - 1) // s + 1 for extent, k, s, p, d in settings]
+CHUNK = 8
+"""Channels that kernels gather at once."""
 
 
 class Conv(torch.nn.Module):
     """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
-    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and
-    one quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
+    W is of a low-bit type. On GPUs one kernel gathers windows of 16-bit x while it reads them, if x has
+    multiples of eight channels. Otherwise windows are gathered first (``im2col``; kernels of one point only
+    reorder x), and one quantized product `Linear` takes ``[windows, R · S · C]``. Channels of the result are
+    last in memory.
 
     Parameters
     ----------
@@ -110,6 +92,8 @@ class Conv(torch.nn.Module):
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         at = self.windows
+        if self.gathers(x):
+            return self._gather(x)
         if at.are_points:
             points = x[:, :, :: at.stride[0], :: at.stride[1]]
             return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
@@ -117,11 +101,27 @@ class Conv(torch.nn.Module):
         found = functional.unfold(x, at.kernel, at.dilation, at.padding, at.stride)
         rows = found.reshape(batch, channels, at.points, -1).permute(0, 3, 2, 1).flatten(2)
         y: torch.Tensor = self.product(rows)
-        return y.reshape(batch, *at.extents(x), -1).permute(0, 3, 1, 2)
+        return y.reshape(batch, *at.extents(*x.shape[2:]), -1).permute(0, 3, 1, 2)
+
+    def gathers(self, x: torch.Tensor) -> bool:
+        """Tell whether a kernel gathers windows of x while it reads them."""
+        eight = self.problem.activation in EIGHT_BIT
+        return x.is_cuda and not eight and not self.windows.are_rows and x.shape[1] % CHUNK == 0
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        last = x.permute(0, 2, 3, 1).to(self.product.dtype)
+        call = convolve.registered if operator.needs_dispatch(x) else convolve.convolve
+        text = _request_text(self.problem, self.windows)
+        return call(last, self.product.arrays, self.product.bias, None, text).permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         """Return what the module is."""
         return f"{self.windows}, rank={self.rank}"
+
+
+@lru_cache(maxsize=1024)
+def _request_text(gemm: Gemm, windows: Windows) -> str:
+    return Request(replace(gemm, windows=windows)).text
 
 
 def refusal(conv: torch.nn.Module) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.compile import compiled
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm
+from ladder.runtime.compile import Request, compiled, request_for, target_of
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, torch_dtype
+from ladder.runtime.operator import library, refuse_gradient
 from tile_types.errors import DeviceError, DTypeError, ShapeError
+
+SCHEMA = "convolve(Tensor x, Tensor[] weight, Tensor? bias, Tensor? residual, str request) -> Tensor"
 
 LARGEST_INDEX = (1 << 31) - 1
 """Kernels count elements in 32 bits."""
@@ -58,13 +62,25 @@ def convolve(
     bias, residual
         ``[N]`` and ``[B, P, Q, N]`` of the output type, if the problem has them.
     request
-        `Request.text` of the problem.
+        `Request.text` of the problem; without a plan, the schedule is chosen for this many windows.
 
     Returns
     -------
     ``[B, P, Q, N]``.
     """
-    return launch(compiled(request, x.device), x, weight, bias, residual)
+    rows = window_count(Request.parse(request).gemm, x)
+    return launch(compiled(_planned(request, x.device, rows), x.device), x, weight, bias, residual)
+
+
+@lru_cache(maxsize=4096)
+def _planned(text: str, where: torch.device, rows: int) -> str:
+    """Return the request with a schedule for so many windows."""
+    from targets import get_device
+
+    request = Request.parse(text)
+    if request.plan is not None:
+        return text
+    return request_for(request.gemm, get_device(request.device or target_of(where)), rows).text
 
 
 def launch(
@@ -87,6 +103,8 @@ def launch(
         raise ShapeError(f"kernels index {LARGEST_INDEX} elements; convolve {tuple(x.shape)} in parts")
     if m:
         rows = x if gemm.windows else x.reshape(-1, gemm.k)
+        if kernel.pad and not gemm.windows:
+            rows = kernel.aligned(rows)
         kernel.entry_for(m)(rows, *weight, *extras, y.view(m, gemm.n))
     return y
 
@@ -119,3 +137,24 @@ def _extras(
             raise DeviceError(f"{name} is on {tensor.device}, x is on {x.device}; move one with .to()")
         extras.append(tensor.contiguous() if name == "bias" else tensor.contiguous().view(-1, gemm.n))
     return extras
+
+
+def _shape(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    request: str,
+) -> torch.Tensor:
+    """Tell shape and type of the result."""
+    gemm = Request.parse(request).gemm
+    return x.new_empty(output_shape(gemm, x.shape), dtype=torch_dtype(gemm.output))
+
+
+library.define(SCHEMA, tags=(torch.Tag.pt2_compliant_tag,))
+library.impl("convolve", convolve, "CUDA")
+torch.library.register_fake("ladder::convolve", _shape, lib=library)
+torch.library.register_autograd("ladder::convolve", refuse_gradient, lib=library)
+
+registered: Callable[..., torch.Tensor] = torch.ops.ladder.convolve.default
+"""``convolve(x, weight, bias, residual, request)``: the registered operator."""

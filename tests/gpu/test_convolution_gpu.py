@@ -45,3 +45,24 @@ def test_convolution(name: str, times: int, built: None) -> None:
     y = convolve(x, drawn.packed.to("cuda").tensors, bias, residual, drawn.request.text)
     error = float((y.cpu().double() - drawn.expected).norm() / drawn.expected.norm())
     assert error <= BOUNDS[drawn.request.gemm.output]
+
+
+@pytest.mark.parametrize("weight", ["int4", "int8", "nf4"])
+@pytest.mark.parametrize(
+    "form", [(64, 48, 3, 1, 1, 1), (16, 64, 3, 2, 1, 1), (64, 64, 1, 2, 0, 1), (64, 8, 3, 1, 2, 2)]
+)
+def test_quantized_module(weight: str, form: tuple[int, ...]) -> None:
+    import ladder
+
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(*form).half().cuda()
+    module = ladder.Conv.from_conv(conv, weight, group_size=64)
+    decoded = torch.as_tensor(module.product.canonical.dequantize("float64"))
+    kernel = decoded.view(form[1], form[2], form[2], form[0]).permute(0, 3, 1, 2).cuda()
+    x = torch.randn(3, form[0], 13, 17, device="cuda").half()
+    exact = torch.nn.functional.conv2d(
+        x.double(), kernel.double(), conv.bias.double(), conv.stride, conv.padding, conv.dilation
+    )
+    assert module.gathers(x)
+    for y in (module(x), torch.compile(module, backend="eager")(x), ladder.compile(module)(x)):
+        assert float((y.double() - exact).norm() / exact.norm()) <= BOUNDS["float16"]
