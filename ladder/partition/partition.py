@@ -16,6 +16,7 @@ from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, 
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
+from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
@@ -63,6 +64,7 @@ def partition(
     side_by_side: bool = False,
     device: TileDevice | None = None,
     packable: Collection[str] = (),
+    choose: Choose = best_candidate,
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -80,6 +82,8 @@ def partition(
         What runs it: decides which attention and which convolutions are ours.
     packable
         Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
+    choose
+        What predicts these kernels.
 
     Raises
     ------
@@ -87,7 +91,7 @@ def partition(
         If a quantized product is none that a kernel computes.
     """
     users = readers(graph)
-    parts = Products(graph, users, set(weights), device, packable).parts()
+    parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)

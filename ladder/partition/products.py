@@ -9,7 +9,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.partition.convolutions import convolution_part
+from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from targets import TileDevice
 from tile_types.errors import LadderError
@@ -33,6 +33,8 @@ class Products:
         What computes them: decides who convolves.
     packable
         Inputs that are weights of convolutions, and may be packed.
+    choose
+        What predicts the kernels of convolutions.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Products:
         weights: set[str],
         device: TileDevice | None = None,
         packable: Collection[str] = (),
+        choose: Choose = best_candidate,
     ) -> None:
         self.graph = graph
         self.users = users
         self.weights = weights
         self.device = device
+        self.choose = choose
         self.taken: set[str] = set()
         self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
@@ -183,7 +187,7 @@ class Products:
             members, value = members | {following.name} | self.widened(following, value), following.name
             if following.tile.ttype == node.tile.ttype:
                 regions.append(self.part_of(members, value))
-        return convolution_part(regions, self.device, self.packable)
+        return convolution_part(regions, self.device, self.packable, self.choose)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""
