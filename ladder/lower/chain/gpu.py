@@ -18,6 +18,7 @@ from tvm.script import tirx as T
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.means import Means
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.stencils import reduce_vectors, stencil_width
@@ -87,6 +88,8 @@ class GpuNest(Nest):
             emit_tiles(self)
         elif self.lanes == 1:
             self.emit_vectors()
+        elif (means := Means.of(self)) is not None:
+            means.emit()
         else:
             self.emit_rows()
 
