@@ -394,7 +394,7 @@ class _Walk:
         if not gemm.scale:
             of_weight = replace(source, kind="part", gemm=None)
             given["row_scale"] = self.new_input("row_scale", of_weight, "float32", (gemm.n,))
-        return insert_convolution(self.im.g, gemm, self.values[x], weight, given)  # type: ignore[index, arg-type]
+        return insert_convolution(self.im.g, gemm, self.values[x], weight, given)  # type: ignore[index]
 
     def columns(self, node: torch.fx.Node) -> str:
         """Return a product as columns of the one that computes all products of its group."""
