@@ -385,7 +385,7 @@ class _Walk:
         """Return a quantized convolution, spelt out by `insert_convolution`."""
         x, arrays, bias, residual, text = node.args
         gemm = Request.parse(str(text)).gemm
-        if gemm.windows is None or gemm.windows.groups > 1:
+        if gemm.windows is not None and gemm.windows.groups > 1:
             return self.call(node)
         source = self.side_by_side("weight", [arrays], gemm)
         weight = self.new_input("weight", source, weight_type(gemm), (gemm.n, gemm.k))

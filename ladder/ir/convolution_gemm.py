@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.ir.build import GraphBuilder
-from ladder.ir.convolution import Convolution, as_convolution, windows_of
+from ladder.ir.convolution import as_convolution, windows_of
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import NORMALISE, Recogniser, as_type, decoded
 from ladder.ir.graph import Graph, Node
@@ -26,8 +26,7 @@ def insert_convolution(g: GraphBuilder, gemm: Gemm, x: str, b: str, given: Mappi
     given
         ``row_scale``, ``bias`` and ``residual``, where the problem has them.
     """
-    at = gemm.windows
-    assert at is not None  # that is what makes it a convolution
+    at = gemm.windows or Windows((1, 1))
     weight = g.add("reshape", decoded(g, gemm, b), shape=(gemm.n, *at.kernel, gemm.channels))
     places, sizes = _places(at, g.tile(x).shape[1:3])
     spec = f"n {places} c, f r0 r1 c -> n h0 h1 f"
@@ -53,7 +52,7 @@ def _places(at: Windows, extents: tuple[Any, ...]) -> tuple[str, tuple[tuple[str
 
 
 def as_window_gemm(graph: Graph) -> Gemm:
-    """Recognise ``epilogue(row_scale * convolution(x, decode(B)) + bias + residual)``.
+    """Recognise ``epilogue(row_scale * convolution(x, decode(B)) * factor + bias + residual)``.
 
     Raises
     ------
@@ -74,7 +73,7 @@ class _WindowRecogniser(Recogniser):
         result = self.graph.tile(self.graph.outputs[0])
         epilogue, value = self.epilogue(self.below_converts(self.graph.outputs[0]))
         added, value = self.added(value)
-        _, value = self.scales(value)
+        vectors, value = self.factors(value)
         node = self.graph.producer(value)
         if node.operator != "contract":
             raise self.unrecognised(node)
@@ -89,18 +88,31 @@ class _WindowRecogniser(Recogniser):
         weight = self.weight(self.below_reshapes(node.inputs[1]), activation, k)
         self.use(node.inputs[0])
         self.require_all_used()
+        factors = len(vectors) - (not weight["scale"])  # the scale of a row is one as well
+        if factors not in (0, 1):
+            raise self.unrecognised(node)
         found = Gemm(n, k, activation=activation, output=result.ttype.name, epilogue=epilogue, **weight)
-        return replace(found, bias="bias" in added, residual="residual" in added, windows=self.windows(form))
-
-    def windows(self, form: Convolution) -> Windows:
-        """Return the windows, of one point as well."""
-        return windows_of(form)
+        return replace(
+            found,
+            bias="bias" in added,
+            factor=factors > 0,
+            residual="residual" in added,
+            windows=None if form.are_points else windows_of(form),
+        )
 
     def use(self, value: str) -> None:
         node = self.graph.producer(value)
         if node.operator != "input":
             raise self.unrecognised(node)
         self.used.add(node.name)
+
+    def factors(self, value: str) -> tuple[list[str], str]:
+        """Return the vectors that multiply what the convolution gives: scales of rows, and others."""
+        found: list[str] = []
+        while (node := self.graph.producer(value)).operator == "mul":
+            vector, value = self.peel_vector(node, lambda tile: tile.ttype.name == "float32")
+            found.append(vector)
+        return found, value
 
     def below_reshapes(self, value: str) -> str:
         """Skip what only changes the shape of the weight."""

@@ -170,10 +170,15 @@ class Products:
             elif node.name == found["A"]:
                 continue
             else:
-                role = "residual" if gemm.residual else "token_scale"
-                role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else role
+                role = self.role(gemm, node)
             found[role] = node.name
         return tuple(sorted(found.items()))
+
+    def role(self, gemm: Gemm, node: Node) -> str:
+        """Return what an input is that belongs neither to the weight nor to the activations."""
+        if node.tile.shape == (gemm.n,) and (gemm.bias or gemm.factor):
+            return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
+        return "residual" if gemm.residual else "token_scale"
 
     def convolution(self, node: Node) -> Part:
         """Take a convolution, or a product of matrices, with as much of what follows as pays."""

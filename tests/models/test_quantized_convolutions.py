@@ -19,6 +19,9 @@ PLANNED = {
         Windows((3, 3), (2, 2), (1, 1)), 64, 64, (2, 9, 7), GpuSchedule("mma", 16), "int4",
         options={"group_size": 64, "bias": True},
     ),
+    "points": Case(
+        Windows((1, 1)), 64, 64, (1, 6, 8), GpuSchedule("mma", 16), "nf4", options={"group_size": 64}
+    ),
     "one scale per row": Case(Windows((1, 1), (2, 2)), 64, 40, (1, 6, 8), GpuSchedule("mma", 16), "int8"),
 }  # fmt: skip
 
@@ -36,6 +39,25 @@ def test_one_kernel(name: str) -> None:
     assert (gemm.residual, gemm.bias, gemm.epilogue) == (True, drawn.bias is not None, ("relu",))
     assert {role for role, _ in part.roles} >= {"A", "B", "residual"}
     assert gemm_requests([part], device)[0].plan is not None
+
+
+def test_normalisation_is_folded() -> None:
+    drawn, device = draw(PLANNED["one scale per row"]), get_device("cuda/sm_90a")
+    vectors = [torch.rand(drawn.expected.shape[-1]).half() for _ in range(4)]
+    given = [drawn.x, *drawn.packed.tensors, *vectors]
+    graph = torch.fx.Graph()
+    x, *places = (graph.placeholder(f"a{at}") for at in range(len(given)))
+    y = graph.call_function(convolve.registered, (x, places[:-4], None, None, drawn.request.text))
+    first = graph.call_function(torch.permute, (y, (0, 3, 1, 2)))
+    normal = graph.call_function(torch.nn.functional.batch_norm, (first, *places[-4:], False, 0.1, 1e-5))
+    graph.output(graph.call_function(torch.relu, (normal,)))
+    found = simplified(import_fx(torch.fx.GraphModule({}, graph), given), device)
+    packed = [name for name, source in found.sources.items() if source.kind in ("weight", "part")]
+    kernel, *views = partition(found.graph, packed, device=device)
+    assert kernel.gemm is not None
+    assert (kernel.gemm.factor, kernel.gemm.bias, kernel.gemm.epilogue) == (True, True, ("relu",))
+    assert {role for role, _ in kernel.roles} == {"A", "B", "row_scale", "factor", "bias"}
+    assert {part.kind for part in views} == {"view"}
 
 
 def spelt_out(drawn: Drawn) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
