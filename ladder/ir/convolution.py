@@ -164,24 +164,16 @@ def as_fused_convolution(graph: Graph) -> FusedConvolution:
         node = _below_converts(graph, node.inputs[0])
     while node.operator == "add":
         node = _peel(graph, node, added)
-    form = _form(graph, node)
+    if node.operator != "contract":
+        raise ShapeError(f"%{node.name} = {node.operator}(...) is not part of a convolution")
+    form = as_convolution(graph, node)
     x, weight = (_source(graph, value) for value in node.inputs)
     shape = graph.tile(node.inputs[1]).shape
-    behind = form.rank + 1 if node.operator == "contract" else 1
+    behind = form.rank + 1
     features, depth = product(shape[:-behind]), product(shape[-behind:])
     if not form.last or not isinstance(features, int) or not isinstance(depth, int):
         raise ShapeError("a convolution needs channels last, and known numbers of them")
     return FusedConvolution(form, x, weight, features, depth, functions=tuple(functions), **added)
-
-
-def _form(graph: Graph, node: Node) -> Convolution:
-    """Return the convolution that a node is; rows by a matrix ``[N, K]`` are one of points."""
-    if node.operator == "contract":
-        return as_convolution(graph, node)
-    ranks = {len(graph.tile(value).shape) for value in node.inputs}
-    if node.operator != "matmul" or ranks != {2} or not node_attributes(node)["transpose_b"]:
-        raise ShapeError(f"%{node.name} = {node.operator}(...) is not part of a convolution")
-    return Convolution((1,), (0,), (1,), (1,), 1, node.tile.shape, last=True)
 
 
 def _below_converts(graph: Graph, value: str) -> Node:

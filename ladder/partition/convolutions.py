@@ -6,7 +6,7 @@ Which of both, and how much of what follows, is decided by predicted times: the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
@@ -16,8 +16,7 @@ from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition.parts import Part
-from schedules.policy import rank
-from schedules.schedule import Schedule
+from schedules.policy import Candidate, rank
 from targets import TileDevice
 from tile_types.errors import LadderError, ShapeError
 
@@ -26,6 +25,9 @@ ADDMM = "addmm"
 ADDMM_RELU = "_addmm_activation"
 RELU = "cudnn_convolution_relu"
 ADD_RELU = "cudnn_convolution_add_relu"
+
+Choose = Callable[[Gemm, TileDevice, int], Candidate]
+"""(problem, device, rows) -> the kernel of ours and its cost; raises LadderError where there is none."""
 
 Key = tuple[bool, bool, tuple[str, ...]]
 """Whether there are a bias and a residual, and which functions follow."""
@@ -60,7 +62,9 @@ class Way:
     us: float
 
 
-def convolution_part(regions: Sequence[Part], device: TileDevice | None, packable: Collection[str]) -> Part:
+def convolution_part(
+    regions: Sequence[Part], device: TileDevice | None, packable: Collection[str], choose: Choose
+) -> Part:
     """Return the part that is predicted to be the fastest.
 
     Parameters
@@ -69,6 +73,8 @@ def convolution_part(regions: Sequence[Part], device: TileDevice | None, packabl
         A convolution, then with more and more of what follows it: of kind ``product``.
     packable
         Values of the model that are weights, and that plans may pack for kernels of ours.
+    choose
+        What predicts kernels of ours.
     """
     ways: list[Way] = []
     for region in reversed(regions):
@@ -77,20 +83,15 @@ def convolution_part(regions: Sequence[Part], device: TileDevice | None, packabl
             ways += library_ways(form, region, device)
             # A kernel of ours that leaves work to a chain is never faster than one that does it.
             if device is not None and not any(way.part.gemm for way in ways):
-                ways += kernel_ways(form, region, device, packable)
-    if not ways:
-        return replace(regions[0], reason="computed by torch")
-    best = best_way(ways, device)
-    plain = "matmul" in best.operators and len(best.operators) == 1
-    return replace(regions[0], reason="computed by torch") if plain else best
+                ways += kernel_ways(form, region, device, packable, choose)
+    return best_way(ways, device) if ways else regions[0]
 
 
 def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None) -> list[Way]:
     """Return the functions of torch that compute a region in one launch."""
     kind = "llvm" if device is None else device.kind
     key = (bool(form.bias), bool(form.residual), form.functions)
-    convolves = "contract" in region.operators
-    tables = ([FUNCTIONS] if convolves else []) + ([POINTS] if form.form.are_points else [])
+    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
     names = dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {}))
     return [
         Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device))
@@ -99,7 +100,7 @@ def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None
 
 
 def kernel_ways(
-    form: FusedConvolution, region: Part, device: TileDevice, packable: Collection[str]
+    form: FusedConvolution, region: Part, device: TileDevice, packable: Collection[str], choose: Choose
 ) -> list[Way]:
     """Return the region as a product by a kernel of ours, if one computes it."""
     graph = region.graph
@@ -121,7 +122,7 @@ def kernel_ways(
         residual=bool(form.residual),
     )
     try:
-        _, us = kernel_choice(gemm, device, int(str(rows)))
+        us = choose(plain_problem(gemm), device, int(str(rows))).cost.seconds * 1e6
     except LadderError:
         return []
     given = {"A": form.x, "B": form.weight, "bias": form.bias, "residual": form.residual}
@@ -129,21 +130,21 @@ def kernel_ways(
     return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), us)]
 
 
-def kernel_choice(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Schedule, float]:
-    """Return the schedule of a kernel of ours, and its predicted time in microseconds.
+def plain_problem(gemm: Gemm) -> Gemm:
+    """Return a problem without what schedules do not depend on."""
+    return replace(gemm, bias=False, epilogue=())
+
+
+@lru_cache(maxsize=1024)
+def best_candidate(gemm: Gemm, device: TileDevice, rows: int) -> Candidate:
+    """Return the best kernel of ours for a problem, by the model.
 
     Raises
     ------
     LadderError
-        If none computes the problem.
+        If none computes it.
     """
-    return _choice(replace(gemm, bias=False, epilogue=()), device, rows)
-
-
-@lru_cache(maxsize=1024)
-def _choice(gemm: Gemm, device: TileDevice, rows: int) -> tuple[Schedule, float]:
-    best = rank(gemm, device, rows)[0]
-    return best.schedule, best.cost.seconds * 1e6
+    return rank(gemm, device, rows)[0]
 
 
 def best_way(ways: Sequence[Way], device: TileDevice | None) -> Part:

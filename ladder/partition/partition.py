@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from ladder.ir.attention_found import SPELT_OUT
+from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, STILL
@@ -15,6 +16,7 @@ from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, 
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
+from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
@@ -44,6 +46,8 @@ ATTENTION = (
     rewriting("attention spelt out", SPELT_OUT),
     rewriting("views of its operands", LAYOUT_FOLDING),
     rewriting("attention takes in what lies around it", ATTENTION_FORMS),
+    rewriting("queries by tokens", QUERY_LAYOUT),
+    Pass("merge equal masks", merge_equal),
 )
 
 
@@ -60,6 +64,7 @@ def partition(
     side_by_side: bool = False,
     device: TileDevice | None = None,
     packable: Collection[str] = (),
+    choose: Choose = best_candidate,
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -77,6 +82,8 @@ def partition(
         What runs it: decides which attention and which convolutions are ours.
     packable
         Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
+    choose
+        What predicts these kernels.
 
     Raises
     ------
@@ -84,7 +91,7 @@ def partition(
         If a quantized product is none that a kernel computes.
     """
     users = readers(graph)
-    parts = Products(graph, users, set(weights), device, packable).parts()
+    parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)

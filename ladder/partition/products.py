@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from ladder.ir.convolution_gemm import as_window_gemm
-from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.partition.convolutions import convolution_part
+from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from targets import TileDevice
 from tile_types.errors import LadderError
@@ -35,6 +34,8 @@ class Products:
         What computes them: decides who convolves.
     packable
         Inputs that are weights of convolutions, and may be packed.
+    choose
+        What predicts the kernels of convolutions.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Products:
         weights: set[str],
         device: TileDevice | None = None,
         packable: Collection[str] = (),
+        choose: Choose = best_candidate,
     ) -> None:
         self.graph = graph
         self.users = users
         self.weights = weights
         self.device = device
+        self.choose = choose
         self.taken: set[str] = set()
         self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
@@ -65,8 +68,7 @@ class Products:
         """Return the part of a product."""
         if self.is_quantized(node):
             return self.quantized(node)
-        fused = node.operator == "contract" or (self.device is not None and self.device.kind == "cuda")
-        return self.convolution(node) if fused else self.plain(node)
+        return self.convolution(node) if node.operator == "contract" else self.plain(node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
@@ -181,7 +183,7 @@ class Products:
         return "residual" if gemm.residual else "token_scale"
 
     def convolution(self, node: Node) -> Part:
-        """Take a convolution, or a product of matrices, with as much of what follows as pays."""
+        """Take a convolution with as much of what follows as pays."""
         members, value = {node.name}, node.name
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
@@ -193,22 +195,46 @@ class Products:
             members, value = members | {following.name} | self.widened(following, value), following.name
             if following.tile.ttype == node.tile.ttype:
                 regions.append(self.part_of(members, value))
-        return convolution_part(regions, self.device, self.packable)
+        return convolution_part(regions, self.device, self.packable, self.choose)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""
-        following = self.single_reader(node.name)
-        if following is not None and following.operator == "add" and node.operator == "matmul":
-            other = next((v for v in following.inputs if v != node.name), None)
-            if other is not None and self.is_bias(other, following.tile.shape):
-                members = {node.name, following.name}
-                return self.part_of(members, following.name)
-        return self.part_of({node.name}, node.name)
+        members = self.with_bias(node) or {node.name}
+        return self.part_of(members, max(members, key=self.graph.positions.__getitem__))
 
-    def is_bias(self, value: str, shape: Shape) -> bool:
-        """Tell whether a value is a stored vector along the last axis."""
-        tile = self.graph.tile(value)
-        return self.graph.producer(value).operator == "input" and tile.shape == shape[-1:]
+    def with_bias(self, node: Node) -> set[str]:
+        """Return a product of two matrices with the addition that follows it, in the product's own type.
+
+        ``convert(convert(a · b) + convert(bias))``: torch adds before it rounds. Empty if nothing is added.
+        """
+        if node.operator != "matmul" or len(node.tile.shape) != 2:
+            return set()
+        members, following = {node.name}, self.single_reader(node.name)
+        value = node.name
+        if following is not None and following.operator == "convert":
+            members.add(following.name)
+            value, following = following.name, self.single_reader(following.name)
+        if following is None or following.operator != "add":
+            return set()
+        other = next((v for v in following.inputs if v != value), None)
+        if other is None or not self.is_bias(other, node):
+            return set()
+        members |= {following.name, *self.vectors(following, value)}
+        back = self.single_reader(following.name)
+        if self.graph.tile(following.name).ttype == node.tile.ttype:
+            return members
+        same = back is not None and back.operator == "convert" and back.tile.ttype == node.tile.ttype
+        return members | {back.name} if same and back is not None else set()
+
+    def is_bias(self, value: str, product: Node) -> bool:
+        """Tell whether a value is a stored vector along a product's columns, in its type."""
+        node = self.graph.producer(value)
+        node = self.graph.producer(node.inputs[0]) if node.operator == "convert" else node
+        return (
+            node.operator == "input"
+            and node.tile.shape == product.tile.shape[-1:]
+            and (node.tile.ttype == product.tile.ttype)
+        )
 
     def part_of(self, members: set[str], output: str) -> Part:
         """Return a part that torch computes."""

@@ -140,6 +140,22 @@ def test_a_cache_that_is_updated_by_position(ttype: str) -> None:
             assert torch.equal(got[:, :, : at + 1], wanted)
 
 
+def ones() -> Tensor:
+    """Return a square of truth."""
+    return torch.ones(9, 9, dtype=torch.bool)
+
+
+REPLACED: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": lambda mask: ones().triu(1),
+    "window": lambda mask: ones().triu(1) | ones().tril(-4),
+    "causal, slopes": lambda mask: ones().triu(1),
+    "all are seen": lambda mask: ones().triu(9),
+    "a row sees nothing": lambda mask: ones().triu(0),
+    "an input": lambda mask: mask > 0,
+}
+"""Case -> which scores are replaced by the least number."""
+
+
 class SpeltOut(nn.Module):
     """Attention as BERT has it, and forms near it."""
 
@@ -150,7 +166,10 @@ class SpeltOut(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = x.view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
         scores = q @ k.transpose(-1, -2)
-        if self.case == "mask before scale":
+        if self.case in REPLACED:
+            scores = scores / 4.0 + torch.arange(9) * 0.5 if "slopes" in self.case else scores / 4.0
+            scores = scores.masked_fill(REPLACED[self.case](mask), torch.finfo(scores.dtype).min)
+        elif self.case == "mask before scale":
             scores = (scores + mask) * 0.5
         else:
             scores = scores / 4.0 + mask if self.case != "no mask" else scores * 0.25
@@ -164,7 +183,8 @@ class SpeltOut(nn.Module):
 
 
 SPELT_OUT = {
-    "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0,
+    "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0, "causal": 1,
+    "window": 1, "causal, slopes": 1, "all are seen": 1, "a row sees nothing": 0, "an input": 0,
 }  # fmt: skip
 """Case -> how many attentions are found."""
 
@@ -188,6 +208,37 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+class Turned(nn.Module):
+    """Attention of rotated queries, as Llama has it."""
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        q, k, v = (part.view(2, 9, 4, 16).transpose(1, 2) for part in x.split(64, -1))
+        cos, sin = angles.cos(), angles.sin()
+        q, k = (y * cos + torch.cat((-y[..., 8:], y[..., :8]), -1) * sin for y in (q, k))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def test_queries_are_computed_token_by_token() -> None:
+    """Then so is attention's result, which nobody copies."""
+    torch.manual_seed(0)
+    x, angles = torch.randn(2, 9, 192), torch.randn(9, 16)
+    found: list[Graph] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graph = import_fx(module, examples).graph
+        found.extend((graph, simplify(graph, DEVICE)))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(Turned(), backend=backend)(x, angles)
+    before, after = found
+    (node,) = (node for node in after.nodes if node.operator == "attention")
+    q = after.producer(node.inputs[0])
+    assert (q.operator, after.tile(q.inputs[0]).shape) == ("transpose", (2, 9, 4, 16))
+    given = [x.double().numpy(), angles.double().numpy()]
+    assert np.allclose(evaluate(after, given), evaluate(before, given), atol=1e-12)
 
 
 def test_nothing_to_attend_to_is_torchs() -> None:

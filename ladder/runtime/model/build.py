@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.extents import product
 from ladder.ir.folding import fold
 from ladder.partition import partition, simplify
-from ladder.partition.convolutions import kernel_choice
+from ladder.partition.convolutions import plain_problem
 from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.compile import ANY_M, Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.compile import (
+    ANY_M,
+    Request,
+    candidate_for,
+    family_of,
+    jobs_of,
+    load_entry,
+    request_for,
+    target_of,
+)
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
@@ -77,7 +86,15 @@ def build_model(program: Program, where: torch.device) -> Built:
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
     updated = updated_inputs(program, graph)
     made = [name for name, source in program.sources.items() if source.graph is not None]
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device, packable=made)
+    parts = partition(
+        graph,
+        packed,
+        updated,
+        side_by_side=device.is_gpu,
+        device=device,
+        packable=made,
+        choose=candidate_for,
+    )
     program = with_packed(program, parts)
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
@@ -117,8 +134,8 @@ def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
     assert part.gemm is not None  # that is what a gemm part has
     if "contract" not in part.operators:
         return request_for(part.gemm, device, rows)
-    schedule, _ = kernel_choice(part.gemm, device, int(rows))
-    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, schedule),)))
+    chosen = candidate_for(plain_problem(part.gemm), device, int(rows))
+    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, chosen.schedule),)))
 
 
 def with_packed(program: Program, parts: Sequence[Part]) -> Program:

@@ -35,10 +35,14 @@ class Join:
 
 @dataclass(frozen=True)
 class Pack:
-    """The packed arrays of matrices ``[N, K]`` side by side, or computed, for the kernels of a problem."""
+    """The packed arrays of matrices ``[N, K]`` (``[K, N]`` where `turned`) side by side, for a problem.
+
+    With a graph, of the one matrix that it computes.
+    """
 
     parts: tuple[int, ...]
     gemm: Gemm
+    turned: bool = False
     graph: Graph | None = None
     count: int = len(DENSE)
 
@@ -49,9 +53,11 @@ class Pack:
         from targets import get_device
         from tile_types import quantize
 
-        tensors = [values[at].detach() for at in self.parts]
-        matrix = torch.cat(tensors) if self.graph is None else computed(self.graph, tensors)
-        matrix = matrix.reshape(self.gemm.n, self.gemm.k)
+        stored = [values[at].detach() for at in self.parts]
+        if self.graph is None:
+            matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()
+        else:
+            matrix = computed(self.graph, stored).reshape(self.gemm.n, self.gemm.k)
         packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
         return [packed.arrays[name] for name in DENSE]
 
@@ -73,15 +79,17 @@ def joins_of(source: Source) -> list[Join | Pack | Made]:
     """Return what makes the arrays of a source, in the order in which kernels take them.
 
     Packed words have rows of the weight along their first axis, what goes with them (scales, zero points)
-    along the last; a matrix or a vector has one axis for both.
+    along the last; a matrix or a vector has one axis for both; matrices ``[K, N]`` lie along the last.
     """
     joined = source.joined or (source.at,)
     if source.dense:
         assert source.gemm is not None  # that is what a weight has
-        return [Pack(tuple(at for (at,) in joined), source.gemm, source.graph)]
+        return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned, source.graph)]
     if source.graph is not None:
         return [Made(tuple(at for (at,) in joined), source.graph)]
-    return [Join(parts, -1 if at else 0) for at, parts in enumerate(zip(*joined, strict=True))]
+    return [
+        Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))
+    ]
 
 
 class Joined:

@@ -33,6 +33,8 @@ class Source:
         Instead of ``at``: the positions of each of several weights that lie side by side here.
     dense
         Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
+    turned
+        Whether plain matrices are stored as ``[K, N]``.
     graph
         Of what is computed of arguments, once: the graph that does; ``joined`` has an argument per input.
     """
@@ -42,6 +44,7 @@ class Source:
     gemm: Gemm | None = None
     joined: tuple[tuple[int, ...], ...] = ()
     dense: bool = False
+    turned: bool = False
     graph: Graph | None = None
 
 
