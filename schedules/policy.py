@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
+from math import gcd
 
 import numpy as np
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Windows
 from schedules.cost import Cost
 from schedules.cost_model import is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
@@ -46,6 +48,9 @@ GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LA
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
+
+CHANNEL_PIECES = 128
+"""Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
 
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
@@ -200,7 +205,7 @@ def tilings(
         Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    column = replace(gemm, n=1)  # what is legal does not depend on N
+    column = _column(gemm, pipeline)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
     useful = _useful_m(RULES[pipeline].tile_m, m)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
@@ -215,6 +220,18 @@ def tilings(
             if schedule not in deeper:
                 deeper[schedule] = tuple(_depths(column, device, schedule))
             yield from deeper[schedule]
+
+
+def _column(gemm: Gemm, pipeline: str) -> Gemm:
+    """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
+    plain = replace(gemm, n=1, bias=False, epilogue=(), residual=False, factor=False)
+    if pipeline not in ("wgmma", "mma"):
+        return plain
+    windows = Windows((1, 1), (2, 2)) if gemm.windows else None
+    channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
+    grouped = gemm.group_size < gemm.k
+    k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more
+    return replace(plain, k=k, group_size=gemm.group_size if grouped else k, windows=windows)
 
 
 @lru_cache(maxsize=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Case:
     device: str = "cuda/sm_90a"
     options: dict[str, Any] = field(default_factory=dict)
     residual: bool = False
+    factor: bool = False
 
 
 CASES = {
@@ -51,7 +52,7 @@ CASES = {
     ),
     "persistent, bfloat16": Case(
         Windows((1, 1), (2, 2)), 128, 70, (2, 9, 9),
-        GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True), "int4",
+        GpuSchedule("wgmma", 8, 64, stages=4, warps=4, persistent=True), "int4", factor=True,
         options={"activation": "bfloat16"},
     ),
     "int8 x int8, wgmma": Case(
@@ -66,7 +67,8 @@ CASES = {
     ),
     "7x7 of 8 channels, mma": Case(Windows((7, 7), (2, 2), (3, 3)), 8, 24, (2, 9, 11), MMA),
     "3x3 of 40 channels, sm_80": Case(
-        Windows((3, 3), padding=(1, 1)), 40, 64, (1, 5, 6), MMA, "int4", "cuda/sm_80", residual=True,
+        Windows((3, 3), padding=(1, 1)), 40, 64, (1, 5, 6), MMA, "int4", "cuda/sm_80",
+        residual=True, factor=True,
         options={"group_size": 48, "bias": True, "epilogue": ("silu",)},
     ),
     "groups of 16 channels, mma": Case(
@@ -84,6 +86,7 @@ class Drawn:
     x: torch.Tensor
     packed: PackedWeight
     bias: torch.Tensor | None
+    factor: torch.Tensor | None
     residual: torch.Tensor | None
     expected: torch.Tensor
 
@@ -92,24 +95,34 @@ def draw(case: Case) -> Drawn:
     """Draw the operands and compute the result in float64."""
     torch.manual_seed(0)
     at, device = case.windows, get_device(case.device)
-    options = {"activation": "float16", "windows": at, "residual": case.residual, **case.options}
+    options = {
+        "activation": "float16",
+        "windows": None if at.are_rows else at,
+        "residual": case.residual,
+        **case.options,
+    }
     gemm = gemm_for(case.outputs, at.points * case.channels, case.weight, **options)
+    gemm = replace(gemm, factor=case.factor)
     matrix = torch.randn(case.outputs, gemm.k) / gemm.k**0.5
     weight = ladder.quantize(matrix, case.weight, group_size=case.options.get("group_size"))
     spread = 40 if gemm.activation == "int8" else 1
     x = (torch.randn(*case.image, case.channels * at.groups) * spread).to(torch_dtype(gemm.activation))
     bias = torch.randn(case.outputs).to(x.dtype) if gemm.bias else None
+    factor = torch.rand(case.outputs) + 0.5 if gemm.factor else None
     shape = (case.image[0], *at.extents(*case.image[1:]), case.outputs)
     residual = torch.randn(shape).to(x.dtype) if gemm.residual else None
-    expected = _expected(case, x, weight, bias, residual)
+    expected = _expected(case, x, weight, factor, bias, residual)
     request = Request(gemm, device.name, Plan(((ANY_M, case.schedule),)))
-    return Drawn(request, x, pack(gemm, device, weight), bias, residual, expected)
+    return Drawn(request, x, pack(gemm, device, weight), bias, factor, residual, expected)
 
 
-def _expected(case: Case, x: torch.Tensor, weight: Any, bias: Any, residual: Any) -> torch.Tensor:
+def _expected(
+    case: Case, x: torch.Tensor, weight: Any, factor: Any, bias: Any, residual: Any
+) -> torch.Tensor:
     """Return torch's convolution of the decoded weight in float64, channels last."""
     at = case.windows
     kernel = torch.as_tensor(weight.dequantize()).double().reshape(case.outputs, *at.kernel, case.channels)
+    kernel = kernel if factor is None else kernel * factor.double()[:, None, None, None]
     added = None if bias is None else bias.double()
     y = torch.nn.functional.conv2d(
         x.double().permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), added, at.stride, at.padding,

@@ -106,7 +106,7 @@ class Conv(torch.nn.Module):
     def gathers(self, x: torch.Tensor) -> bool:
         """Tell whether a kernel gathers windows of x while it reads them."""
         eight = self.problem.activation in EIGHT_BIT
-        return x.is_cuda and not eight and not self.windows.are_rows and x.shape[1] % CHUNK == 0
+        return x.is_cuda and not eight and x.shape[1] % CHUNK == 0
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         last = x.permute(0, 2, 3, 1).to(self.product.dtype)
@@ -121,7 +121,7 @@ class Conv(torch.nn.Module):
 
 @lru_cache(maxsize=1024)
 def _request_text(gemm: Gemm, windows: Windows) -> str:
-    return Request(replace(gemm, windows=windows)).text
+    return Request(replace(gemm, windows=None if windows.are_rows else windows)).text
 
 
 def refusal(conv: torch.nn.Module) -> str:

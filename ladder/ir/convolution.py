@@ -128,15 +128,18 @@ class FusedConvolution:
     @property
     def windows(self) -> Windows | None:
         """What it multiplies, as kernels take it; None for rows."""
-        if self.form.are_points:
-            return None
-        kernel = tuple(int(str(extent)) for extent in self.form.taps)
-        settings = (kernel, self.form.stride, self.form.padding, self.form.dilation)
-        given = zip(settings, _NEUTRAL, strict=True)
-        window, stride, padding, dilation = (
-            (value[0] if len(value) > 1 else one, value[-1]) for value, one in given
-        )
-        return Windows(window, stride, padding, dilation, self.form.groups)
+        return None if self.form.are_points else windows_of(self.form)
+
+
+def windows_of(form: Convolution) -> Windows:
+    """Return the windows of a convolution of known taps along one or two axes."""
+    kernel = tuple(int(str(extent)) for extent in form.taps)
+    settings = (kernel, form.stride, form.padding, form.dilation)
+    given = zip(settings, _NEUTRAL, strict=True)
+    window, stride, padding, dilation = (
+        (value[0] if len(value) > 1 else one, value[-1]) for value, one in given
+    )
+    return Windows(window, stride, padding, dilation, form.groups)
 
 
 _NEUTRAL = (1, 1, 0, 1)

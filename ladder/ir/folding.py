@@ -5,7 +5,7 @@ in inference. Before a convolution, ``(x s + t) * w = x * (w s) + sum of w t``, 
 with zeros around x the term would be missing there. Two sums that meet share one term.
 
 What becomes of the weights depends on nothing that changes from call to call: `fold` makes inputs of it, and
-says by which graphs they are computed.
+says by which graphs they are computed. Quantized weights stay as they are: factors become one more vector.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class _Form:
         Vectors of parameters: factors of what it reads, factors and terms of its result.
     ttype
         Of the value.
+    packed
+        Whether the weight is decoded from a packed one: factors stay apart from it.
     """
 
     core: Node
@@ -86,6 +88,7 @@ class _Form:
     scale: str = ""
     shift: str = ""
     ttype: str = ""
+    packed: bool = False
 
 
 class _Folding:
@@ -143,12 +146,15 @@ class _Folding:
         return self.forms.get(value) if self.readers.get(value) == 1 else None
 
     def convolution(self, node: Node) -> _Form | None:
-        if not node.inputs[1:] or node.inputs[1] not in self.pure:
+        if not node.inputs[1:]:
             return None
         try:
             form = as_convolution(self.graph, node)
         except ShapeError:
             return None
+        if node.inputs[1] not in self.pure:
+            decodes = self.graph.producer(node.inputs[1]).operator != "input"
+            return _Form(node, ttype=node.tile.ttype.name, packed=True) if form.last and decodes else None
         if not form.last or form.groups > 1 or not _known(self.graph, node.inputs[1]):
             return None
         x, factor, term = self.before(node.inputs[0], form)
@@ -206,10 +212,21 @@ class _Folding:
     def product(self, node: Node) -> _Form | None:
         found = self.affine(node)
         if found is None:
-            return self.stencil(node)
+            return self.row_scaled(node) or self.stencil(node)
         form, vector = found
         shift = self.g.add("mul", form.shift, vector) if form.shift else ""
         return replace(form, scale=self.both("mul", form.scale, vector), shift=shift)
+
+    def row_scaled(self, node: Node) -> _Form | None:
+        """Take in the scales of rows, which are packed with a quantized weight."""
+        for value, scales in (node.inputs, node.inputs[::-1]):
+            form = self.taken(value)
+            if form is None or not form.packed or form.tail or form.scale or form.shift:
+                continue
+            if self.graph.producer(scales).operator == "input" and scales not in self.pure:
+                del self.forms[value]
+                return replace(form, tail=(node,), ttype=node.tile.ttype.name)
+        return None
 
     def sum(self, node: Node) -> _Form | str | None:
         found = self.affine(node)
@@ -313,11 +330,22 @@ class _Folding:
         """Return the terms of channels: as narrow as results of products that libraries compute."""
         if form.core.operator != "contract":
             return self.root(form.shift)
-        return self.wide(self.root(self.typed(form.shift, form.core.tile.ttype.name)))
+        stored = self.graph.tile(form.core.inputs[0]) if form.packed else form.core.tile
+        return self.wide(self.root(self.typed(form.shift, stored.ttype.name)))
 
     def contracted(self, form: _Form) -> str:
+        if form.packed:
+            return self.quantized(form)
         weight = self.root(self.scaled(self.new[form.core.inputs[1]], form))
         return self.again(form.core, form.x, weight)
+
+    def quantized(self, form: _Form) -> str:
+        """Put the convolution as it is, scales of rows, then factors of channels."""
+        value = self.again(form.core, *map(self.value, form.core.inputs))
+        for node in form.tail:
+            scales = next(name for name in node.inputs if self.graph.producer(name).operator == "input")
+            value = self.again(node, value, self.value(scales))
+        return self.g.add("mul", self.wide(value), self.root(form.scale)) if form.scale else value
 
     def summed(self, form: _Form) -> str:
         """Windows by weights that lie channel beside channel, and their sums."""

@@ -37,7 +37,7 @@ def has_power_scales(ttype: TType) -> bool:
 
 @dataclass(frozen=True)
 class Gemm:
-    """``out[m,n] = epilogue(token_scale[m] * row_scale[n] * acc[m,n] + bias[n] + residual[m,n])``.
+    """``out[m,n] = epilogue(token_scale[m] row_scale[n] factor[n] acc[m,n] + bias[n] + residual[m,n])``.
 
     ``acc[m,n] = sum_k A[m,k] * (value(code[n,k]) - zero[n,k//group_size]) * scale[n,k//group_size]``.
     M is always dynamic.
@@ -77,6 +77,8 @@ class Gemm:
         multiplies the sum over its elements; 0: one scale per row of A.
     windows
         Rows of A are windows of an image, gathered while they are read: the product is a convolution.
+    factor
+        Whether sums are multiplied by a float32 vector ``[N]`` that is no part of the weight.
     residual
         Whether a tensor ``[M, N]`` of the output type is added before the epilogue.
     """
@@ -98,6 +100,7 @@ class Gemm:
     power_scales: bool = False
     windows: Windows | None = None
     residual: bool = False
+    factor: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
@@ -153,7 +156,7 @@ class Gemm:
     @property
     def extras(self) -> tuple[str, ...]:
         """What the problem asks beyond one product with row scales: not every pipeline can."""
-        names = ("experts", "token_group", "windows", "residual")
+        names = ("experts", "token_group", "windows", "residual", "factor")
         return tuple(name for name in names if getattr(self, name))
 
     @property
@@ -168,12 +171,13 @@ class Gemm:
         their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        for name in ("n", "k", "experts", "masked", "token_group", "power_scales", "windows", "residual"):
+        for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
+            del fields[name]
+        for name in ("windows", "residual", "factor"):
             del fields[name]
         if self.windows:
             fields["windows"] = asdict(self.windows)
-        if self.residual:
-            fields["residual"] = True
+        fields |= {name: True for name in ("residual", "factor") if getattr(self, name)}
         if self.power_scales:
             fields["power_scales"] = True
         if self.experts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from ladder.ir.convolution_gemm import as_window_gemm
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
@@ -71,7 +72,7 @@ class Products:
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
-        if node.operator != "matmul":
+        if node.operator not in ("matmul", "contract"):
             return False
         read = self.behind(node.inputs[1], set())
         return bool(read) and read <= self.weights
@@ -153,7 +154,8 @@ class Products:
         """Return the region as a GEMM, or None."""
         region = extract(self.graph, members, [output])
         try:
-            gemm = as_gemm(region)
+            found = {node.operator for node in region.nodes}
+            gemm = as_window_gemm(region) if "contract" in found else as_gemm(region)
         except LadderError:
             return None
         inputs = outside_inputs(self.graph, members)
@@ -162,7 +164,7 @@ class Products:
     def roles(self, gemm: Gemm, region: Graph) -> tuple[tuple[str, str], ...]:
         """Return role -> input, from where each input is read."""
         found: dict[str, str] = {}
-        product = next(node for node in region.nodes if node.operator == "matmul")
+        product = next(node for node in region.nodes if node.operator in ("matmul", "contract"))
         found["A"] = source_of(region, product.inputs[0])
         for node in region.inputs:
             if node.name in self.weights:
@@ -170,9 +172,15 @@ class Products:
             elif node.name == found["A"]:
                 continue
             else:
-                role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else "token_scale"
+                role = self.role(gemm, node)
             found[role] = node.name
         return tuple(sorted(found.items()))
+
+    def role(self, gemm: Gemm, node: Node) -> str:
+        """Return what an input is that belongs neither to the weight nor to the activations."""
+        if node.tile.shape == (gemm.n,) and (gemm.bias or gemm.factor):
+            return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
+        return "residual" if gemm.residual else "token_scale"
 
     def convolution(self, node: Node) -> Part:
         """Take a convolution with as much of what follows as pays."""

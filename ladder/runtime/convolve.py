@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -90,12 +90,13 @@ def launch(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Call the kernel that serves so many windows, on the current stream."""
+    """Call the kernel that serves so many windows, on the current stream; ``factor`` is float32 ``[N]``."""
     gemm = kernel.gemm
     shape = output_shape(gemm, x.shape)
     m = prod(shape[:-1])
-    extras = _extras(kernel, x, bias, residual, shape)
+    extras = _extras(kernel, x, {"factor": factor, "bias": bias, "residual": residual}, shape)
     y = torch.empty(shape, dtype=kernel.output, device=x.device) if out is None else out
     if not x.is_contiguous() or x.data_ptr() % ALIGNMENT:
         x = x.clone(memory_format=torch.contiguous_format)
@@ -110,32 +111,28 @@ def launch(
 
 
 def _extras(
-    kernel: CompiledGemm,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    shape: tuple[int, ...],
+    kernel: CompiledGemm, x: torch.Tensor, given: Mapping[str, torch.Tensor | None], shape: tuple[int, ...]
 ) -> list[torch.Tensor]:
-    """Check what is added; return it as the kernel takes it."""
+    """Check what multiplies and what is added; return it as the kernel takes it."""
     gemm = kernel.gemm
     if x.dtype != kernel.dtype:
         raise DTypeError(f"x is {x.dtype}, the operator was built for {kernel.dtype}; convert x")
     extras = []
-    for name, wanted, tensor, extents in (
-        ("bias", gemm.bias, bias, (gemm.n,)),
-        ("residual", gemm.residual, residual, shape),
-    ):
-        if wanted != (tensor is not None):
-            raise ShapeError(f"the operator {'needs' if wanted else 'was built without'} {name}")
+    for name, tensor in given.items():
+        if getattr(gemm, name) != (tensor is not None):
+            verb = "needs" if getattr(gemm, name) else "was built without"
+            raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
         if tensor is None:
             continue
-        if tuple(tensor.shape) != extents or tensor.dtype != kernel.output:
+        extents = shape if name == "residual" else (gemm.n,)
+        dtype = torch.float32 if name == "factor" else kernel.output
+        if tuple(tensor.shape) != extents or tensor.dtype != dtype:
             raise ShapeError(
-                f"{name} must be {kernel.output} {list(extents)}, got {tensor.dtype} {list(tensor.shape)}"
+                f"{name} must be {dtype} {list(extents)}, got {tensor.dtype} {list(tensor.shape)}"
             )
         if tensor.device != x.device:
             raise DeviceError(f"{name} is on {tensor.device}, x is on {x.device}; move one with .to()")
-        extras.append(tensor.contiguous() if name == "bias" else tensor.contiguous().view(-1, gemm.n))
+        extras.append(tensor.contiguous().view(-1, gemm.n) if name == "residual" else tensor.contiguous())
     return extras
 
 

@@ -60,6 +60,7 @@ def simulate(
     token_scale: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
     ranges: torch.Tensor | None = None,
     target: str | TileDevice | None = None,
     expected: Any = None,
@@ -83,8 +84,8 @@ def simulate(
         The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
     bias, token_scale
         As in a call of ``op``.
-    residual
-        ``[..., N]`` that the operator adds, where it does.
+    residual, factor
+        ``[..., N]`` that the operator adds, and float32 ``[N]`` that it multiplies by, where it does.
     ranges
         Offsets or counts of the experts' tokens, for a `GroupedMatmul`; rows of no expert are not compared.
     target
@@ -121,7 +122,7 @@ def simulate(
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
     if gemm.windows or gemm.residual:
-        launch.convolve(x, packed, bias, residual)
+        launch.convolve(x, packed, {"factor": factor, "bias": bias, "residual": residual})
     elif ranges is None:
         launch.call(x, packed, bias, token_scale)
     else:
@@ -156,14 +157,14 @@ class _Entry:
         self.names = ("x", *packed.arrays, *given, "y")
         self._kernel()(x, packed, bias, token_scale)
 
-    def convolve(self, x: torch.Tensor, packed: PackedWeight, bias: Any, residual: Any) -> None:
+    def convolve(self, x: torch.Tensor, packed: PackedWeight, further: dict[str, Any]) -> None:
         """Do what a call of a convolution does, then simulate."""
         from ladder.runtime import convolve
 
         self.m = convolve.window_count(self.gemm, x)
-        extras = (("bias", bias), ("residual", residual))
-        self.names = ("x", *packed.arrays, *(name for name, extra in extras if extra is not None), "y")
-        convolve.launch(self._kernel(), x, packed.tensors, bias, residual)
+        given = (name for name, extra in further.items() if extra is not None)
+        self.names = ("x", *packed.arrays, *given, "y")
+        convolve.launch(self._kernel(), x, packed.tensors, **further)
 
     def call_experts(
         self, x: torch.Tensor, packed: PackedWeight, ranges: torch.Tensor, bias: Any, token_scale: Any

@@ -37,19 +37,28 @@ def built() -> None:
 @pytest.mark.parametrize("times", [1, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_convolution(name: str, times: int, built: None) -> None:
-    from ladder.runtime.convolve import convolve
+    from ladder.runtime.compile import compiled
+    from ladder.runtime.convolve import launch
 
     drawn = draw(enlarged(CASES[name], times))
-    tensors = (drawn.x, drawn.bias, drawn.residual)
-    x, bias, residual = (None if tensor is None else tensor.cuda() for tensor in tensors)
-    y = convolve(x, drawn.packed.to("cuda").tensors, bias, residual, drawn.request.text)
+    tensors = (drawn.x, drawn.bias, drawn.residual, drawn.factor)
+    x, bias, residual, factor = (None if tensor is None else tensor.cuda() for tensor in tensors)
+    kernel = compiled(drawn.request.text, x.device)
+    y = launch(kernel, x, drawn.packed.to("cuda").tensors, bias, residual, factor=factor)
     error = float((y.cpu().double() - drawn.expected).norm() / drawn.expected.norm())
     assert error <= BOUNDS[drawn.request.gemm.output]
 
 
 @pytest.mark.parametrize("weight", ["int4", "int8", "nf4"])
 @pytest.mark.parametrize(
-    "form", [(64, 48, 3, 1, 1, 1), (16, 64, 3, 2, 1, 1), (64, 64, 1, 2, 0, 1), (64, 8, 3, 1, 2, 2)]
+    "form",
+    [
+        (64, 48, 3, 1, 1, 1),
+        (16, 64, 3, 2, 1, 1),
+        (64, 64, 1, 2, 0, 1),
+        (64, 40, 1, 1, 0, 1),
+        (64, 8, 3, 1, 2, 2),
+    ],
 )
 def test_quantized_module(weight: str, form: tuple[int, ...]) -> None:
     import ladder
@@ -66,3 +75,35 @@ def test_quantized_module(weight: str, form: tuple[int, ...]) -> None:
     assert module.gathers(x)
     for y in (module(x), torch.compile(module, backend="eager")(x), ladder.compile(module)(x)):
         assert float((y.double() - exact).norm() / exact.norm()) <= BOUNDS["float16"]
+
+
+def test_normalised_residual_block() -> None:
+    import copy
+
+    import ladder
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.nn.BatchNorm2d(64)
+            self.b, self.m = torch.nn.Conv2d(64, 64, 1, bias=False), torch.nn.BatchNorm2d(64)
+
+        def forward(self, x):
+            return torch.relu(self.m(self.b(torch.relu(self.n(self.a(x))))) + x)
+
+    torch.manual_seed(0)
+    model = Block().half().cuda().eval().requires_grad_(False)
+    for norm in (model.n, model.m):
+        norm.running_mean.normal_(std=0.1), norm.running_var.uniform_(0.8, 1.2)
+    x = torch.randn(2, 64, 14, 14, device="cuda").half()
+    ladder.quantize_(model, "int8", convolutions=True)
+    twin = copy.deepcopy(model).double()
+    for name in "ab":
+        exact = getattr(model, name).product.canonical.dequantize("float64")
+        taps = getattr(model, name).windows.kernel
+        conv = torch.nn.Conv2d(64, 64, taps, padding=taps[0] // 2, bias=False).double().cuda()
+        conv.weight.data = torch.as_tensor(exact).cuda().view(64, *taps, 64).permute(0, 3, 1, 2)
+        setattr(twin, name, conv)
+    expected = twin(x.double())
+    for y in (model(x), ladder.compile(model)(x)):
+        assert float((y.double() - expected).norm() / expected.norm()) <= 2 * BOUNDS["float16"]

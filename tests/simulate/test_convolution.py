@@ -13,7 +13,12 @@ from ladder.api.lowered import Lowered
 def test_convolution(name: str) -> None:
     drawn = draw(CASES[name])
     result = ladder.simulate(
-        Lowered(drawn.request), drawn.x, drawn.packed, drawn.bias, residual=drawn.residual,
+        Lowered(drawn.request),
+        drawn.x,
+        drawn.packed,
+        drawn.bias,
+        factor=drawn.factor,
+        residual=drawn.residual,
         expected=drawn.expected,
-    )  # fmt: skip
+    )
     assert not result.findings, result.report()

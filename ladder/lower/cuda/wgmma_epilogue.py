@@ -112,6 +112,7 @@ def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
     """Load row scale and bias of this thread's rows and its tokens' scales, long before they are used."""
     geo, args = kernel.geo, kernel.args
     wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
+    wanted["factor"] = (args.factor, args.n)
     held: dict[str, Any] = {}
     if args.token_scale is not None and not kernel.gemm.token_group:
         held["token_scale"] = PerToken(kernel, kernel.schedule.tile_m)

@@ -41,6 +41,8 @@ class Arguments:
         has a leading axis of experts.
     image
         Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
+    factor
+        Vector ``[N]`` by which sums are multiplied.
     residual
         Tensor ``[M, N]`` that is added.
     experts, ranges, masked
@@ -67,6 +69,7 @@ class Arguments:
     masked: Expr = False
     image: tuple[Expr, ...] = ()
     residual: Any = None
+    factor: Any = None
 
 
 def scale_dtype(gemm: Gemm) -> str:
@@ -101,11 +104,12 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     ranges = b.tensor("ranges", (b.symbol("range_count"),), "int32", align=4) if each else None
     token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
     token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
+    factor = b.tensor("factor", (n,), "float32", align=4) if gemm.factor else None
     bias = b.tensor("bias", (*each, n), gemm.output, align=2) if gemm.bias else None
     residual = b.tensor("residual", (m, n), gemm.output) if gemm.residual else None
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(
         m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
         token_scale, bias, y, experts, ranges, gemm.masked,
-        image, residual,
+        image, residual, factor,
     )  # fmt: skip

@@ -243,7 +243,8 @@ def _bind_convolution(frame: Frame, step: Step) -> Bound:
     values = {role: outside[name] for role, name in step.part.roles}
     arrays = frame.packed[values.pop("B")]
     image = frame.slot[values["A"]]
-    extras = [frame.slot[values[role]] if role in values else None for role in ("bias", "residual")]
+    roles = ("bias", "residual", "factor")
+    extras = [frame.slot[values[role]] if role in values else None for role in roles]
     value = step.part.outputs[0]
     place, target = frame.slot[value], frame.target(value)
     rank = len(frame.shapes[value])
@@ -253,7 +254,8 @@ def _bind_convolution(frame: Frame, step: Step) -> Bound:
         slots[place] = out
         further = [None if slot is None else slots[slot] for slot in extras]
         rows = [_image(tensor, rank) for tensor in (x, further[1], out)]
-        launch(kernel, rows[0], [frame.values[at] for at in arrays], further[0], rows[1], rows[2])
+        weight = [frame.values[at] for at in arrays]
+        launch(kernel, rows[0], weight, further[0], rows[1], rows[2], further[2])
 
     return run
 
