@@ -68,11 +68,13 @@ class Outcome:
     """Digest of the kernel's TIR."""
     registers: int
     spilled: int
+    failure: str = ""
+    """Why it does not compile."""
 
     def __str__(self) -> str:
         gemm = self.kernel.gemm
         types = f"{gemm.weight} x {gemm.activation} g{gemm.group_size}"
-        found = f"{self.registers} registers, {self.spilled} spilled"
+        found = self.failure or f"{self.registers} registers, {self.spilled} spilled"
         return f"{self.kernel.target} {types}: {found}: {self.kernel.schedule}"
 
 
@@ -112,7 +114,13 @@ def kernels(target: str, every: int = 1, first: int = 0) -> list[Shipped]:
 
 
 def compiled(kernel: Shipped, known: Known | None = None) -> Outcome:
-    """Compile a kernel, unless an equal one is ``known``, and return what its compiler reports."""
+    """Compile a kernel, unless an equal one is ``known``, and return what its compiler reports.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        If it does not compile.
+    """
     import tvm
 
     schedule: Any = parse_schedule(kernel.schedule)
@@ -155,8 +163,13 @@ class Share:
         for kernel in self.kernels:
             if time.time() > self.deadline:
                 break
-            found.append(compiled(kernel, known))
-            known[kernel.target, found[-1].tir] = found[-1].registers, found[-1].spilled
+            try:
+                outcome = compiled(kernel, known)
+            except LadderError as error:
+                found.append(Outcome(kernel, "", 0, 0, str(error)))
+                continue
+            found.append(outcome)
+            known[kernel.target, outcome.tir] = outcome.registers, outcome.spilled
         return found
 
 
@@ -187,6 +200,7 @@ def summary(target: str, wanted: int, outcomes: Sequence[Outcome]) -> dict[str, 
         "kernels": len(outcomes),
         "distinct": len({outcome.tir for outcome in outcomes}),
         "not compiled": wanted - len(outcomes),
+        "failing": [str(outcome) for outcome in outcomes if outcome.failure],
         "spilling": [str(outcome) for outcome in outcomes if outcome.spilled],
         "most_registers": max((outcome.registers for outcome in outcomes), default=0),
     }
@@ -216,13 +230,13 @@ def run(options: argparse.Namespace) -> list[Outcome]:
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for outcomes in pool.imap_unordered(Share.outcomes, work):
             found += outcomes
-            fresh = {(o.kernel.target, o.tir): (o.registers, o.spilled) for o in outcomes}
+            fresh = {(o.kernel.target, o.tir): (o.registers, o.spilled) for o in outcomes if o.tir}
             fresh = {key: found for key, found in fresh.items() if key not in known}
             known.update(fresh)
             if options.record:
                 with options.record.open("a") as stream:
                     stream.writelines(json.dumps([*key, *found]) + "\n" for key, found in fresh.items())
-            for outcome in filter(lambda each: each.spilled, outcomes):
+            for outcome in filter(lambda each: each.spilled or each.failure, outcomes):
                 print(outcome, flush=True)
     return found
 
@@ -247,7 +261,7 @@ def main() -> None:
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
         write_json(options.output, {**facts, "targets": parts})
-    sys.exit(any(part["spilling"] for part in parts))
+    sys.exit(any(part["spilling"] or part["failing"] for part in parts))
 
 
 if __name__ == "__main__":
