@@ -138,12 +138,13 @@ def reported(functions: Mapping[str, Any], device: TileDevice) -> tuple[int, int
     if device.vendor == "amd":
         from ladder.lower.rocm.toolchain import resources_of
 
-        (report,) = resources_of(functions, device).values()
+        reports: Mapping[str, Mapping[str, int]] = resources_of(functions, device)
     else:
         from ladder.lower.cuda.toolchain import compile_functions
 
         with tempfile.TemporaryDirectory(prefix="ladder-spills-") as folder:
-            (report,) = compile_functions(functions, device, Path(folder) / "kernel.so").resources.values()
+            reports = compile_functions(functions, device, Path(folder) / "kernel.so").resources
+    (report,) = reports.values()
     spilled = sum(count for name, count in report.items() if "spill" in name or name == "scratch_bytes")
     return report.get("vgpr", report.get("registers", 0)), spilled
 

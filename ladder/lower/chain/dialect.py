@@ -120,7 +120,7 @@ class Dialect(ABC):
         plain = [self.unchanged(value, dtype) for value in (low, high)]
         if None not in plain:
             return joined(*plain)
-        return self.rounded_pair(*(_single(value) for value in (low, high)), dtype)
+        return self.rounded_pair(_single(low), _single(high), dtype)
 
 
 def _single(value: Expr) -> Expr:

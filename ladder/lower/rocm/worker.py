@@ -29,7 +29,7 @@ class Linker:
         """Answer TVM's request for a code object."""
         marked = bytearray(bytes(binary))
         marked[ABI_VERSION_AT] = self.abi
-        self.linked = self.link(marked) if self.command else bytes(marked)
+        self.linked = self.link(bytes(marked)) if self.command else bytes(marked)
         return self.linked
 
     def link(self, marked: bytes) -> bytes:
