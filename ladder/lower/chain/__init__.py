@@ -46,13 +46,14 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
 
 
-def movement_of(graph: Graph, device: TileDevice) -> MovementGraph:
+def movement_of(graph: Graph, target: str) -> MovementGraph:
     """Return the movement graph that the model ranks first for a chain on a GPU: what moves, and where."""
     from ladder.lower.chain.puts import Chain
     from ladder.movement.choose import ranked
     from ladder.movement.machines import machine_of
+    from targets import get_device
 
-    return ranked(Chain.of(graph).graph, machine_of(device))[0]
+    return ranked(Chain.of(graph).graph, machine_of(get_device(target)))[0]
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
