@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Expr = Any
 
-WARP = 32
 UNITS = 132
 """Blocks that a GPU should have at least."""
 
@@ -92,11 +91,12 @@ class Means:
 
     def emit(self) -> None:
         """Emit the whole kernel."""
-        nest, warps = self.nest, self.threads // WARP
+        nest, warps = self.nest, self.threads // self.nest.dialect.wave
         chunks = -(-self.vectors // self.lanes)
         block, thread = nest.start(prod(self.outer) * chunks, self.threads, warps * self.lanes * self.width)
-        lane = b.bind(tirx.floormod(thread, self.lanes))
-        first = b.bind(tirx.floordiv(thread, self.lanes))
+        rows = nest.dialect.wave // self.lanes
+        lane = b.bind(tirx.floordiv(tirx.floormod(thread, nest.dialect.wave), rows))
+        first = b.bind(tirx.floordiv(thread, nest.dialect.wave) * rows + tirx.floormod(thread, rows))
         chunk = b.bind(tirx.floormod(block, chunks)) if chunks > 1 else 0
         row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
         vector = b.bind(tirx.min(chunk * self.lanes + lane, self.vectors - 1))
@@ -137,26 +137,25 @@ class Means:
 
     def share(self, totals: Sequence[b.Variable], thread: Expr, lane: Expr) -> None:
         """Emit the sums of a warp's threads, one set per warp in shared memory."""
+        dialect = self.nest.dialect
+        rows = dialect.wave // self.lanes
         sums = [total.value for total in totals]
-        distance = WARP // 2
-        while distance >= self.lanes:
-            sums = [
-                b.bind(value + T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP))
-                for value in map(b.bind, sums)
-            ]
-            distance //= 2
-        begin = tirx.floordiv(thread, WARP) * (self.lanes * self.width) + lane * self.width
-        with b.when(tirx.floormod(thread, WARP) < self.lanes):
+        distance = 1
+        while distance < rows:
+            sums = [b.bind(value + dialect.exchange(value, distance, thread)) for value in map(b.bind, sums)]
+            distance *= 2
+        begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
+        with b.when(tirx.floormod(thread, rows) == 0):
             for at, value in enumerate(sums):
-                b.store(self.nest.shared, T.reinterpret("uint32", value), begin + at)
-        b.block_sync()
+                b.store(dialect.shared, T.reinterpret("uint32", value), begin + at)
+        dialect.sync()
 
     def finish(self, index: Index, thread: Expr, warps: int) -> None:
         """Emit a channel's sum over warps, and what is computed of it."""
         nest, node = self.nest, self.series[0]
         total: Expr = None
         for warp in range(warps):
-            read = T.reinterpret("float32", nest.shared[warp * self.lanes * self.width + thread])
+            read = T.reinterpret("float32", nest.dialect.shared[warp * self.lanes * self.width + thread])
             total = read if total is None else total + read
         ((_, place),) = nest.values.needed(self.value, index)
         nest.keep_cell(node, place, b.bind(total))
