@@ -181,6 +181,21 @@ def test_plans_for_gpus(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
             simulate(part.graph)
 
 
+@pytest.mark.parametrize("taps", [3, 7])
+def test_images_of_three_channels(taps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few products are sums over windows; else the channels become four."""
+    monkeypatch.setattr(stencils, "LEAST_THREADS", 1)
+    x, w, v = torch.randn(1, 3, 10, 9).half(), torch.randn(16, 3, taps, taps).half(), torch.randn(16).half()
+    plain = simplify(traced(lambda x, w, v: F.silu(F.conv2d(x, w, v, 2, taps // 2)), x, w, v), H200)
+    folded = fold(plain, [node.name for node in plain.inputs[1:]])
+    parts = partition(folded.graph, device=H200)
+    assert ["product" in part.kind for part in parts].count(True) == (taps == 7)
+    simulate(next(part.graph for part in parts if part.kind == "chain"))
+    exact = F.silu(F.conv2d(x.double(), w.double(), v.double(), 2, taps // 2)).numpy()
+    found = evaluate(plain, [value.double().numpy() for value in (x, w, v)])
+    assert np.linalg.norm(found - exact) < 1e-3 * np.linalg.norm(exact)
+
+
 def pooled() -> Graph:
     g = GraphBuilder("pool")
     x = g.add("pad", g.input("x", "float16", (2, 7, 8, 16)), low=(0, 1, 1, 0), high=(0, 1, 1, 0), value=-1e4)
