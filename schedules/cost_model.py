@@ -42,6 +42,7 @@ from schedules.legal import (
     promotes_rarely,
     registers_per_thread,
     resources,
+    stage_bytes,
 )
 from schedules.schedule import CpuSchedule, GpuSchedule, Schedule
 from targets import Core, TileDevice
@@ -75,6 +76,9 @@ PROMOTION_CYCLES = 100
 
 TENSOR_SHARE = 0.987
 """wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
+
+INGEST_BYTES = 64.0
+"""wgmma: bytes per clock that a multiprocessor takes in from L2 (convolutions on an H200: 62)."""
 
 HALF_RATE_TOKENS = 32
 """Below this many tokens a wgmma takes as long as with this many."""
@@ -258,6 +262,7 @@ def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid
     needs = resources(gemm, device, schedule)
     shared = schedule.cluster if schedule.pipeline == "wgmma" else 1
     units = usable_units(device, split * shared)
+    along_n = -(-along_n // shared) * shared  # clusters are whole: blocks beyond N repeat the last rows
     blocks = along_m * along_n * split
     rounds = -(-blocks // units)
     resident = max(1, needs.blocks_per_unit)
@@ -349,6 +354,8 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         stall = (groups - 1) * PROMOTION_CYCLES
     tokens = max(schedule.tile_m, HALF_RATE_TOKENS)
     tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * TENSOR_SHARE)
+    # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
+    tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / INGEST_BYTES)
     chain = count * stall / device.clock
     if not schedule.persistent:
         chain += BLOCK_SECONDS + _edge_seconds(schedule)

@@ -37,7 +37,10 @@ class Case:
 
 
 CASES = {
-    "3x3 wgmma": Case(Windows((3, 3), padding=(1, 1)), 64, 40, (2, 5, 7), WGMMA),
+    "3x3 wgmma": Case(
+        Windows((3, 3), padding=(1, 1)), 64, 40, (2, 5, 7),
+        GpuSchedule("wgmma", 32, tile_k=128, stages=2, warps=4),
+    ),
     "3x3 stride 2, residual": Case(
         Windows((3, 3), (2, 2), (1, 1)), 128, 64, (2, 7, 5), WGMMA, "int4", residual=True,
         options={"group_size": 64, "bias": True, "epilogue": ("relu",)},

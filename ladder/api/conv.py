@@ -39,15 +39,19 @@ class Conv(torch.nn.Module):
         What it multiplies.
     rank
         Spatial axes of x: 1 or 2.
+    spare
+        Channels of zeros by which the weight has more than x.
     """
 
-    def __init__(self, product: Linear, windows: Windows, rank: int) -> None:
+    def __init__(self, product: Linear, windows: Windows, rank: int, spare: int = 0) -> None:
         super().__init__()
-        self.product, self.windows, self.rank = product, windows, rank
+        self.product, self.windows, self.rank, self.spare = product, windows, rank, spare
 
     @classmethod
     def from_conv(cls, conv: torch.nn.Conv1d | torch.nn.Conv2d, weight: str = "int4", **options: Any) -> Conv:
         """Quantize a convolution; it is left as it is. Options as for `Linear.from_linear`.
+
+        On a GPU, channels of windows are made up to a multiple of eight: kernels gather no fewer at once.
 
         Raises
         ------
@@ -60,7 +64,9 @@ class Conv(torch.nn.Module):
         if reason:
             raise ShapeError(reason)
         rank = len(conv.kernel_size)
-        matrix = conv.weight.detach().flatten(2).transpose(1, 2).flatten(1)
+        taps = conv.weight.detach().flatten(2).transpose(1, 2)
+        spare = -conv.in_channels % CHUNK if conv.weight.is_cuda else 0
+        matrix = functional.pad(taps, (0, spare)).flatten(1)
         linear = torch.nn.Linear(
             matrix.shape[1], matrix.shape[0], conv.bias is not None, device=matrix.device, dtype=matrix.dtype
         )
@@ -72,7 +78,7 @@ class Conv(torch.nn.Module):
         product = Linear.from_linear(linear, weight, **options)
         kernel, stride = _pair(conv.kernel_size, 1), _pair(conv.stride, 1)
         padding, dilation = _pair(conv.padding, 0), _pair(conv.dilation, 1)
-        return cls(product, Windows(kernel, stride, padding, dilation), rank)
+        return cls(product, Windows(kernel, stride, padding, dilation), rank, spare)
 
     @property
     def problem(self) -> Gemm:
@@ -92,6 +98,8 @@ class Conv(torch.nn.Module):
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         at = self.windows
+        if self.spare:
+            x = functional.pad(x, (0, 0, 0, 0, 0, self.spare))
         if self.gathers(x):
             return self._gather(x)
         if at.are_points:

@@ -315,12 +315,15 @@ class Kernel:
         last = within == geo.slabs - 1
         if last:
             self.finished.set(self.ring.stage.value)
-        if geo.slabs > 1:
+        # Words that are operands as they are come into registers which products of the slab before still
+        # read: ptxas would run all products one by one (C7513).
+        early = geo.slabs > 1 and geo.bits < geo.lane
+        if early:
             self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if geo.slabs == 1:
+        if not early:
             # A ring of two stages can only be filled again once the previous one is free.
             self._fetch_next(turn, slab)
         if last:
