@@ -12,10 +12,10 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
-from ladder.frontend.torch_fx import import_fx
-from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
 
@@ -121,8 +121,8 @@ class Compiler:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
-                built = build_model(program, place)
+                few = FEW_TOKENS if copies else 0
+                built = build_prepared(prepared_for(module, examples, place, join=copies, few=few), place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)

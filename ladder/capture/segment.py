@@ -154,6 +154,7 @@ class Segment:
         self.autocast_met = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
+        self.placed: dict[str, torch.fx.Node] = {}
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()

@@ -15,11 +15,12 @@ import sysconfig
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import attrgetter, contains, getitem, is_
+from itertools import compress
+from operator import attrgetter, contains, getitem, is_, not_
 from types import MappingProxyType
 from typing import Any
 
-from ladder.capture.kinds import by_value, same_value
+from ladder.capture.kinds import by_value, has_same_value
 
 
 class _Missing:
@@ -108,26 +109,23 @@ def class_dict(kind: type) -> Any:
 class Entry:
     """One fact: `key` of `home` is `value` (or `ABSENT`; or the keys are `value`, for `WHOLE`)."""
 
-    __slots__ = ("holds", "home", "key", "path", "value")
+    __slots__ = ("home", "key", "path", "value")
 
     def __init__(self, home: Any, key: Any, value: Any, path: str) -> None:
         self.home = home
         self.key = key
         self.value = value
         self.path = path
-        self.holds = _condition(home, key, value)
 
-
-def _condition(home: Any, key: Any, value: Any) -> Callable[[], bool]:
-    if key is WHOLE:
-        return lambda: list(home) == value and [*map(type, home)] == [*map(type, value)]
-    get = partial(dict.get, home) if isinstance(home, dict) else home.get
-    if by_value(value):
-        test: Callable[[Any], bool] = eval(
-            f"lambda found: {same_value('found', value, 'value')}", {"value": value}
-        )
-        return lambda: type(found := get(key, ABSENT)) is type(value) and test(found)
-    return lambda: get(key, ABSENT) is value
+    def holds(self) -> bool:
+        """Look whether it is so."""
+        home, value = self.home, self.value
+        if self.key is WHOLE:
+            return list(home) == value and [*map(type, home)] == [*map(type, value)]
+        found = dict.get(home, self.key, ABSENT) if isinstance(home, dict) else home.get(self.key, ABSENT)
+        if found is value:
+            return True
+        return by_value(value) and type(found) is type(value) and has_same_value(found, value)
 
 
 class Table:
@@ -184,8 +182,9 @@ class Table:
         """Arrange the facts for `unchanged`."""
         entries = [entry for home in self.homes for entry in self.entries[id(home)]]
         plain = (dict, OrderedDict, MappingProxyType)
-        single = [entry for entry in entries if entry.key is not WHOLE and type(entry.home) in plain]
-        self.whole = [entry for entry in entries if entry not in single]
+        alone = [entry.key is not WHOLE and type(entry.home) in plain for entry in entries]
+        single = [*compress(entries, alone)]
+        self.whole = [*compress(entries, map(not_, alone))]
         there = [(entry.home, entry.key, entry.value) for entry in single if entry.value is not ABSENT]
         missing = [(entry.home, entry.key) for entry in single if entry.value is ABSENT]
         self.there: Any = tuple(zip(*there, strict=True)) or ((), (), ())

@@ -16,7 +16,8 @@ from ladder import knobs
 from ladder.api.model import Compiled
 from ladder.frontend.torch_fx import import_fx
 from ladder.partition import partition, simplify
-from ladder.runtime.model.build import Built, build_model, updated_inputs
+from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.prepared import updated_inputs
 
 CPU = torch.device("cpu")
 
