@@ -15,6 +15,7 @@ from ladder.api.aliasing import Separated, expected_aliasing
 from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
@@ -23,10 +24,6 @@ if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
 
 log = logging.getLogger("ladder.model")
-
-FEW_TOKENS = 16
-"""Tokens up to which plain products run on kernels of ours on a GPU: then they are as fast as they read."""
-
 
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
@@ -121,8 +118,9 @@ class Compiler:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                few = FEW_TOKENS if copies else 0
-                built = build_prepared(prepared_for(module, examples, place, join=copies, few=few), place)
+                packed_for = target_of(place) if copies else ""
+                prepared = prepared_for(module, examples, place, join=copies, packed_for=packed_for)
+                built = build_prepared(prepared, place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
