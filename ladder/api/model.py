@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.model")
 
+
 class Compiled(Captured):
     """A function or model that is captured when it runs, and whose graphs run as plans of ours.
 
