@@ -88,16 +88,16 @@ def _spelt(inner: Node, form: Form) -> tuple[Node, Node] | None:
         if not _equal(_polynomial(inner.args[0], {x: (1, 0)}), form.inner):
             continue
         for root in _within(inner, lambda node: list(node.users)):
-            same = root.meta.get("val") is not None and _same_type(root, x)
-            if same and _equal(_polynomial(root, {x: (1, 0), inner: (0, 1)}), form.outer):
+            if _same_type(root, x) and _equal(_polynomial(root, {x: (1, 0), inner: (0, 1)}), form.outer):
                 return root, x
     return None
 
 
 def _same_type(a: Node, b: Node) -> bool:
-    one, other = a.meta["val"], b.meta.get("val")
-    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return tensors and one.dtype == other.dtype and one.shape == other.shape and one.is_floating_point()
+    one, other = a.meta.get("val"), b.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.dtype == other.dtype and one.shape == other.shape and one.is_floating_point()
 
 
 def _within(start: Node, step: Callable[[Node], list[Node]]) -> Iterator[Node]:

@@ -19,7 +19,7 @@ from ladder.ir.build import GraphBuilder
 from ladder.ir.folding import fold
 from ladder.lower.chain import stencils
 from ladder.partition import partition, simplify
-from ladder.runtime.model.build import simplified, with_packed
+from ladder.runtime.model.prepared import simplified, with_packed
 from ladder.runtime.model.parameters import computed
 from targets import get_device
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.extents import product
-from ladder.ir.folding import fold
-from ladder.partition import partition, simplify
 from ladder.partition.convolutions import plain_problem
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import (
@@ -27,16 +25,18 @@ from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
-from ladder.runtime.model.program import Source
+from ladder.runtime.model.prepared import Prepared, prepare
 from schedules.schedule import Plan as SchedulePlan
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.ir.gemm import Gemm
     from ladder.ir.graph import Graph
     from ladder.partition import Part
     from ladder.runtime.model.program import Program
     from targets import TileDevice
+    from tile_types.tile import Extent
 
 
 JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
@@ -80,52 +80,45 @@ def build_model(program: Program, where: torch.device) -> Built:
     """
     from targets import get_device
 
+    return build_prepared(prepare(program, get_device(target_of(where))), where)
+
+
+def build_prepared(prepared: Prepared, where: torch.device) -> Built:
+    """Find or build the kernels of what was prepared for this device, and lay out its plan.
+
+    Raises
+    ------
+    LadderError
+        If a part has no executor there; the message names it.
+    """
+    from targets import get_device
+
     device = get_device(target_of(where))
-    program = simplified(program, device)
-    graph = program.graph
-    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    updated = updated_inputs(program, graph)
-    made = [name for name, source in program.sources.items() if source.graph is not None]
-    parts = partition(
-        graph,
-        packed,
-        updated,
-        side_by_side=device.is_gpu,
-        device=device,
-        packable=made,
-        choose=candidate_for,
-    )
-    program = with_packed(program, parts)
+    program, parts = prepared.program, prepared.parts
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
     entries = {number: kernel.entry for number, kernel in kernels.items()}
     entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
-    plan = make_plan(graph, parts, entries, family)
+    plan = make_plan(program.graph, parts, entries, family)
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
     return Built(program, plan, named, executable)
 
 
-def simplified(program: Program, device: TileDevice) -> Program:
-    """Return a program as it is partitioned: simplified, with parameters folded into weights."""
-    plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
-    folded = fold(simplify(program.graph, device), plain)
-    sources = dict(program.sources)
-    for name, graph in folded.made.items():
-        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
-        sources[name] = Source("argument", joined=read, graph=graph)
-    return replace(program, graph=folded.graph, sources=sources)
-
-
 def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
-    """Return number of a quantized product among the parts -> the request for its kernels."""
-    found = {}
+    """Return number of a quantized product among the parts -> the request for its kernels.
+
+    Equal problems are scheduled once.
+    """
+    found: dict[int, Request] = {}
+    known: dict[tuple[Gemm, Extent], Request] = {}
     for number, part in enumerate(parts):
         if part.gemm is not None:
             rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
-            found[number] = _request(part, device, rows)
+            asked = part.gemm, rows
+            found[number] = known[asked] = known.get(asked) or _request(part, device, rows)
     return found
 
 
@@ -138,19 +131,6 @@ def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
     return Request(part.gemm, device.name, SchedulePlan(((ANY_M, chosen.schedule),)))
 
 
-def with_packed(program: Program, parts: Sequence[Part]) -> Program:
-    """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
-    sources = dict(program.sources)
-    for part in parts:
-        if part.gemm is None:
-            continue
-        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
-        weight = outside[dict(part.roles)["B"]]
-        if sources[weight].graph is not None:
-            sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
-    return replace(program, sources=sources)
-
-
 def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
 ) -> tuple[dict[int, Kernel], list[Kernel]]:
@@ -161,12 +141,6 @@ def build_kernels(
         jobs += jobs_of(request)[1]
     kernels = find_or_build(jobs)
     return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
-
-
-def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
-    """Return result of the graph -> the input that takes it."""
-    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
-    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
 
 
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:

@@ -1,0 +1,173 @@
+"""What a plan is made of, before kernels: an imported program, simplified, and its parts; kept on disk.
+
+Import and partition depend on the graph and the device alone. So a new process that compiles a model again
+reads the result (`ladder.runtime.cache` keeps it as a note) and imports, traces and partitions nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from ladder.ir.folding import fold
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
+from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
+from ladder.partition import Part, partition, simplify
+from ladder.partition.parts import extract, outside_inputs
+from ladder.runtime.compile import candidate_for
+from ladder.runtime.model.program import Program, Source
+from ladder.runtime.packed import gemm_from_dict
+
+if TYPE_CHECKING:
+    from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program for one device.
+
+    Parameters
+    ----------
+    program
+        As imported, its graph simplified.
+    parts
+        Of its graph, in order.
+    """
+
+    program: Program
+    parts: Sequence[Part]
+
+
+def prepare(program: Program, device: TileDevice) -> Prepared:
+    """Simplify and divide an imported program.
+
+    Raises
+    ------
+    LadderError
+        If a quantized product is none that a kernel computes.
+    """
+    program = simplified(program, device)
+    sources = program.sources.items()
+    parts = partition(
+        program.graph,
+        [name for name, source in sources if source.kind in ("weight", "part")],
+        updated_inputs(program, program.graph),
+        side_by_side=device.is_gpu,
+        device=device,
+        packable=[name for name, source in sources if source.graph is not None],
+        choose=candidate_for,
+    )
+    return Prepared(with_packed(program, parts), parts)
+
+
+def simplified(program: Program, device: TileDevice) -> Program:
+    """Return a program as it is partitioned: simplified, with parameters folded into weights."""
+    plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
+    folded = fold(simplify(program.graph, device), plain)
+    sources = dict(program.sources)
+    for name, graph in folded.made.items():
+        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
+        sources[name] = Source("argument", joined=read, graph=graph)
+    return replace(program, graph=folded.graph, sources=sources)
+
+
+def with_packed(program: Program, parts: Sequence[Part]) -> Program:
+    """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
+    sources = dict(program.sources)
+    for part in parts:
+        if part.gemm is None:
+            continue
+        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+        weight = outside[dict(part.roles)["B"]]
+        if sources[weight].graph is not None:
+            sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
+    return replace(program, sources=sources)
+
+
+def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
+    """Return result of the graph -> the input that takes it."""
+    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
+    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
+
+
+# as data ---------------------------------------------------------------------------------------------
+
+
+def to_data(prepared: Prepared) -> dict[str, Any] | None:
+    """Return JSON-able data of which `from_data` makes an equal value; None where that cannot be.
+
+    Parts are kept by the numbers of their nodes: their graphs are cut out of the whole again.
+    """
+    program = prepared.program
+    if program.held:
+        return None  # tensors of the program's own
+    gemms: dict[Gemm, int] = {}
+    sources = {name: _fields(source, gemms) for name, source in program.sources.items()}
+    rest = {f.name: getattr(program, f.name) for f in fields(program)}
+    for name in ("graph", "sources", "held"):
+        del rest[name]
+    position = program.graph.positions
+    parts = []
+    for part in prepared.parts:
+        computed = [node.name for node in part.graph.nodes if node.operator != "input"]
+        members = [position[name] for name in computed if name in position]
+        given = {**_fields(part, gemms), "graph": part.graph.name, "members": members}
+        del given["inputs"]
+        parts.append(given)
+    data = {
+        "graph": graph_to_data(program.graph),
+        "program": rest,
+        "sources": sources,
+        "parts": parts,
+        "gemms": [asdict(gemm) for gemm in gemms],
+    }
+    try:
+        read = from_data(json.loads(json.dumps(data)))
+    except (TypeError, ValueError, KeyError):
+        return None  # something in it has no form in JSON
+    return data if read == replace(prepared, parts=list(prepared.parts)) else None
+
+
+def from_data(data: Mapping[str, Any]) -> Prepared:
+    """Read back what `to_data` gave.
+
+    Raises
+    ------
+    KeyError, IndexError, TypeError, ValueError, LadderError
+        If the data are of another form.
+    """
+    graph = graph_from_data(data["graph"])
+    gemms = [gemm_from_dict(given) for given in data["gemms"]]
+    sources = {name: Source(**_restored(given, gemms)) for name, given in data["sources"].items()}
+    rest = {name: as_tuple(value) for name, value in data["program"].items()}
+    program = Program(graph=graph, sources=sources, **rest)
+    return Prepared(program, [_part(graph, given, gemms) for given in data["parts"]])
+
+
+def _part(graph: Graph, data: Mapping[str, Any], gemms: Sequence[Gemm]) -> Part:
+    given = _restored(data, gemms)
+    members = {graph.nodes[at].name for at in given.pop("members")}
+    given["graph"] = extract(graph, members, given["outputs"], given["graph"])
+    return Part(inputs=outside_inputs(graph, members), **given)
+
+
+def _fields(value: Any, gemms: dict[Gemm, int]) -> dict[str, Any]:
+    """Return the fields of a value, its problem by number."""
+    given = {item.name: getattr(value, item.name) for item in fields(value)}
+    if given["gemm"] is not None:
+        given["gemm"] = gemms.setdefault(given["gemm"], len(gemms))
+    if isinstance(given["graph"], Graph):
+        given["graph"] = graph_to_data(given["graph"])
+    return given
+
+
+def _restored(data: Mapping[str, Any], gemms: Sequence[Gemm]) -> dict[str, Any]:
+    given = {name: as_tuple(value) for name, value in data.items()}
+    if isinstance(data["graph"], Mapping):
+        given["graph"] = graph_from_data(data["graph"])
+    if given["gemm"] is not None:
+        given["gemm"] = gemms[given["gemm"]]
+    return given
