@@ -162,3 +162,62 @@ CHANNEL_GROUPS: Rules = (
     Rule("join channels", pattern("reshape", pattern("transpose", "x", name="moved")), _join_channels),
 )
 """Channel shuffles and groups, where channels are last."""
+
+
+FEW = 32
+"""Products of an element of the result up to which sums over windows keep up with matrix cores."""
+
+VECTOR = 8
+"""Channels of the result that one thread sums side by side."""
+
+
+def _sum_windows(match: Match) -> str | None:
+    """Turn a convolution of few elements, channels last, into sums over windows: they are bound by memory."""
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    x, weight = match.root.inputs
+    shape = match.builder.tile(weight).shape
+    depth = product(shape[1:])
+    few = isinstance(depth, int) and depth <= FEW and isinstance(shape[0], int) and shape[0] % VECTOR == 0
+    if not form.last or form.groups > 1 or form.are_points or not few:
+        return None
+    image, kernel, result = _operands(match)
+    rows = match.builder.tile(x).shape
+    opened = match.builder.add("reshape", x, shape=(*rows[:-1], 1, rows[-1]))
+    features, names = result[-1], [str(axis.index) for axis in kernel[1:]]
+    given = node_attributes(match.root)
+    axes = (*image[:-1], Affine.of({features: 1}), image[-1])
+    spec = str(Indexing((axes,), (*result, *names)))
+    sizes = tuple((name, extent) for name, extent in given["sizes"] if name != features)
+    value = match.builder.add("map", opened, spec=spec, sizes=sizes, pad=given["pad"])
+    value = match.builder.add("convert", value, type="float32")
+    value = match.builder.add("mul", value, match.builder.add("convert", weight, type="float32"))
+    for _ in names:
+        axis = len(match.builder.tile(value).shape) - 1
+        value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
+    return match.builder.add("convert", value, type=match.root.tile.ttype.name)
+
+
+def _pad_channels(match: Match) -> str | None:
+    """Give three channels a fourth, of zeros: libraries have kernels for four."""
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    if not form.last or match.builder.tile(match.root.inputs[0]).shape[-1] != 3:
+        return None
+    operands = []
+    for value in match.root.inputs:
+        none = (0,) * (len(match.builder.tile(value).shape) - 1)
+        operands.append(match.builder.add("pad", value, low=(*none, 0), high=(*none, 1)))
+    given: dict[str, Any] = dict(match.root.attributes)
+    return match.builder.add("contract", *operands, **given)
+
+
+FEW_CHANNELS: Rules = (
+    Rule("few products are sums", pattern("contract"), _sum_windows),
+    Rule("three channels are four", pattern("contract"), _pad_channels),
+)
+"""For GPUs: convolutions of images as cameras give them."""

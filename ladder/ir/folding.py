@@ -25,7 +25,7 @@ WIDE = "float32"
 
 PURE = (
     "convert", "add", "sub", "mul", "div", "neg", "square", "sqrt", "rsqrt", "reshape", "transpose",
-    "broadcast", "constant", "reduce_sum",
+    "broadcast", "constant", "reduce_sum", "pad",
 )  # fmt: skip
 """Operators of what is computed of parameters."""
 
@@ -417,6 +417,9 @@ def _with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:
         )
         read = {value for other in cone.nodes for value in other.inputs}
         kept = tuple(n for n in cone.nodes if n.operator != "input" or n.name in read)
+        if not any(n.operator == "input" for n in kept):  # numbers
+            nodes.append(node)
+            continue
         made[node.name] = replace(cone, name="parameters", nodes=kept)
         nodes.append(Node(node.name, "input", (), (), (replace(node.tile, layout=None),)))
     pruned = prune(replace(graph, nodes=tuple(nodes)))

@@ -9,7 +9,7 @@ from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
-from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, STILL
+from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
@@ -51,9 +51,13 @@ ATTENTION = (
 )
 
 
+IMAGES = (rewriting("few channels", FEW_CHANNELS),)
+
+
 def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
-    """Return the graph without what changes nothing; attention as the device's kernels take it."""
-    return run_passes(graph, (*SIMPLIFY, *(ATTENTION if has_kernels(device) else ())))
+    """Return the graph without what changes nothing; as the device's kernels take attention and images."""
+    further = (*ATTENTION, *IMAGES) if device is not None and has_kernels(device) else ()
+    return run_passes(graph, (*SIMPLIFY, *further))
 
 
 def partition(

@@ -48,6 +48,12 @@ def _sum(node: Node, x: torch.Tensor) -> torch.Tensor:
     return x.sum(given["axis"], keepdim=given["keep"])
 
 
+def _padded(node: Node, x: torch.Tensor) -> torch.Tensor:
+    given = node_attributes(node)
+    borders = [int(extent) for pair in zip(given["low"], given["high"], strict=True) for extent in pair[::-1]]
+    return torch.nn.functional.pad(x, borders[::-1], value=given["value"])
+
+
 def _shape(node: Node) -> Any:
     return node.tile.shape
 
@@ -67,5 +73,6 @@ _ROWS: Mapping[str, Function] = {
     "broadcast": lambda node, x: x.expand(_shape(node)),
     "constant": _constant,
     "reduce_sum": _sum,
+    "pad": _padded,
 }
 assert set(_ROWS) == set(PURE)
