@@ -378,12 +378,14 @@ def rank(
 def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None = None) -> Candidate:
     """Return the schedule expected to be the fastest for just this M, and what it is expected to take.
 
-    What was measured of a shape like this one corrects the model. Raises as `rank`.
+    What was measured of just this shape goes before the model. Raises as `rank`.
     """
-    rows = (tuning or TuningDatabase()).measurements(device, gemm)
-    estimator = Estimator(gemm, device, rows)
-    ranked = [candidate.schedule for candidate in rank(gemm, device, m)[:NEAR_FIRST]]
-    expected = {schedule: estimator.seconds(schedule, m) for schedule in (*estimator.measured, *ranked)}
+    ranked = rank(gemm, device, m)[:NEAR_FIRST]
+    estimator = Estimator(gemm, device, (tuning or TuningDatabase()).measurements(device, gemm))
+    if not estimator.knows(m):
+        return ranked[0]
+    tried = (*estimator.measured, *(candidate.schedule for candidate in ranked))
+    expected = {schedule: estimator.seconds(schedule, m) for schedule in tried}
     best = min(expected, key=expected.__getitem__)
     return Candidate(best, replace(predict(gemm, device, best, m), seconds=expected[best]))
 
