@@ -52,6 +52,9 @@ TYPICAL_LARGE_M = 8192
 CHANNEL_PIECES = 128
 """Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
 
+NEAR_FIRST = 4
+"""How many of the best predicted schedules compete with what was measured, for one M."""
+
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
 
@@ -370,6 +373,21 @@ def rank(
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
+
+
+def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None = None) -> Candidate:
+    """Return the schedule expected to be the fastest for just this M, and what it is expected to take.
+
+    What was measured of just this shape goes before the model. Raises as `rank`.
+    """
+    ranked = rank(gemm, device, m)[:NEAR_FIRST]
+    estimator = Estimator(gemm, device, (tuning or TuningDatabase()).measurements(device, gemm))
+    if not estimator.knows(m):
+        return ranked[0]
+    tried = (*estimator.measured, *(candidate.schedule for candidate in ranked))
+    expected = {schedule: estimator.seconds(schedule, m) for schedule in tried}
+    best = min(expected, key=expected.__getitem__)
+    return Candidate(best, replace(predict(gemm, device, best, m), seconds=expected[best]))
 
 
 def _serving(gemm: Gemm, names: Sequence[str]) -> list[str]:

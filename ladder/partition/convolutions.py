@@ -16,7 +16,7 @@ from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition.parts import Part
-from schedules.policy import Candidate, rank
+from schedules.policy import Candidate, choose
 from targets import TileDevice
 from tile_types.errors import LadderError, ShapeError
 
@@ -143,14 +143,14 @@ def plain_problem(gemm: Gemm) -> Gemm:
 
 @lru_cache(maxsize=1024)
 def best_candidate(gemm: Gemm, device: TileDevice, rows: int) -> Candidate:
-    """Return the best kernel of ours for a problem, by the model.
+    """Return the best kernel of ours for a problem: as measured, or by the model.
 
     Raises
     ------
     LadderError
         If none computes it.
     """
-    return rank(gemm, device, rows)[0]
+    return choose(gemm, device, rows)
 
 
 def best_way(ways: Sequence[Way], device: TileDevice | None) -> Part:

@@ -287,9 +287,7 @@ def request_for(gemm: Gemm, device: TileDevice, m: int | str) -> Request:
     if isinstance(m, str):
         return request
     if gemm.windows:  # images of a network have one size: the schedule is chosen for just that
-        from schedules.policy import best_schedule
-
-        return replace(request, plan=Plan(((ANY_M, best_schedule(gemm, device, m)),)))
+        return replace(request, plan=Plan(((ANY_M, candidate_for(gemm, device, m).schedule),)))
     return replace(request, plan=Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
 
 
