@@ -24,17 +24,24 @@ from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 
-SIMPLIFY = (
+FIRST = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting(
-        "channels last",
-        CHANNELS_LAST + TRANSPOSE_SINKING + LAYOUT_FOLDING + CHANNEL_GROUPS + RESHAPE_SINKING,
-    ),
-    rewriting("axes of one element", STILL + LAYOUT_FOLDING),
-    Pass("merge equal nodes again", merge_equal),
 )
+
+SINKING = TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING
+
+CHANNELS = {
+    False: (rewriting("channels last", SINKING),),
+    True: (
+        rewriting("channels last", CHANNELS_LAST + SINKING + CHANNEL_GROUPS),
+        rewriting("axes of one element", STILL + LAYOUT_FOLDING),
+    ),
+}
+"""Whether convolutions want channels last -> what gives them: CPUs' libraries are faster without."""
+
+LAST = (Pass("merge equal nodes again", merge_equal),)
 
 
 Users = Mapping[str, list[Node | None]]
@@ -56,8 +63,9 @@ IMAGES = (rewriting("few channels", FEW_CHANNELS),)
 
 def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
     """Return the graph without what changes nothing; as the device's kernels take attention and images."""
+    gpu = device is not None and device.is_gpu
     further = (*ATTENTION, *IMAGES) if device is not None and has_kernels(device) else ()
-    return run_passes(graph, (*SIMPLIFY, *further))
+    return run_passes(graph, (*FIRST, *CHANNELS[gpu], *LAST, *further))
 
 
 def partition(
