@@ -404,6 +404,8 @@ def main() -> int:
         "--candidates", default="", help="JSON of what to compile, as --write-candidates wrote"
     )
     parser.add_argument("--write-candidates", default="", help="write what would be compiled, and stop")
+    parser.add_argument("--compile-only", action="store_true", help="fill the cache, measure nothing")
+    parser.add_argument("--prepared", action="store_true", help="all kernels are in the cache")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--limit", type=float, default=float("inf"), help="seconds after which no layer begins"
@@ -422,11 +424,15 @@ def main() -> int:
         Path(arguments.write_candidates).write_text(json.dumps(texts, indent=0))
         return 0
     distinct = {(str(sorted(r.gemm.shape_free().items())), str(r.plan)): r for w in work.values() for r in w}
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        failures = [text for text in pool.map(compile_one, distinct.values()) if text]
+    failures: list[str] = []
+    if not arguments.prepared:
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            failures = [text for text in pool.map(compile_one, distinct.values()) if text]
     print(
         f"{len(distinct)} kernels, {time.perf_counter() - start:.0f} s, failures: {failures[:3]}", flush=True
     )
+    if arguments.compile_only:
+        return 1 if failures else 0
     import torch
 
     torch.backends.cudnn.benchmark = True
