@@ -49,20 +49,21 @@ def test_convolution(name: str, times: int, built: None) -> None:
     assert error <= BOUNDS[drawn.request.gemm.output]
 
 
-@pytest.mark.parametrize("weight", ["int4", "int8", "nf4"])
-@pytest.mark.parametrize(
-    "form",
-    [
-        (64, 48, 3, 1, 1, 1),
-        (16, 64, 3, 2, 1, 1),
-        (64, 64, 1, 2, 0, 1),
-        (64, 40, 1, 1, 0, 1),
-        (64, 8, 3, 1, 2, 2),
-    ],
-)
-def test_quantized_module(weight: str, form: tuple[int, ...]) -> None:
+FORMS = {
+    "windows": ("int4", (64, 48, 3, 1, 1, 1)),
+    "few channels": ("int8", (3, 16, 7, 2, 3, 1)),
+    "stride": ("nf4", (16, 64, 3, 2, 1, 1)),
+    "every second point": ("int8", (64, 64, 1, 2, 0, 1)),
+    "points": ("int4", (64, 40, 1, 1, 0, 1)),
+    "dilation": ("nf4", (64, 8, 3, 1, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_quantized_module(name: str) -> None:
     import ladder
 
+    weight, form = FORMS[name]
     torch.manual_seed(0)
     conv = torch.nn.Conv2d(*form).half().cuda()
     module = ladder.Conv.from_conv(conv, weight, group_size=64)
