@@ -79,8 +79,6 @@ def test_quantized_module(name: str) -> None:
 
 
 def test_normalised_residual_block() -> None:
-    import copy
-
     import ladder
 
     class Block(torch.nn.Module):
@@ -95,16 +93,15 @@ def test_normalised_residual_block() -> None:
     torch.manual_seed(0)
     model = Block().half().cuda().eval().requires_grad_(False)
     for norm in (model.n, model.m):
-        norm.running_mean.normal_(std=0.1), norm.running_var.uniform_(0.8, 1.2)
+        norm.running_mean.normal_(std=0.1)
+        norm.running_var.uniform_(0.8, 1.2)
     x = torch.randn(2, 64, 14, 14, device="cuda").half()
+    twin = Block().double().cuda().eval().requires_grad_(False)
+    twin.load_state_dict(model.state_dict())
     ladder.quantize_(model, "int8", convolutions=True)
-    twin = copy.deepcopy(model).double()
-    for name in "ab":
-        exact = getattr(model, name).product.canonical.dequantize("float64")
-        taps = getattr(model, name).windows.kernel
-        conv = torch.nn.Conv2d(64, 64, taps, padding=taps[0] // 2, bias=False).double().cuda()
-        conv.weight.data = torch.as_tensor(exact).cuda().view(64, *taps, 64).permute(0, 3, 1, 2)
-        setattr(twin, name, conv)
+    for ours, exact in ((model.a, twin.a), (model.b, twin.b)):
+        matrix = torch.as_tensor(ours.product.canonical.dequantize("float64")).cuda()
+        exact.weight.data = matrix.view(64, *ours.windows.kernel, 64).permute(0, 3, 1, 2)
     expected = twin(x.double())
     for y in (model(x), ladder.compile(model)(x)):
         assert float((y.double() - expected).norm() / expected.norm()) <= 2 * BOUNDS["float16"]
