@@ -225,7 +225,7 @@ def library_us(name: str, found: FusedConvolution, graph: Graph, device: TileDev
         return 0.0
     costs = COSTS[name]
     blocks = ceil(rows / TILE) * ceil(found.features / TILE)
-    whole = graph.tile(found.x).shape[-1] % ALIGNED == 0  # type: ignore[operator]
+    whole = graph.tile(found.x).shape[-1] % ALIGNED == 0
     depth = ceil(found.depth / TILE) * TILE * (1 if whole else SLOWER)
     each = depth * (costs.points if found.form.are_points else costs.windows) + costs.block
     waves = max(1.0, blocks / device.units)
