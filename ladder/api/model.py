@@ -108,20 +108,25 @@ class Compiled(Captured):
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    dynamic_shapes = True
+    """Extents that change are symbols of a plan."""
+
+    numbers = False
+    """Numbers that are no symbols would be constants of a plan."""
+
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
-        examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
         reason = reason_to_refuse(examples)
         if not reason:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
+                opened = module.meta.get("open", examples)
+                program = import_fx(module, opened, join=copies, few=FEW_TOKENS if copies else 0)
                 built = build_model(program, place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:

@@ -135,8 +135,9 @@ class Check:
 class Segment:
     """What one segment has read, made, changed and computed so far."""
 
-    def __init__(self, lifted: set[str]) -> None:
+    def __init__(self, lifted: set[str], numbers: bool = True) -> None:
         self.lifted = lifted
+        self.numbers = numbers
         self.space: dict[str, Any] = {}
         self.checks: list[Check] = []
         self.steps: list[Step] = []
@@ -148,6 +149,7 @@ class Segment:
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
         self.shapes: Shapes | None = None
+        self.symbols: dict[str, Any] = {}
         self.extents: dict[str, str] = {}
         self.unliftable: set[str] = set()
         self.state_written = False
@@ -221,7 +223,7 @@ class Segment:
         if known is not None and key not in parent.written:
             return known
         first = parent.external and key not in parent.seen and key not in parent.written
-        if first and path in self.lifted and type(value) in (int, float):
+        if first and self._may_lift(path, value):
             parent.seen.add(key)
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
@@ -261,11 +263,20 @@ class Segment:
             self._meet_object(value, expression, path, stable)
         return value
 
+    def _may_lift(self, path: str, value: Any) -> bool:
+        """Say whether a number is left open: where graphs take none, only what can be a symbol."""
+        if path not in self.lifted:
+            return False
+        return type(value) in (int, float) if self.numbers else type(value) is int and value >= LEAST
+
     def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
         var = self.bind(expression, path)
         self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        return Dynamic(value, var)
+        if self.numbers:
+            return Dynamic(value, var)
+        self.shapes = self.shapes or Shapes()
+        return Dynamic(value, var, self.shapes.number(value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         var = self.bind(expression, path)
@@ -388,7 +399,7 @@ class Segment:
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
         self.paths[var] = path
-        if path in self.lifted and type(value) in (int, float):
+        if self._may_lift(path, value):
             return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
             return self.meet(value, var, path, stable=False)

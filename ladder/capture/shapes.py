@@ -23,6 +23,10 @@ LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
 
 
+MOST = 1 << 24
+"""What open extents are below: kernels compute with 32 bits."""
+
+
 class DynamicSize(tuple[Any, ...]):
     """A `torch.Size` some of whose extents are `Dynamic`."""
 
@@ -74,6 +78,17 @@ class Shapes:
             self.values[name] = tensor.shape[dim]
         return fake
 
+    def number(self, value: int, name: str) -> Any:
+        """Return the symbol of a number that is not the extent of a tensor, but open as one."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
+        self.names[symbol] = name
+        self.values[name] = value
+        return self.env.create_symintnode(symbol, hint=value, source=source)
+
     def fake_of(self, node: Node) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
         if node.fake is not None:
@@ -100,8 +115,8 @@ class Shapes:
 
     def conditions(self) -> list[str]:
         """Return what the guard must check: all that was decided about symbols."""
-        least = [f"{name} >= {LEAST}" for name in self.values]
-        return [*least, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+        within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
+        return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
 
 
 def is_open(tensor: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
 from ladder.runtime.model.attention import attention_job
 from ladder.runtime.model.chains import chain_job
-from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.executable import Executable, places_of
 from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 
@@ -97,12 +97,17 @@ def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
 ) -> tuple[dict[int, Kernel], list[Kernel]]:
     """Find or build all kernels side by side: number of a part -> its kernel, and those of products."""
-    own = [number for number, part in enumerate(parts) if part.kind in JOBS]
+    own = [number for number, part in enumerate(parts) if part.kind in JOBS and not is_empty(part)]
     jobs = [JOBS[parts[number].kind](parts[number].graph, device) for number in own]
     for request in dict.fromkeys(requests.values()):
         jobs += jobs_of(request)[1]
     kernels = find_or_build(jobs)
     return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
+
+
+def is_empty(part: Part) -> bool:
+    """Tell whether there is nothing to compute: every result has an extent 0."""
+    return all(0 in part.graph.tile(value).shape for value in part.graph.outputs)
 
 
 def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
@@ -128,6 +133,7 @@ def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: t
             held[name] = program.held[at[0]]
         elif source.kind == "argument":
             bindings[name] = at[0]
+    places = {**places_of(plan, bindings), **program.sizes}
     return Executable(
-        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins)
+        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins), places
     )
