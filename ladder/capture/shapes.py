@@ -130,12 +130,13 @@ def is_fixed(extent: Any) -> bool:
 
 
 def agrees(fake: Any, real: Any) -> bool:
-    """Say whether fakes are, for the symbols' values, what the operator gave."""
+    """Say whether fakes are, for the symbols' values, what the operator gave; strides along 1 say nothing."""
     if is_a(real, torch.Tensor):
-        shapes = (fake.shape, real.shape), (fake.stride(), real.stride())
-        return fake.dtype is real.dtype and all(
-            len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in shapes
-        )
+        if fake.dtype is not real.dtype or len(fake.shape) != len(real.shape):
+            return False
+        strides = zip(real.shape, fake.stride(), real.stride(), strict=True)
+        alike = all(_same(mine, theirs) for extent, mine, theirs in strides if extent != 1)
+        return alike and all(map(_same, fake.shape, real.shape))
     if is_a(real, tuple | list):
         return len(fake) == len(real) and all(map(agrees, fake, real))
     return real is None and fake is None

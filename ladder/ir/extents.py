@@ -82,8 +82,8 @@ def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
     return len(monomial), monomial
 
 
-def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
-    """Put numbers for the named sizes; names that ``sizes`` lacks stay symbolic."""
+def bind(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
+    """Put numbers, or other extents, for the named sizes; names that ``sizes`` lacks stay symbolic."""
     if isinstance(extent, int):
         return extent
     result: _Polynomial = {}
@@ -94,7 +94,7 @@ def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
     return _text(result)
 
 
-def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, int]) -> Shape:
+def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, Extent]) -> Shape:
     """Apply `bind` to each extent."""
     return tuple(bind(extent, sizes) for extent in shape)
 
@@ -136,7 +136,7 @@ def _divided(name: str, extent: Extent, divisor: Extent) -> Extent:
     return extent if divisor == 1 else f"{name}({extent}, {divisor})"
 
 
-def _bind_atom(atom: str, sizes: Mapping[str, int]) -> Extent:
+def _bind_atom(atom: str, sizes: Mapping[str, Extent]) -> Extent:
     if atom.isidentifier():
         return sizes.get(atom, atom)
     call = ast.parse(atom, mode="eval").body

@@ -142,7 +142,8 @@ def attend(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Tell shape and type of attention's result."""
+    """Tell shape and type of attention's result; keys and values that differ in number are refused there."""
+    torch._check(k.shape[-2] == v.shape[-2])
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
