@@ -128,7 +128,7 @@ class Compiler:
                 opened = module.meta.get("open", examples)
                 program = import_fx(module, opened, join=copies, few=FEW_TOKENS if copies else 0)
                 built = build_model(program, place)
-                run = separated(built.executable, module, examples)
+                run = separated(built.executable, module, examples, opened)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's
@@ -142,16 +142,21 @@ class Compiler:
 
 
 def separated(
-    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any]
+    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
 ) -> Callable[..., Any]:
     """Return what runs a plan whose results share memory as the program's do.
+
+    Parameters
+    ----------
+    opened
+        The examples, with symbols in place of what is open.
 
     Raises
     ------
     ImportRefused
         If results share memory that is written: plans write into copies.
     """
-    expected = expected_aliasing(module, examples)
+    expected = expected_aliasing(module, opened)
     shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
     if shares and expected.writes:
         raise ImportRefused("results share memory that the graph writes")

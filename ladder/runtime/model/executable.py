@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
-from ladder.runtime.model.sizes import reader
+from ladder.runtime.model.sizes import Sizes, evaluator, reader
 from tile_types.errors import DTypeError, ShapeError
 
 class Executable:
@@ -73,6 +73,7 @@ class Executable:
         """Symbolic size -> where a call shows it."""
         self.names = tuple(self.places)
         self._read = reader(tuple(self.places.values()))
+        self._results = [self._result(item) for item in self.results]
         self.aliases = {
             output: self.bindings[plan.in_place[value]]
             for output, value in enumerate(plan.outputs)
@@ -98,13 +99,24 @@ class Executable:
                 values = (*values, *self.joined.of(values))
         frame = self._take()
         try:
-            found = frame.call(values, self._read(values) if self.names else ())
+            sizes = self._read(values) if self.names else ()
+            found = frame.call(values, sizes)
         finally:
             self._frames.append(frame)
         for at, output in self.updates:
             if output not in self.aliases:
                 values[at].copy_(found[output])
-        return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
+        return tuple(result(found, sizes) for result in self._results)
+
+    def _result(self, item: int | tuple[Any]) -> Callable[[Sequence[Any], Sizes], Any]:
+        """Return what gives a result from the graph's outputs and the sizes: extents are worked out."""
+        if isinstance(item, int):
+            return lambda found, sizes: found[item]
+        (value,) = item
+        if not isinstance(value, str):
+            return lambda found, sizes: value
+        extent = evaluator((value,), self.names)
+        return lambda found, sizes: extent(sizes)[0]
 
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
