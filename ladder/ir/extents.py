@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ from tile_types.tile import Extent
 Shape = tuple[Extent, ...]
 _Monomial = tuple[str, ...]
 _Polynomial = dict[_Monomial, int]
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
     "ceildiv": lambda a, b: -(-a // b),
     "floordiv": lambda a, b: a // b,
@@ -80,6 +82,13 @@ def quotient(extent: Extent, divisor: Extent) -> Extent | None:
 def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
     """Order monomials: by the number of factors, then by their names."""
     return len(monomial), monomial
+
+
+def size_names(extents: Iterable[object]) -> tuple[str, ...]:
+    """Return the names of sizes in extents, as they first occur."""
+    texts = (extent for extent in extents if isinstance(extent, str))
+    names = dict.fromkeys(name for text in texts for name in _NAME.findall(text))
+    return tuple(name for name in names if name not in _DIVISIONS)
 
 
 def bind(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from ladder.ir import extents
 from ladder.ir.build import bind
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_FUNCTIONS = {"floordiv", "ceildiv"}
-
 
 def size_names(graph: Graph) -> tuple[str, ...]:
     """Return the names of all sizes as they first occur: a kernel takes them first, as integers."""
-    texts = (str(extent) for node in graph.nodes for extent in _extents(node))
-    names = dict.fromkeys(name for text in texts for name in _NAME.findall(text))
-    return tuple(name for name in names if name not in _FUNCTIONS)
+    return extents.size_names(extent for node in graph.nodes for extent in _extents(node))
 
 
 def with_plain_names(graph: Graph) -> Graph:

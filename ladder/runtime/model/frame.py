@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.partition.puts import numbered, written
-from ladder.runtime.compile import Request
+from ladder.runtime.compile import Request, target_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.graphs import Replay
@@ -24,6 +24,7 @@ from ladder.runtime.model.memory import Block, Result, divided
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import Now, Sizes, is_fixed
 from ladder.runtime.threads import keep_apart
+from targets import get_device
 
 if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
@@ -297,13 +298,13 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_attention(frame: Frame, step: Step) -> Bound:
-    call = attention_call(frame.owner.kernels[step.entry], step.part.graph)
+    entries = [frame.owner.kernels[name] for name in step.entry.split()]
+    call = attention_call(entries, step.part.graph, get_device(target_of(frame.owner.where)))
     reads, value = frame.reads(step), step.part.outputs[0]
     place, target = frame.slot[value], frame.target(value)
 
     def run(slots: Slots) -> None:
-        slots[place] = out = target()
-        call(*(slots[slot] for slot in reads), out)
+        slots[place] = call(*(slots[slot] for slot in reads), target())
 
     return run
 
