@@ -167,7 +167,8 @@ class Captured:
         ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
         tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
         holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
-        numbers that keep changing are given only as such symbols too. Where it has a true attribute ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
+        numbers that keep changing are given only as such symbols too. Where it has a true attribute
+        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:

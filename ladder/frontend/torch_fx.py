@@ -126,7 +126,10 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
                 return trace(*examples)
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
-            with mode, torch._dispatch.python.enable_python_dispatcher():  # what is made of no tensor is fake too
+            with (
+                mode,
+                torch._dispatch.python.enable_python_dispatcher(),
+            ):  # what is made of no tensor is fake too
                 return trace(*examples)
         finally:
             mode.allow_non_fake_inputs = before

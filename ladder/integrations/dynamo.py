@@ -30,10 +30,10 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
 def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any] | None:
     """Return the examples with torch's symbols for open sizes; None if there are none."""
     places = (node for node in module.graph.nodes if node.op == "placeholder")
-    known = [
-        node.meta.get("example_value", value) for node, value in zip(places, examples, strict=True)
-    ]
-    sizes = (size for value in known for size in (value.shape if isinstance(value, torch.Tensor) else [value]))
+    known = [node.meta.get("example_value", value) for node, value in zip(places, examples, strict=True)]
+    sizes = (
+        size for value in known for size in (value.shape if isinstance(value, torch.Tensor) else [value])
+    )
     return known if any(isinstance(size, torch.SymInt) for size in sizes) else None
 
 

@@ -165,7 +165,9 @@ def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]
         if len(buffer.shape) != array.ndim:
             raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
         for extent, size in zip(buffer.shape, array.shape, strict=True):
-            known = values.setdefault(extent, size) if type(extent).__name__ == "Var" else _bound(extent, values)
+            known = (
+                values.setdefault(extent, size) if type(extent).__name__ == "Var" else _bound(extent, values)
+            )
             if known != size:
                 raise SimulationError(f"argument {position}: extent {size} where {known} is expected")
     return values

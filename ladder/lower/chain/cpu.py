@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
-from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
+from ladder.lower.chain.nest import Nest, Reduction, is_zero
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
@@ -77,18 +78,32 @@ class CpuNest(Nest):
         return value if stored_type(kind) == wanted else T.Cast(wanted, value)
 
     def emit(self) -> None:
-        """Emit the rows and, in each, every result."""
+        """Emit the rows and, in each, every result: by one thread where there are few elements."""
         extents = self.row_extents()
         shape = self.graph.tile(self.graph.outputs[0]).shape[: self.rows]
         count = extents[0] if len(extents) == 1 else self.extent(product(shape))
-        largest = max_known(product(self.graph.tile(value).shape) for value in self.graph.outputs)
-        serial = largest is not None and largest < SERIAL
+        elements = [self.extent(product(self.graph.tile(value).shape)) for value in self.graph.outputs]
+        if all(isinstance(number, int) for number in elements):
+            self.emit_rows(count, extents, serial=max(elements) < SERIAL)
+            return
+        largest = elements[0]
+        for number in elements[1:]:
+            largest = tirx.max(largest, number)
+        b.either(
+            largest < SERIAL,
+            lambda: self.emit_rows(count, extents, serial=True),
+            lambda: self.emit_rows(count, extents, serial=False),
+        )
+
+    def emit_rows(self, count: Expr, extents: Sequence[Expr], serial: bool) -> None:
+        """Emit the loop over rows."""
         with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
             index = self.unravelled(row, extents)
             self.values.rows.clear()
             for value in self.graph.outputs:
                 self.result(value, index)
                 self.values.forget()
+        self.values.cells.clear()
 
     def result(self, value: str, row: Index) -> None:
         """Emit one result of a row."""

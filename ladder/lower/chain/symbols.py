@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from ladder.ir import extents
 from ladder.ir.build import bind
@@ -16,7 +17,7 @@ def size_names(graph: Graph) -> tuple[str, ...]:
 
 
 def with_plain_names(graph: Graph) -> Graph:
-    """Return a graph whose sizes have names by their order, so that equal chains of a model share a kernel."""
+    """Return a graph whose sizes are named by their order: equal chains of a model share a kernel."""
     names = size_names(graph)
     return bind(graph, {name: f"n{at}" for at, name in enumerate(names)}) if names else graph
 
@@ -27,7 +28,9 @@ def _extents(node: Node) -> Iterator[object]:
         yield from tile.shape
     kinds = get_operator(node.operator).attributes
     for name, value in node.attributes:
-        yield from _READERS.get(kinds[name].kind, lambda value: [])(value)
+        reader = _READERS.get(kinds[name].kind)
+        if reader is not None:
+            yield from reader(value)
 
 
 def _of_calls(value: object) -> list[object]:
@@ -39,7 +42,7 @@ def _of_calls(value: object) -> list[object]:
     return [found for item in value for found in _of_calls(item)]
 
 
-_READERS = {
+_READERS: Mapping[str, Callable[[Any], Iterable[object]]] = {
     "extent": lambda value: [value] if isinstance(value, str) else [],
     "extents": list,
     "sizes": lambda value: [extent for _, extent in value],

@@ -82,7 +82,7 @@ def attention_jobs(graph: Graph, device: TileDevice) -> list[Job]:
 
 
 def attention_job(graph: Graph, device: TileDevice) -> Job:
-    """Return the kernel that a part of known sizes wants: one per problem and schedule, whatever the sizes."""
+    """Return the kernel that a part of known sizes wants: one per problem and schedule."""
     form, choice = chosen(graph, node_of(graph), device)
     return _job(form, choice.schedule, device)
 

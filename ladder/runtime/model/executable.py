@@ -17,6 +17,7 @@ from ladder.runtime.model.plan import Plan
 from ladder.runtime.model.sizes import Sizes, evaluator, reader
 from tile_types.errors import DTypeError, ShapeError
 
+
 class Executable:
     """Runs a plan.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,15 +23,19 @@ from ladder.runtime.model.library import (
 )
 from ladder.runtime.model.memory import Block, Result, divided
 from ladder.runtime.model.plan import Step
-from ladder.runtime.model.sizes import Now, Sizes, is_fixed
+from ladder.runtime.model.sizes import Now, Sizes, evaluator, is_fixed
 from ladder.runtime.threads import keep_apart
 from targets import get_device
+from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
 
 Slots = list[Any]
 Bound = Callable[[Slots], None]
+
+MOST = (1 << 31) - 1
+"""Elements that 32 bits count."""
 
 STATES = 64
 """Sets of sizes whose buffers and CUDA graph a frame keeps."""
@@ -79,6 +84,9 @@ class Frame:
         self.plain: dict[int, tuple[Any, int, Any]] = {}
         for name, tensor in owner.held.items():
             self.slots[self.slot[name]] = tensor
+        chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
+        values = {value for part in chains for value in (*part.inputs, *part.outputs)}
+        self.counted = {value: evaluator(plan.tiles[value].shape, self.now.names) for value in values}
         self.steps: list[tuple[Bound, tuple[int, ...]]] = []
         self._bind(plan.steps)
 
@@ -99,6 +107,18 @@ class Frame:
         return state
 
     def _opened(self, sizes: Sizes) -> State:
+        """Return the state of sizes that are new.
+
+        Raises
+        ------
+        ShapeError
+            If a chain would read or write a tensor of so many elements that 32 bits do not count them.
+        """
+        for value, shape in self.counted.items():
+            if prod(shape(sizes)) > MOST:
+                raise ShapeError(
+                    f"{value} has more than {MOST} elements: chains of open sizes do not count on"
+                )
         grown = self.open.grown
         buffers = self.open.buffers(sizes)
         if self.open.grown != grown:
@@ -225,7 +245,7 @@ def _writes_in_place(step: Step) -> bool:
 
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
-    entry = frame.owner.kernels.get(step.entry)
+    entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
     numbers, checked = frame.now.numbers(step.sizes), not frame.is_never_empty(step)
     in_place = set(written(step.part).values())
     reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)

@@ -99,7 +99,7 @@ class Block:
     def _arena(self, sizes: Sizes, shapes: Sequence[Sequence[int]]) -> Arena:
         """Return a layout with room for shapes: that of their class if each fits there."""
         key = tuple(map(rounded_up, sizes))
-        most = [shape(key) for shape in self._shapes]
+        most: list[Sequence[int]] = [shape(key) for shape in self._shapes]
         fits = all(prod(a) <= prod(b) for a, b in zip(shapes, most, strict=True))
         key, most = (key, most) if fits else (sizes, list(shapes))
         if key not in self._layouts:

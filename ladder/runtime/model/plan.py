@@ -98,7 +98,9 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     steps = []
     for number, part in enumerate(parts):
         names = size_names(part.graph)
-        fixed = part.kind in ("chain", "view") and all(value in constant for value in part.inputs) and not names
+        fixed = (
+            part.kind in ("chain", "view") and all(value in constant for value in part.inputs) and not names
+        )
         constant |= set(part.outputs) if fixed else set()
         entry = entries.get(number, "")
         steps.append(Step(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))

@@ -70,7 +70,9 @@ def evaluator(extents: tuple[Extent, ...], names: tuple[str, ...]) -> Callable[[
         If an extent has other names.
     """
     parts = [_Places(names, extents).text(extent) for extent in extents]
-    found: Callable[[Sizes], tuple[int, ...]] = eval(f"lambda s: ({''.join(f'{p}, ' for p in parts)})", {**DIVISIONS})
+    found: Callable[[Sizes], tuple[int, ...]] = eval(
+        f"lambda s: ({''.join(f'{p}, ' for p in parts)})", {**DIVISIONS}
+    )
     return found
 
 
