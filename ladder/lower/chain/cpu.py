@@ -12,7 +12,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
-from ladder.lower.chain.nest import Nest, Reduction, is_zero
+from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
@@ -121,12 +121,19 @@ class CpuNest(Nest):
         if self.merged > 1:
             total = self.extent(product(self.graph.tile(value).shape[self.rows :]))
             at = self.probe("c", total)
+
+            def merged(at: Expr) -> Index:
+                return (*row, *self.unravelled(at, columns))
+
             self.branched(
                 value,
                 (*row, *self.unravelled(at, columns)),
                 (at,),
                 lambda: self.vector_loop(
-                    0, total, LANES, lambda at, lane: element(self.unravelled(at, columns))
+                    0,
+                    total,
+                    LANES if self.is_decided(value, merged, 0, total) else 1,
+                    lambda at, lane: element(self.unravelled(at, columns)),
                 ),
             )
         elif columns:
@@ -150,9 +157,24 @@ class CpuNest(Nest):
                     nested((*outer, at), rest[1:])
                 return
             for start, stop in cuts:
-                self.vector_loop(start, stop, 1 if inside else LANES, lambda at, lane: element((*outer, at)))
+                vector = not inside and self.is_decided(value, lambda at: (*row, *outer, at), start, stop)
+                self.vector_loop(start, stop, LANES if vector else 1, lambda at, lane: element((*outer, at)))
 
         nested((), columns)
+
+    def is_decided(self, value: str, index: Callable[[Expr], Index], start: Expr, stop: Expr) -> bool:
+        """Tell whether all lanes of every vector from ``start`` to ``stop`` lie on one side of joins and borders.
+
+        TVM takes loops with other conditions apart into single lanes, and does not do so right where values
+        are kept.
+        """
+        whole = self.values.simplified(stop - start) // LANES
+        if is_zero(whole):
+            return True
+        chunk, lane = self.probe("chunk", whole), self.probe("lane", LANES)
+        with self.values.only_loads():
+            self.reads(value, index(start + chunk * LANES + lane))
+            return not any(uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison)
 
     def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
         """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
@@ -180,7 +202,8 @@ class CpuNest(Nest):
         self.prepare(it.operand, it.at(probe), (probe,))
         nested = bool(self.values.needed(it.operand, it.at(probe)))
         self.values.forget()
-        lanes = 1 if nested or (isinstance(it.extent, int) and it.extent < LANES) else LANES
+        short = isinstance(it.extent, int) and it.extent < LANES
+        lanes = 1 if nested or short or not self.is_decided(it.operand, it.at, 0, it.extent) else LANES
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 
