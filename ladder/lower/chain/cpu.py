@@ -174,7 +174,9 @@ class CpuNest(Nest):
         chunk, lane = self.probe("chunk", whole), self.probe("lane", LANES)
         with self.values.only_loads():
             self.reads(value, index(start + chunk * LANES + lane))
-            return not any(uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison)
+            return not any(
+                uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison
+            )
 
     def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
         """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
