@@ -47,7 +47,7 @@ def mlp() -> nn.Module:
     return seeded(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16)))
 
 
-@pytest.mark.parametrize("weight", ["", "int4"])
+@pytest.mark.parametrize("weight", ["", pytest.param("int4", marks=pytest.mark.usefixtures("long_test"))])
 def test_batches(weight: str) -> None:
     """The third size makes the plan that serves the others; 1 and 0 mean something of their own."""
     model = mlp()

@@ -163,7 +163,7 @@ class CpuNest(Nest):
         nested((), columns)
 
     def is_decided(self, value: str, index: Callable[[Expr], Index], start: Expr, stop: Expr) -> bool:
-        """Tell whether all lanes of every vector from ``start`` to ``stop`` lie on one side of joins and borders.
+        """Tell whether joins and borders are decided alike for all lanes of each vector from ``start`` on.
 
         TVM takes loops with other conditions apart into single lanes, and does not do so right where values
         are kept.
