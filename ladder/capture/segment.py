@@ -30,7 +30,7 @@ from ladder.capture.kinds import (
     parts,
     same_value,
 )
-from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
+from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
 from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
@@ -265,9 +265,7 @@ class Segment:
 
     def _may_lift(self, path: str, value: Any) -> bool:
         """Say whether a number is left open: where graphs take none, only what can be a symbol."""
-        if path not in self.lifted:
-            return False
-        return type(value) in (int, float) if self.numbers else type(value) is int and value >= LEAST
+        return path in self.lifted and (type(value) in (int, float) if self.numbers else liftable(value))
 
     def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
         var = self.bind(expression, path)
@@ -306,7 +304,7 @@ class Segment:
     def _left_open(self, node: Node, path: str) -> frozenset[int]:
         """Give symbols to the lifted extents of a tensor; return which these are."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [dim for dim, extent in extents if extent >= LEAST and extent_path(path, dim) in self.lifted]
+        found = [dim for dim, extent in extents if liftable(extent) and extent_path(path, dim) in self.lifted]
         if not found or not may_be_left_open(node.obj):
             return frozenset()
         self.shapes = self.shapes or Shapes()

@@ -47,6 +47,11 @@ def may_be_left_open(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
 
 
+def liftable(value: Any) -> bool:
+    """Say whether a number that is not the extent of a tensor may be open as one."""
+    return type(value) is int and value >= LEAST
+
+
 class Shapes:
     """The symbols of one segment."""
 
@@ -98,12 +103,30 @@ class Shapes:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operator on fakes; the state of random generators stays as it is."""
+        from torch._dispatch.python import enable_python_dispatcher
+
         state = torch.get_rng_state()
         try:
-            with self.mode:
+            with self.mode, enable_python_dispatcher():  # else some operators read sizes as numbers
                 return function(*args, **kwargs)
         finally:
             torch.set_rng_state(state)
+
+    def laid_out_as(self, fake: Any, real: Any) -> Any:
+        """Return fakes of the shapes of ``fake`` that lie as what an operator gave: dense, axes in any order.
+
+        Which kernel of a library runs, and so how its result lies, fakes do not always know.
+        """
+        if is_a(real, tuple | list):
+            return type(real)(self.laid_out_as(*pair) for pair in zip(fake, real, strict=True))
+        if not is_a(real, torch.Tensor) or fake.dtype is not real.dtype or agrees(fake, real):
+            return fake
+        order = sorted(
+            range(real.dim()), key=lambda axis: (real.stride(axis), real.shape[axis]), reverse=True
+        )
+        places = sorted(range(real.dim()), key=order.__getitem__)
+        with self.mode:
+            return fake.new_empty([fake.shape[axis] for axis in order]).permute(places)
 
     def text(self, expression: Any) -> str:
         """Return an expression of symbols as Python over the variables of the guard."""
