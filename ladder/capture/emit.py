@@ -199,7 +199,7 @@ def _open_examples(segment: Segment) -> list[Any]:
     def opened(var: str, example: Any) -> Any:
         if is_a(example, torch.Tensor):
             return symbols.fake_of(segment.node(example))
-        symbol = segment.symbols.get(var)
+        symbol = symbols.given.get(var)
         return example if symbol is None else symbol
 
     return [opened(var, example) for _, var, example in segment.placeholders]

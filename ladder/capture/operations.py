@@ -203,7 +203,8 @@ class Operations(Containers):
     def _fx(self, value: Any, inputs: list[Node]) -> Any:
         """Return `value` as an argument of a graph node."""
         if type(value) is Dynamic:
-            self.segment.symbols[value.var] = value.symbol
+            if self.segment.shapes is not None:
+                self.segment.shapes.given[value.var] = value.symbol
             return self._placeholder(value.var, value.value)
         if is_a(value, torch.Tensor):
             return self._fx_tensor(value, inputs)

@@ -31,7 +31,7 @@ from ladder.capture.kinds import (
     same_value,
 )
 from ladder.capture.memory import class_dict, is_field
-from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
+from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
 from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
@@ -150,7 +150,6 @@ class Segment:
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
         self.shapes: Shapes | None = None
-        self.symbols: dict[str, Any] = {}
         self.extents: dict[str, str] = {}
         self.unliftable: set[str] = set()
         self.state_written = False
@@ -225,7 +224,7 @@ class Segment:
         if known is not None and key not in parent.written:
             return known
         first = parent.external and key not in parent.seen and key not in parent.written
-        if first and self._may_lift(path, value):
+        if first and path in self.lifted and liftable(value, self.numbers):
             parent.seen.add(key)
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
@@ -270,18 +269,11 @@ class Segment:
             self._meet_object(value, expression, path, stable)
         return value
 
-    def _may_lift(self, path: str, value: Any) -> bool:
-        """Say whether a number is left open: where graphs take none, only what can be a symbol."""
-        return path in self.lifted and (type(value) in (int, float) if self.numbers else liftable(value))
-
     def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
         var = self.bind(expression, path)
         self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        if self.numbers:
-            return Dynamic(value, var)
-        self.shapes = self.shapes or Shapes()
-        return Dynamic(value, var, self.shapes.number(value, var))
+        return Dynamic(value, var, None if self.numbers else symbol_of(self, value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         var = self.bind(expression, path)
@@ -311,7 +303,7 @@ class Segment:
     def _left_open(self, node: Node, path: str) -> frozenset[int]:
         """Give symbols to the lifted extents of a tensor; return which these are."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [dim for dim, extent in extents if liftable(extent) and extent_path(path, dim) in self.lifted]
+        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
         if not found or not may_be_left_open(node.obj):
             return frozenset()
         self.shapes = self.shapes or Shapes()
@@ -404,7 +396,7 @@ class Segment:
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
         self.paths[var] = path
-        if self._may_lift(path, value):
+        if path in self.lifted and liftable(value, self.numbers):
             return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
             return self.meet(value, var, path, stable=False)

@@ -17,7 +17,7 @@ import torch
 from ladder.capture.kinds import is_a
 
 if TYPE_CHECKING:
-    from ladder.capture.segment import Node
+    from ladder.capture.segment import Node, Segment
 
 LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
@@ -47,9 +47,9 @@ def may_be_left_open(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
 
 
-def liftable(value: Any) -> bool:
-    """Say whether a number that is not the extent of a tensor may be open as one."""
-    return type(value) is int and value >= LEAST
+def liftable(value: Any, numbers: bool) -> bool:
+    """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
+    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
 
 
 class Shapes:
@@ -64,6 +64,8 @@ class Shapes:
         self.mode = FakeTensorMode(shape_env=self.env)
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
+        self.given: dict[str, Any] = {}
+        """Variable of the guard that an operator takes -> its symbol."""
 
     def lift(self, tensor: torch.Tensor, names: dict[int, str]) -> torch.Tensor:
         """Return a fake of `tensor` whose extents `names` are symbols: variables of the guard."""
@@ -140,6 +142,12 @@ class Shapes:
         """Return what the guard must check: all that was decided about symbols."""
         within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
         return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def symbol_of(segment: Segment, value: int, name: str) -> Any:
+    """Return the symbol of a number that variable ``name`` of the guard holds."""
+    segment.shapes = segment.shapes or Shapes()
+    return segment.shapes.number(value, name)
 
 
 def is_open(tensor: torch.Tensor) -> bool:

@@ -47,12 +47,17 @@ def mlp() -> nn.Module:
     return seeded(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16)))
 
 
-@pytest.mark.parametrize("weight", ["", pytest.param("int4", marks=pytest.mark.usefixtures("long_test"))])
-def test_batches(weight: str) -> None:
+def test_batches() -> None:
     """The third size makes the plan that serves the others; 1 and 0 mean something of their own."""
-    model = mlp()
-    if weight:
-        model = ladder.quantize(model, weight, group_size=16)
+    check_batches(mlp())
+
+
+@pytest.mark.usefixtures("long_test")
+def test_batches_of_a_quantized_model() -> None:
+    check_batches(ladder.quantize(mlp(), "int4", group_size=16))
+
+
+def check_batches(model: Any) -> None:
     fast = ladder.compile(model)
     plans = []
     for count in (2, 3, 4, 5, 64, 300, 2, 1, 0, 17):
