@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -191,6 +193,15 @@ def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
     return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
 
 
+def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
+    """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
+    for constant, run in groupby(names, segment.space.__contains__):
+        if constant:
+            yield f"*{segment.constant(tuple(segment.space[name] for name in run))}"
+        else:
+            yield from run
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
@@ -212,7 +223,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
-    call = f"{segment.constant(compiled)}({', '.join(var for var, _ in inputs)})"
+    call = f"{segment.constant(compiled)}({', '.join(_spread(segment, [var for var, _ in inputs]))})"
     names = "".join(f"{node.var}, " for node in wanted)
     failed = f"return ({segment.constant(FAILED)}, None)"
     grad, autocast = segment.entry_state[STATE.index(torch.is_grad_enabled)], segment.entry_autocast
