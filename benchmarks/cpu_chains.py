@@ -1,8 +1,8 @@
 """Times memory-bound chains that turn their input on this CPU, beside torch.
 
 ``python -m benchmarks.cpu_chains --threads 1``: microseconds of the kernel of each chain and of eager torch,
-which take turns; the least and the median of all rounds. Torch allocates its results, as it does in a model; plans
-of Ladder have their memory before. No GPU is needed.
+which take turns; the least and the median of all rounds. Torch allocates its results, as it does in a model;
+plans of Ladder have their memory before. No GPU is needed.
 """
 
 from __future__ import annotations

@@ -92,3 +92,15 @@ def test_transposes_are_turned_in_registers(case: str, ttype: str) -> None:
     entry = load_entry(*chain_kernels([graph], device), "cpu")
     entry(a, other, result)
     assert torch.equal(result, torch.relu(a).permute(order) + other)
+
+
+@pytest.mark.parametrize("size", [5, 37, 64])
+def test_transposes_of_open_sizes_are_turned(size: int) -> None:
+    g = GraphBuilder("turned")
+    x = g.input("x", "float32", (2, "s", 40))
+    graph = g.finish(g.add("transpose", g.add("relu", x), permutation=(0, 2, 1)))
+    device = get_device(target_of(torch.device("cpu")))
+    assert "Shuffle" in emit_chain(graph, device, "chain").script()
+    a, result = torch.randn(2, size, 40), torch.zeros(2, 40, size)
+    load_entry(*chain_kernels([graph], device), "cpu")(size, a, result)
+    assert torch.equal(result, torch.relu(a).transpose(1, 2))

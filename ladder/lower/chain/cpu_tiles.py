@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.lower import builder as b
-from ladder.lower.chain.nest import BYTES, is_zero
+from ladder.lower.chain.nest import BYTES, is_zero, uses
 from ladder.lower.chain.values import Index, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
@@ -109,36 +109,26 @@ class CpuTiles:
         if any(isinstance(e, int) and e < SIDE for e in (self.rows, self.columns)):
             return []
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
-        chunk = nest.probe("rows", tirx.floordiv(self.rows, SIDE))
-        column = nest.probe("column", self.columns - 1)
-        lane = nest.probe("lane", SIDE)
-        places = [
-            self.place(outer, chunk * SIDE, column),
-            self.place(outer, chunk * SIDE + lane, column),
-            self.place(outer, chunk * SIDE, column + 1),
-        ]
-        found = []
+        row, column = nest.probe("row", self.rows), nest.probe("column", self.columns - 1)
         with nest.values.only_loads():
-            reads = []
-            for place in places:
-                reads.append(self.reads(place))
-                nest.values.forget()
+            reads = self.reads(self.place(outer, row, column))
+            nest.values.forget()
+            below = self.reads(self.place(outer, row, column + 1))
             if nest.values.open:
                 return []  # joins and borders take loops that are cut
-        for position, (base, beside, below) in enumerate(zip(*reads, strict=True)):
-            size = BYTES.get(stored_type(nest.graph.tile(base[0]).ttype.name), 8)
-            along, across = (self.distance(base, other) for other in (beside, below))
-            if size <= 4 and is_zero(nest.values.simplified(along - lane)) and not _small(across):
-                found.append(Turned(position, base[0], 8 * size))
+        found = []
+        for position, ((name, index), other) in enumerate(zip(reads, below, strict=True)):
+            size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 8)
+            address = nest.address(name, index)
+            across = nest.values.simplified(nest.address(*other) - address)
+            along = uses(address, (row,)) and not uses(nest.values.simplified(address - row), (row,))
+            if size <= 4 and along and not _small(across):
+                found.append(Turned(position, name, 8 * size))
         return found
 
     def reads(self, place: Index) -> list[tuple[str, Index]]:
         """Return what the results at a place read, in order; call it within `Values.only_loads`."""
         return [read for value in self.nest.graph.outputs for read in self.nest.reads(value, place)]
-
-    def distance(self, base: tuple[str, Index], other: tuple[str, Index]) -> Expr:
-        """Return the elements between two reads of an input."""
-        return self.nest.values.simplified(self.nest.address(*other) - self.nest.address(*base))
 
     # ---- loops ---------------------------------------------------------------------------------------
     def emit(self) -> None:
