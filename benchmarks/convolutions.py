@@ -160,11 +160,11 @@ def sweep(gemm: Gemm, m: int, count: int) -> list[Schedule]:
 
 def chosen(gemm: Gemm, m: int, count: int) -> list[Schedule]:
     """Return the policy's schedule."""
-    from ladder.runtime.compile import plan_for, request_for
+    from schedules.policy import choose
     from targets import get_device
 
     del count
-    return [plan_for(request_for(gemm, get_device("cuda/sm_90a"), m)).schedule_for(m)]
+    return [choose(gemm, get_device("cuda/sm_90a"), m).schedule]
 
 
 def request(gemm: Gemm, schedule: Schedule) -> Any:
@@ -352,8 +352,14 @@ def report(rows: Sequence[dict[str, Any]], bandwidth: float) -> None:
             f" fused {torch_us.get('cudnn fused', 0):6.2f} alone {torch_us.get('torch conv2d alone', 0):6.2f}"
         )
         for weight in dict.fromkeys(row["weight"] for row in here if "weight" in row):
-            own = min((row for row in here if row.get("weight") == weight), key=lambda row: row["us"])
-            text += f" | {own['way']} {own['us']:6.2f} x{best / own['us']:.2f}"
+            mine = [row for row in here if row.get("weight") == weight]
+            ways = [row for row in mine if not row["way"].startswith("rows")]
+            for own in sorted(ways, key=lambda row: row["us"])[:1]:
+                text += f" | {own['way']} {own['us']:6.2f} x{best / own['us']:.2f}"
+            for row in mine:
+                if row["way"].startswith("rows"):  # whose windows must be written first
+                    first = 2 * row["m"] * row["k"] / bandwidth * 1e6
+                    text += f" (gathered first: {first:.1f} + {row['us']:.1f})"
         m, n, k = (here[0][key] for key in "mnk")
         moved = 2 * (m * n + n * k) + 2 * m * k / max(1, int(name.split()[1][0]) ** 2)
         floors = moved / bandwidth * 1e6, 2 * m * n * k / PEAK * 1e6
@@ -398,6 +404,8 @@ def main() -> int:
         "--candidates", default="", help="JSON of what to compile, as --write-candidates wrote"
     )
     parser.add_argument("--write-candidates", default="", help="write what would be compiled, and stop")
+    parser.add_argument("--compile-only", action="store_true", help="fill the cache, measure nothing")
+    parser.add_argument("--prepared", action="store_true", help="all kernels are in the cache")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
         "--limit", type=float, default=float("inf"), help="seconds after which no layer begins"
@@ -416,11 +424,15 @@ def main() -> int:
         Path(arguments.write_candidates).write_text(json.dumps(texts, indent=0))
         return 0
     distinct = {(str(sorted(r.gemm.shape_free().items())), str(r.plan)): r for w in work.values() for r in w}
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        failures = [text for text in pool.map(compile_one, distinct.values()) if text]
+    failures: list[str] = []
+    if not arguments.prepared:
+        with ProcessPoolExecutor(arguments.jobs) as pool:
+            failures = [text for text in pool.map(compile_one, distinct.values()) if text]
     print(
         f"{len(distinct)} kernels, {time.perf_counter() - start:.0f} s, failures: {failures[:3]}", flush=True
     )
+    if arguments.compile_only:
+        return 1 if failures else 0
     import torch
 
     torch.backends.cudnn.benchmark = True
