@@ -122,18 +122,12 @@ def kernel_ways(
         residual=bool(form.residual),
     )
     try:
-        us = kernel_us(gemm, int(str(rows)), choose(plain_problem(gemm), device, int(str(rows))))
+        us = WARM * 1e6 * choose(plain_problem(gemm), device, int(str(rows))).cost.seconds
     except LadderError:
         return []
     given = {"A": form.x, "B": form.weight, "bias": form.bias, "residual": form.residual}
     roles = tuple(sorted((role, name) for role, name in given.items() if name))
     return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), us)]
-
-
-def kernel_us(gemm: Gemm, rows: int, chosen: Candidate) -> float:
-    """Return the time of a kernel of ours: the model's, with what 39 layers on an H200 say of it (9 %)."""
-    padded = ceil(rows / TILE) * TILE * ceil(gemm.n / TILE) * TILE * 2
-    return WARM * (1.4 + 0.7 * chosen.cost.seconds * 1e6 + padded / 1.8e6)
 
 
 def plain_problem(gemm: Gemm) -> Gemm:
@@ -231,7 +225,7 @@ def library_us(name: str, found: FusedConvolution, graph: Graph, device: TileDev
         return 0.0
     costs = COSTS[name]
     blocks = ceil(rows / TILE) * ceil(found.features / TILE)
-    whole = graph.tile(found.x).shape[-1] % ALIGNED == 0  # type: ignore[operator]
+    whole = graph.tile(found.x).shape[-1] % ALIGNED == 0
     depth = ceil(found.depth / TILE) * TILE * (1 if whole else SLOWER)
     each = depth * (costs.points if found.form.are_points else costs.windows) + costs.block
     waves = max(1.0, blocks / device.units)

@@ -10,7 +10,8 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir.windows import Windows
 from ladder.partition import partition
 from ladder.runtime import convolve
-from ladder.runtime.model.build import gemm_requests, simplified
+from ladder.runtime.model.build import gemm_requests
+from ladder.runtime.model.prepared import simplified
 from schedules.schedule import GpuSchedule
 from targets import get_device
 

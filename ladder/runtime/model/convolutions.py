@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-from ladder.ir.build import bind
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.parts import Part
+from ladder.runtime.model.sizes import Now, Numbers
 from tile_types.errors import LadderError
 
 Run = Callable[..., torch.Tensor]
+Call = Callable[[torch.Tensor, torch.Tensor, Any, Any], torch.Tensor]
+"""(image, kernel, bias, residual) -> result, channels last."""
 
 
 def convolution_title(part: Part) -> str:
@@ -28,7 +30,7 @@ def _plain(part: Part) -> Convolution:
     return as_convolution(part.graph, node)
 
 
-def convolution_run(part: Part, sizes: Mapping[str, int]) -> Run:
+def convolution_run(part: Part, now: Now) -> Run:
     """Return ``(operands...) -> result`` of a convolution, in the order of the part's inputs.
 
     Raises
@@ -36,42 +38,39 @@ def convolution_run(part: Part, sizes: Mapping[str, int]) -> Run:
     LadderError
         If this torch lacks the function that the plan names.
     """
-    graph = bind(part.graph, sizes)
-    shape = tuple(int(str(extent)) for extent in graph.tile(graph.outputs[0]).shape)
+    graph = part.graph
+    shape = now.numbers(graph.tile(graph.outputs[0]).shape)
     by = dict(part.roles).get("by")
     if by is None:
-        return _channels_first(_plain(part), tuple(map(int, _shape_of(part, sizes))))
+        return _channels_first(_plain(part), shape)
     found = as_fused_convolution(graph)
     order = [node.name for node in graph.inputs]
     roles = (found.x, found.weight, found.bias, found.residual)
     places = [order.index(name) if name else None for name in roles]
-    call = _CALLS[by](found, shape)
+    call = _CALLS[by](found)
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
-        return call(*(None if place is None else operands[place] for place in places))
+        given: Any = (None if place is None else operands[place] for place in places)
+        return call(*given).reshape(shape())
 
     return run
 
 
-def _shape_of(part: Part, sizes: Mapping[str, int]) -> Any:
-    return bind(part.graph, sizes).tile(part.graph.outputs[0]).shape
-
-
-def _channels_first(form: Convolution, shape: tuple[int, ...]) -> Run:
+def _channels_first(form: Convolution, shape: Numbers) -> Run:
     function = getattr(torch.nn.functional, f"conv{form.rank}d")
 
     def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if form.groups > 1:
             x, weight = x.flatten(1, 2), weight.flatten(0, 1)
         y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
-        return y.reshape(shape)  # type: ignore[no-any-return]
+        return y.reshape(shape())  # type: ignore[no-any-return]
 
     return run
 
 
-def _images(form: Convolution, x: torch.Tensor, groups: int) -> torch.Tensor:
+def _images(form: Convolution, x: torch.Tensor) -> torch.Tensor:
     """Return ``[N, C, H, W]`` of channels last ``[N, (H,) W, (g,) C]``: the same memory."""
-    x = x.flatten(-2) if groups > 1 else x
+    x = x.flatten(-2) if form.groups > 1 else x
     x = x.unsqueeze(1) if form.rank == 1 else x
     return x.movedim(-1, 1)
 
@@ -83,81 +82,64 @@ def _kernels(form: Convolution, weight: torch.Tensor) -> torch.Tensor:
     return weight.movedim(-1, 1)
 
 
-def _settings(form: Convolution) -> tuple[list[int], list[int], list[int]]:
-    """Return stride, padding and dilation along two axes."""
-    if form.rank == 1:
-        return [1, *form.stride], [0, *form.padding], [1, *form.dilation]
-    return list(form.stride), list(form.padding), list(form.dilation)
+def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
+    """Return stride, padding, dilation and groups; an image of one row stands for one axis."""
+    one = form.rank == 1
+    stride, padding, dilation = list(form.stride), list(form.padding), list(form.dilation)
+    return [1] * one + stride, [0] * one + padding, [1] * one + dilation, form.groups
 
 
-def _convolve(found: FusedConvolution, shape: tuple[int, ...]) -> Run:
-    form = found.form
-    if form.rank > 2:
-        return _convolve_any(form, shape)
-    stride, padding, dilation = _settings(form)
+def _convolve(found: FusedConvolution) -> Call:
+    form, settings = found.form, _settings(found.form)
+    function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        images, kernels = _images(form, x, form.groups), _kernels(form, weight)
-        y = torch.conv2d(images, kernels, bias, stride, padding, dilation, form.groups)
-        return y.movedim(1, -1).reshape(shape)
+        y = function(_images(form, x), _kernels(form, weight), bias, *settings)
+        return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
 
 
-def _convolve_any(form: Convolution, shape: tuple[int, ...]) -> Run:
-    function = getattr(torch.nn.functional, f"conv{form.rank}d")
+def _convolve_relu(found: FusedConvolution) -> Call:
+    form, function, settings = found.form, _function(RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        images, kernels = _images(form, x, form.groups), _kernels(form, weight)
-        y = function(images, kernels, bias, form.stride, form.padding, form.dilation, form.groups)
-        return y.movedim(1, -1).reshape(shape)  # type: ignore[no-any-return]
+        y = function(_images(form, x), _kernels(form, weight), bias, *settings)
+        return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
 
 
-def _convolve_relu(found: FusedConvolution, shape: tuple[int, ...]) -> Run:
-    form, function = found.form, _function(RELU)
-    settings = (*_settings(form), form.groups)
-
-    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
-        y = function(_images(form, x, form.groups), _kernels(form, weight), bias, *settings)
-        return y.movedim(1, -1).reshape(shape)  # type: ignore[no-any-return]
-
-    return run
-
-
-def _convolve_add_relu(found: FusedConvolution, shape: tuple[int, ...]) -> Run:
-    form, function = found.form, _function(ADD_RELU)
-    settings = (*_settings(form), form.groups)
+def _convolve_add_relu(found: FusedConvolution) -> Call:
+    form, function, settings = found.form, _function(ADD_RELU), _settings(found.form)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: torch.Tensor) -> torch.Tensor:
-        other = _images(form, residual, form.groups)
-        y = function(_images(form, x, form.groups), _kernels(form, weight), other, 1.0, bias, *settings)
-        return y.movedim(1, -1).reshape(shape)  # type: ignore[no-any-return]
+        other = _images(form, residual)
+        y = function(_images(form, x), _kernels(form, weight), other, 1.0, bias, *settings)
+        return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run
 
 
-def _rows(found: FusedConvolution, shape: tuple[int, ...]) -> Run:
+def _rows(found: FusedConvolution) -> Call:
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         rows, matrix = x.reshape(-1, found.depth), weight.reshape(-1, found.depth).t()
-        y = torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
-        return y.view(shape)
+        return torch.mm(rows, matrix) if bias is None else torch.addmm(bias, rows, matrix)
 
     return run
 
 
-def _rows_relu(found: FusedConvolution, shape: tuple[int, ...]) -> Run:
+def _rows_relu(found: FusedConvolution) -> Call:
     function = _function(ADDMM_RELU)
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         rows, matrix = x.reshape(-1, found.depth), weight.reshape(-1, found.depth).t()
-        return function(bias, rows, matrix).view(shape)  # type: ignore[no-any-return]
+        return function(bias, rows, matrix)  # type: ignore[no-any-return]
 
     return run
 
 
-_CALLS: Mapping[str, Callable[[FusedConvolution, tuple[int, ...]], Run]] = {
+_CALLS: Mapping[str, Callable[[FusedConvolution], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,
