@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def build_all(
 ) -> set[tuple[Point, Placement | None]]:
     """Build side by side, ours and torch's; returns what was built of ours."""
     wanted = list(dict.fromkeys(point for point, _ in jobs))
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         theirs = [pool.submit(build_theirs, point, modes) for point in wanted if modes]
         outcomes = list(pool.map(build, *zip(*jobs, strict=True)))
     for point, compiled in zip(wanted, theirs, strict=False):
