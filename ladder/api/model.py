@@ -12,11 +12,11 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
-from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.compile import target_of
-from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
 
@@ -120,8 +120,8 @@ class Compiler:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
                 packed_for = target_of(place) if copies else ""
-                program = import_fx(module, examples, join=copies, packed_for=packed_for)
-                built = build_model(program, place)
+                prepared = prepared_for(module, examples, place, join=copies, packed_for=packed_for)
+                built = build_prepared(prepared, place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)

@@ -288,8 +288,8 @@ def _absent(
 def plan_for_device(program: Program, device: TileDevice) -> Plan:
     """Return the plan of a program for any device; nothing is compiled."""
     from ladder.partition import partition, simplify
-    from ladder.runtime.model.build import updated_inputs
     from ladder.runtime.model.plan import make_plan
+    from ladder.runtime.model.prepared import updated_inputs
 
     graph = simplify(program.graph, device)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]

@@ -18,7 +18,8 @@ from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
-from ladder.runtime.model.build import Built, build_model, updated_inputs
+from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.prepared import updated_inputs
 from targets import TileDevice
 
 CPU = torch.device("cpu")
