@@ -133,11 +133,15 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
 
 def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..., Any]]:
     """Return what functions become in the epilogue of a kernel."""
-    if device.kind != "cuda" or gemm.output not in ("float16", "bfloat16"):
+    from ladder.lower import builder
+
+    if device.kind != "cuda":
         return {}
+    if gemm.output not in ("float16", "bfloat16"):
+        return {"keep": builder.bind}
     from ladder.lower.cuda.functions import CHEAP
 
-    return CHEAP
+    return {**CHEAP, "keep": builder.bind}
 
 
 def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
