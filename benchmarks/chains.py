@@ -100,8 +100,8 @@ def build_theirs(point: Point, modes: Sequence[str]) -> str:
     """Let torch compile a chain, every kernel that it would choose from, into its cache."""
     import torch
 
-    arguments = draw(point)
     try:
+        arguments = draw(point)
         with as_torch_compiles():
             for mode in modes:
                 torch._dynamo.reset()
@@ -262,12 +262,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds of measuring")
     parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--prepared", action="store_true", help="everything was built before")
+    parser.add_argument("--smallest-first", action="store_true", help="where time may end")
     options = parser.parse_args(arguments)
     wanted = points([part for part in options.chains.split(",") if part])
+    wanted = wanted[::-1] if options.smallest_first else wanted
     began = time.perf_counter()
     jobs = [(point, mapping) for point in wanted for mapping in candidates(point, options.everything)]
     modes = [mode for mode in options.modes.split(",") if mode]
-    built = build_all(jobs, options.jobs, modes)
+    built = set(jobs) if options.prepared else build_all(jobs, options.jobs, modes)
     print(f"built {len(built)} of {len(jobs)} kernels in {time.perf_counter() - began:.1f} s", flush=True)
     if options.build_only:
         return
