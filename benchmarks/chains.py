@@ -81,7 +81,7 @@ def candidates(point: Point, everything: bool) -> list[Placement | None]:
     """Return the mappings to build: None for the model's choice, else all."""
     from ladder.movement.choose import ranked
 
-    return [None, *(moves.mapping for moves in ranked(chain(point)) if everything)]
+    return [None, *([moves.mapping for moves in ranked(chain(point))] if everything else [])]
 
 
 def build(point: Point, mapping: Placement | None) -> str:
