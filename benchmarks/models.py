@@ -73,6 +73,8 @@ class Engine:
     about: dict[str, Any] = field(default_factory=dict)
     owner: Any = None
     """Keeps the memory that the recording uses."""
+    call: Callable[[], Any] | None = None
+    """Runs it from Python, guards and all."""
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
@@ -110,10 +112,10 @@ def ladder_engine(model: Any, arguments: Sequence[Any], name: str, through: str)
         "outcome": outcome,
         "steps": dict(Counter(step.part.kind for step in built[0].plan.steps)),
         "plan": str(built[0].plan).splitlines(),
-        "call_us": call_us(lambda: fast(*arguments)),
         "memory": built[0].executable.memory(),
     }
-    return Engine(name, Captured(recorded[0], [lambda: None]), seconds, result, about, built[0])
+    graph = Captured(recorded[0], [lambda: None])
+    return Engine(name, graph, seconds, result, about, built[0], lambda: fast(*arguments))
 
 
 def torch_engine(model: Any, arguments: Sequence[Any], mode: str) -> Engine:
@@ -144,13 +146,14 @@ def choosing_again(keep_graphs: bool) -> Iterator[None]:
 def call_us(call: Callable[[], Any], calls: int = 30) -> float:
     """Return the microseconds per call from Python, calls one after the other."""
     times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / calls * 1e6)
+    with torch.no_grad():
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) / calls * 1e6)
     return statistics.median(times)
 
 
@@ -192,6 +195,7 @@ def compare(
             "kernels": round(sum(number for _, number, _ in kernels)),
             "compile_s": engine.seconds,
             **engine.about,
+            **({} if engine.call is None else {"call_us": call_us(engine.call)}),
             **({"each": kernels} if show else {}),
         }
 
