@@ -223,6 +223,8 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
         if not options.compile_only:
             with torch.no_grad():
                 exacts[weight] = [exact_result(layer, step, arguments)]
+            del layer
+            torch.cuda.empty_cache()
         name = f"ladder {weight}"
 
         def make(model: Any = model, name: str = name) -> Engine:
