@@ -244,15 +244,6 @@ def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
     return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
 
 
-def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
-    """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
-    for constant, run in groupby(names, segment.space.__contains__):
-        if constant:
-            yield f"*{segment.constant(tuple(segment.space[name] for name in run))}"
-        else:
-            yield from run
-
-
 def _open_examples(segment: Segment) -> list[Any]:
     """Return the graph's examples with symbols in place of what is left open: fake tensors, and numbers."""
     symbols = segment.shapes
@@ -265,6 +256,15 @@ def _open_examples(segment: Segment) -> list[Any]:
         return example if symbol is None else symbol
 
     return [opened(var, example) for _, var, example in segment.placeholders]
+
+
+def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
+    """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
+    for constant, run in groupby(names, segment.space.__contains__):
+        if constant:
+            yield f"*{segment.constant(tuple(segment.space[name] for name in run))}"
+        else:
+            yield from run
 
 
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
