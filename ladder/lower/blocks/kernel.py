@@ -31,6 +31,7 @@ from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.saver import Saver
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
+from ladder.lower.blocks.sharing import Sharing
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
 from ladder.lower.gpu.instructions import select_step
@@ -104,6 +105,7 @@ class BlockKernel:
         self.frames: list[dict[Any, Any]] = [{}]
         self.written: set[str] = set()
         self.alive: list[Any] = []
+        self.warpgroup_products: list[tuple[v.Matmul, Any]] = []
         self.values: dict[str, v.Value] = {}
         self.shape = self.geo.program.shape
         self.fragments = self.geo.fragments
@@ -148,7 +150,7 @@ class BlockKernel:
             for node in filter(self.geo.is_looped, self.program.loads):
                 self.tensor_copies[node.name] = self._copy_of(node, TensorCopy)
                 self.tensor_copies[node.name].encode()
-        cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
+        cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster_blocks > 1)
         if self.schedule.release != "never":
             self.overlap.declare("blockIdx.x", *cluster, "threadIdx.x")
         self._locate()
@@ -190,7 +192,8 @@ class BlockKernel:
         plan, program = self.schedule, self.program
         b.device(RESIDENT_BLOCKS)
         (block,) = b.block_index([program.blocks * plan.cluster])
-        self.rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
+        place: Expr = b.keep(b.cluster_rank([plan.cluster_blocks])[0]) if plan.cluster_blocks > 1 else 0
+        self.rank, self.member = (place, 0) if plan.cluster > 1 else (0, place)
         block = b.keep(block // plan.cluster) if plan.cluster > 1 else block
         self.thread = b.thread_index(plan.threads)
         self.lane = b.bind(self.thread % WARP)
@@ -273,6 +276,7 @@ class BlockKernel:
                 self.values[node.name] = SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
+        self.sharing = Sharing(self) if plan.sharing > 1 else None
 
     def _copy_of(self, node: Node, plain: type[TileCopy]) -> TileCopy:
         """Return what copies a load's tile."""
@@ -374,12 +378,13 @@ class BlockKernel:
         for copy in self.block_copies:
             if copy.is_constant:
                 copy.emit(0, T.uint32(0))
-        for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
+        held = self.schedule.stages - 1 if self.geo.stage_offsets else 0
+        for turn in range(held + self.schedule.early if held else 0):
             with self._if_turn(turn), self.scope():
-                if self._constant_copies:
+                if turn < held and self._constant_copies:
                     self._copy_tiles(turn, turn, self._constant_copies, opens=True)
                 for copy in self.loop_copies:
-                    if copy.is_streamed and not copy.is_constant:
+                    if copy.is_streamed and (turn >= held or not copy.is_constant):
                         copy.prefetch(self.own_step(turn))
 
     @property
@@ -408,12 +413,16 @@ class BlockKernel:
         known = isinstance(turn, int) and isinstance(self.turns, int)
         return _always() if known and turn < self.turns else b.when(turn < self.turns)
 
-    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
+    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False, own: bool = False) -> None:
         """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
 
-        ``left``: only those that were not copied early.
+        ``left``: only those that were not copied early; ``own``: only those that blocks do not share.
         """
-        copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
+        copies = [
+            copy
+            for copy in self.loop_copies
+            if not ((left and copy.is_constant) or (own and copy.is_shared))
+        ]
         with self._if_turn(turn), self.scope():
             self._copy_tiles(turn, slot, copies, opens=not left)
         if not self.tensor_copies:
@@ -421,18 +430,27 @@ class BlockKernel:
 
     def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Any], opens: bool) -> None:
         """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
-        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
-        step = b.keep(self.own_step(turn))
-        if not self.tensor_copies:
-            for copy in copies:
-                copy.emit(step, at)
+        if self.tensor_copies:
+            with b.when(self.group_thread == 0):
+                if opens:
+                    count = sum(copy.bytes for copy in self.tensor_copies.values())
+                    b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+                self.start_copies(turn, slot, copies)
             return
-        with b.when(self.group_thread == 0):
-            if opens:
-                count = sum(copy.bytes for copy in self.tensor_copies.values())
-                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
-            for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
-                copy.start(step, at, self._arrival(slot))
+        step, at = self._place(turn, slot)
+        for copy in copies:
+            copy.emit(step, at)
+
+    def start_copies(self, turn: Expr, slot: Expr, copies: Sequence[Any]) -> None:
+        """Start tensor copies of a turn's tiles, by one thread; those of what comes from memory first."""
+        step, at = self._place(turn, slot)
+        for copy in sorted(copies, key=lambda copy: (copy.is_shared, -copy.bytes)):
+            copy.start(step, at, self._arrival(slot))
+
+    def _place(self, turn: Expr, slot: Expr) -> tuple[Expr, Expr]:
+        """Return the step of a turn, and the first byte of a stage."""
+        at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
+        return b.keep(self.own_step(turn)), at
 
     def _arrival(self, slot: Expr) -> Expr:
         return self.arrivals.ptr_to([self.group * self.schedule.stages + slot])
@@ -442,10 +460,13 @@ class BlockKernel:
         if self.arrivals is None:
             return
         with b.when(self.thread == 0):
-            for index in range(self.geo.barriers):
-                b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(1)))
+            for index, count in enumerate(self.geo.barrier_counts):
+                b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(count)))
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
-        b.block_sync()
+        if self.sharing:
+            b.emit(T.cuda.cluster_sync())
+        else:
+            b.block_sync()
 
     def _loop(self) -> None:
         stages = self.schedule.stages
@@ -454,6 +475,8 @@ class BlockKernel:
             accumulator.begin()
         self.rescaler.begin()
         self._hoist()
+        if self.sharing:
+            self.sharing.begin()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         phase = b.Variable("int32", 0)
         asynchronous = self.schedule.products == "wgmma"
@@ -473,7 +496,7 @@ class BlockKernel:
                 accumulator.update()
             self.rescaler.end_step()
             if asynchronous:
-                warpgroups.end_step()
+                warpgroups.end_step(self)
                 self._refill(turn, ahead)
             if self.tensor_copies:
                 phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))
@@ -482,11 +505,18 @@ class BlockKernel:
         self.loop_step = None
         if asynchronous:
             warpgroups.finish()
+        if self.sharing:
+            self.sharing.end()
 
     def _refill(self, turn: Expr, ahead: b.Variable) -> None:
         """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
+        if self.sharing:
+            self.sharing.refill(turn, ahead.value)
         self.group_sync()
-        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ahead.value)
+        later = b.bind(turn + (self.schedule.stages - 1))
+        if self.sharing:
+            self.sharing.leave(later, ahead.value)
+        self._copy_step(later, ahead.value, own=self.sharing is not None)
         self._release("asked", turn == self.turns - self.schedule.stages - self.schedule.lead)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
@@ -543,6 +573,8 @@ class BlockKernel:
             saver.store(node)
         if self.merger is not None:
             self.merger.leave()
+        if self.sharing:
+            self.sharing.part()
 
 
 @contextmanager
