@@ -22,6 +22,7 @@ from ladder.ir.operator import Operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
+from ladder.lower.chain.vectors import helped
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
@@ -48,11 +49,16 @@ LOG2_E = 1.4426950408889634
 
 def exponential(x: Expr) -> Expr:
     """Return ``exp(x)`` as a power of two: one instruction of the special function unit and one product."""
-    return T.exp2(x * T.float32(LOG2_E))
+    return helped("power_of_two", x * T.float32(LOG2_E))
 
 
-FAST = {"exp": exponential}
-"""Operators that are computed otherwise than the operator table says."""
+def sigmoid(x: Expr) -> Expr:
+    """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
+    return helped("reciprocal", T.float32(1) + helped("power_of_two", x * T.float32(-LOG2_E)))
+
+
+FAST = {"exp": exponential, "sigmoid": sigmoid, "silu": lambda x: x * sigmoid(x)}
+"""Operators that are computed otherwise than the operator table says, within 2^-21."""
 
 
 def hold(value: Expr) -> Expr:
@@ -160,7 +166,7 @@ def _product(x: Expr, y: Expr) -> Expr:
 
 def inverse(x: Expr) -> Expr:
     """Return the reciprocal, in a register."""
-    return hold(T.float32(1) / x)
+    return hold(helped("reciprocal", x))
 
 
 def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:

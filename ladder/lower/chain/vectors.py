@@ -45,19 +45,20 @@ __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high
 PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
-def _helped(name: str, x: Expr) -> Expr:
+def helped(name: str, x: Expr) -> Expr:
+    """Return one of `INSTRUCTIONS` of a float32."""
     source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
     return b.call_inline(f"ladder_{name}", source, "float32", x)
 
 
 def _exponential(x: Expr) -> Expr:
     """Return a power of two: one instruction of the special function unit and one product."""
-    return _helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
+    return helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
 
 
 def _quotient(x: Expr, y: Expr) -> Expr:
     """Return a product with a reciprocal, both within 2^-22."""
-    return x * _helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
+    return x * helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
 
 
 APPROXIMATE: Mapping[str, Callable[..., Expr]] = {"exp": _exponential, "div": _quotient, "rsqrt": T.rsqrt}
