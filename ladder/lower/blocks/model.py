@@ -1,15 +1,15 @@
 """A model of what a block graph's kernel takes: for choosing what to build, and where nothing can be timed.
 
 Bytes from memory, bytes from L2, bytes under way (Little's law) and the work of a warp's steps overlap;
-launching, clusters and joining accumulators come on top. The constants are fitted to 103 kernels of thirteen
-programs that ran on an H200 (median error 9 %; the fastest kernel of each program is among the model's first
-five).
+launching, clusters and joining accumulators come on top, less what kernels one after the other do side by side.
+The constants are fitted to 281 kernels of seventeen programs that ran on an H200.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ladder.ir.graph import Node
 from ladder.lower.blocks.analysis import BlockProgram
@@ -56,37 +56,72 @@ class Constants:
     join
         Joining the accumulators of one group.
     launch
-        A launch, with its first copies and last stores.
+        A launch, with its first copies and last stores, after another.
+    least
+        The least of these.
+    beside
+        What a launch saves if all blocks of the next kernel fit beside this one's.
+    early
+        What it saves then if the next kernel copies constants early, which take `worth` microseconds or more.
+    crowd
+        What it costs then if the next kernel starts at once, and competes for memory.
+    alone
+        What it costs to let the next kernel start before the loop ends if none of its blocks fits.
     sharpness
         Norm by which times that overlap are added.
     """
 
-    narrow: float = 0.49
-    l2_bytes: float = 7.0e6
-    latency: float = 1.74
-    warps: float = 6.2
-    step: float = 0.026
-    product: float = 0.0116
-    element: float = 0.0015
-    chunk: float = 0.019
-    doubling: float = 1.83
-    join: float = 0.09
-    launch: float = 2.2
-    sharpness: float = 3.1
+    narrow: float = 0.1623
+    l2_bytes: float = 6.81e6
+    latency: float = 1.294
+    warps: float = 4.636
+    step: float = 0.215
+    product: float = 0.0074
+    element: float = 0.0023
+    chunk: float = 0.0057
+    doubling: float = 1.486
+    join: float = 0.083
+    launch: float = 1.03
+    least: float = 0.3
+    beside: float = 0.234
+    early: float = 0.419
+    worth: float = 2.0
+    crowd: float = 2.58
+    alone: float = 0.766
+    sharpness: float = 6.5
 
 
 FITTED = Constants()
 
+RELEASES = ("end", "asked", "begin")
+"""When the next kernel may start; the first of those that are as fast is taken."""
 
-def predicted(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> float:
-    """Return the seconds that a kernel takes, by the model."""
+
+def predicted(
+    program: BlockProgram, device: TileDevice, schedule: BlockSchedule, constant: bool = False
+) -> float:
+    """Return the seconds that a kernel takes, by the model.
+
+    Parameters
+    ----------
+    constant
+        Whether the large tensors of its loop are never written, so that it copies them early.
+    """
     if not device.is_gpu:
         return _on_cpu(program, device)
-    return 1e-6 * _Estimate(Geometry(program, device, schedule), FITTED).microseconds()
+    return Estimate(Geometry(program, device, schedule), FITTED).seconds(schedule.release, constant)
 
 
-class _Estimate:
-    """One kernel's numbers."""
+class Estimate:
+    """One kernel's numbers.
+
+    Parameters
+    ----------
+    geo
+        Its geometry, on a GPU.
+    constants
+        What the model was fitted to.
+    """
 
     def __init__(self, geo: Geometry, constants: Constants) -> None:
         self.geo, self.c = geo, constants
@@ -98,13 +133,42 @@ class _Estimate:
         fits = (self.device.shared_per_block + RESERVED_BYTES) // (geo.shared_bytes + RESERVED_BYTES)
         self.fitting = max(1, min(fits, MOST_THREADS // self.plan.threads))
 
-    def microseconds(self) -> float:
+    def seconds(self, release: str, constant: bool) -> float:
         """Return the sum of what overlaps and what does not."""
+        return 1e-6 * (self._body + max(self.c.least, self._fixed(release, constant)))
+
+    @cached_property
+    def _body(self) -> float:
+        """Return the microseconds of what overlaps."""
+        power = self.c.sharpness
+        parts = (self._memory(), self._moved() / self.c.l2_bytes, self._under_way(), self._computing())
+        return float(sum(part**power for part in parts) ** (1 / power))
+
+    def _fixed(self, release: str, constant: bool) -> float:
+        """Return the microseconds of a launch, of joining, and what the kernels around it save."""
         c, plan = self.c, self.plan
-        parts = (self._memory(), self._moved() / c.l2_bytes, self._under_way(), self._computing())
-        body = float(sum(part**c.sharpness for part in parts) ** (1 / c.sharpness))
-        joins = plan.sharers * c.join if plan.sharers > 1 else 0.0
-        return c.launch + body + math.log2(plan.cluster) * c.doubling + joins
+        total = c.launch + math.log2(plan.cluster) * c.doubling
+        total += plan.sharers * c.join if plan.sharers > 1 else 0.0
+        room = self.device.units * self.fitting - self.blocks
+        share = max(0.0, min(1.0, room / self.blocks))
+        if release == "begin":
+            return total + (c.crowd * share if self._streams else 0.0)
+        total += c.alone if release == "asked" and not share else 0.0
+        early = c.early if release == "asked" and constant else 0.0
+        ahead = plan.groups * (plan.stages - 1) * self.step_bytes * min(self.blocks, self.device.units)
+        return total - share * (c.beside + early * min(1.0, ahead / self._bandwidth / c.worth))
+
+    @property
+    def _bandwidth(self) -> float:
+        """Bytes per microsecond of memory."""
+        dram = self.device.layer("dram")
+        return float(dram.bandwidth * dram.sustained * 1e-6)
+
+    @cached_property
+    def _streams(self) -> bool:
+        """Whether the loop's tiles come from large tensors."""
+        sources = [self.program.block.producer(node.inputs[0]) for node in self.looped]
+        return any(tile_bytes(source) >= STREAMED_BYTES for source in sources)
 
     @property
     def turns(self) -> int:
@@ -113,7 +177,6 @@ class _Estimate:
         return waves * (-(-self.program.steps // self.plan.sharers) if self.geo.looped else 1)
 
     def _memory(self) -> float:
-        dram = self.device.layer("dram")
         tensors = [self.program.block.producer(node.inputs[0]) for node in self.program.loads]
         rows = [
             2 * self.program.shape(node.name)[1]
@@ -121,7 +184,7 @@ class _Estimate:
             if not node.tile.ttype.is_block and node in self.looped and tile_bytes(tensor) > STREAMED_BYTES
         ]
         reached = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
-        return sum(map(tile_bytes, tensors)) / float(dram.bandwidth * dram.sustained * 1e-6 * reached)
+        return sum(map(tile_bytes, tensors)) / (self._bandwidth * reached)
 
     def _moved(self) -> float:
         """Return the bytes that blocks load, all together."""
