@@ -167,7 +167,9 @@ class Choice:
         try:
             graph = _kernels(self.found, self.program, self.factors)
             per_block = [
-                self._best(node.body, ranked(node.body, self.device, grid, constants_of(node, self.constants)))
+                self._best(
+                    node.body, ranked(node.body, self.device, grid, constants_of(node, self.constants))
+                )
                 for node in graph.nodes
                 if node.body is not None
             ]
@@ -258,7 +260,9 @@ def built(
                 if step is not None:
                     step(f"built {len(done)} of {count} kernels", len(done) / count)
     if not done:
-        raise ScheduleError(f"no candidate can be lowered to {device.name}: {reasons[-1] if reasons else 'there is none'}")
+        raise ScheduleError(
+            f"no candidate can be lowered to {device.name}: {reasons[-1] if reasons else 'there is none'}"
+        )
     return done
 
 
@@ -276,7 +280,7 @@ def loaded(trials: Sequence[tuple[Trial, list[Kernel]]], device: TileDevice) -> 
 
 
 def variants(best: Trial, known: Sequence[Trial], device: TileDevice, count: int) -> list[Trial]:
-    """Return trials that differ from the fastest in one choice of one schedule, and that are not known yet."""
+    """Return trials that differ from the fastest in one choice of one schedule, and are not known yet."""
     from ladder.lower.blocks.candidates import neighbours
 
     lowering, found = best.lowering, []
@@ -290,7 +294,8 @@ def variants(best: Trial, known: Sequence[Trial], device: TileDevice, count: int
                 found.append((near.seconds, replace(lowering, schedules=changed)))
     fastest = sorted(found, key=lambda pair: pair[0])[:count]
     return [
-        replace(best, lowering=other, predicted=seconds, measured=None, error=None) for seconds, other in fastest
+        replace(best, lowering=other, predicted=seconds, measured=None, error=None)
+        for seconds, other in fastest
     ]
 
 

@@ -35,6 +35,7 @@ FEW = Grid((1, 2, 4), (1, 4, 16), (3,), (1, 2, 8), (1,))
 MOST_SUMS, REGISTERS = 192, 48 * 1024
 """Accumulator registers that a thread, and a block, may have beside all others."""
 
+
 @dataclass(frozen=True)
 class Ranked:
     """A schedule and the seconds that the model predicts."""
@@ -121,8 +122,8 @@ def neighbours(
 ) -> list[Ranked]:
     """Return legal schedules that differ from one in one choice, fastest first by the model; of a GPU.
 
-    What the model does not tell apart is varied, too: when the next kernel starts, and what is brought into L2 or
-    copied for several blocks.
+    What the model does not tell apart is varied, too: when the next kernel starts, what is brought into L2,
+    what is copied for several blocks.
     """
     program = BlockProgram.of(block)
     if not device.is_gpu:

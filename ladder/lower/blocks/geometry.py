@@ -379,7 +379,7 @@ class Geometry:
 
     @property
     def barrier_counts(self) -> tuple[int, ...]:
-        """Arrivals of each barrier: of the copies of a stage, then of the blocks that have left a shared one."""
+        """Arrivals of each barrier: copies into a stage, then blocks that have left a shared one."""
         if self.schedule.copies != "tensor" or not self.stage_offsets:
             return ()
         count, sharing = self.schedule.groups * self.schedule.stages, self.schedule.sharing

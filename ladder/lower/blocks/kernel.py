@@ -193,7 +193,8 @@ class BlockKernel:
         b.device(RESIDENT_BLOCKS)
         (block,) = b.block_index([program.blocks * plan.cluster])
         place: Expr = b.keep(b.cluster_rank([plan.cluster_blocks])[0]) if plan.cluster_blocks > 1 else 0
-        self.rank, self.member = (place, 0) if plan.cluster > 1 else (0, place)
+        self.rank: Expr = place if plan.cluster > 1 else 0
+        self.member: Expr = place if plan.sharing > 1 else 0
         block = b.keep(block // plan.cluster) if plan.cluster > 1 else block
         self.thread = b.thread_index(plan.threads)
         self.lane = b.bind(self.thread % WARP)
@@ -276,7 +277,7 @@ class BlockKernel:
                 self.values[node.name] = SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
-        self.sharing = Sharing(self) if plan.sharing > 1 else None
+        self.sharing = Sharing(self)
 
     def _copy_of(self, node: Node, plain: type[TileCopy]) -> TileCopy:
         """Return what copies a load's tile."""
@@ -419,9 +420,7 @@ class BlockKernel:
         ``left``: only those that were not copied early; ``own``: only those that blocks do not share.
         """
         copies = [
-            copy
-            for copy in self.loop_copies
-            if not ((left and copy.is_constant) or (own and copy.is_shared))
+            copy for copy in self.loop_copies if not ((left and copy.is_constant) or (own and copy.is_shared))
         ]
         with self._if_turn(turn), self.scope():
             self._copy_tiles(turn, slot, copies, opens=not left)
@@ -463,10 +462,7 @@ class BlockKernel:
             for index, count in enumerate(self.geo.barrier_counts):
                 b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(count)))
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
-        if self.sharing:
-            b.emit(T.cuda.cluster_sync())
-        else:
-            b.block_sync()
+        b.emit(T.cuda.cluster_sync() if self.schedule.sharing > 1 else T.cuda.cta_sync())
 
     def _loop(self) -> None:
         stages = self.schedule.stages
@@ -475,8 +471,7 @@ class BlockKernel:
             accumulator.begin()
         self.rescaler.begin()
         self._hoist()
-        if self.sharing:
-            self.sharing.begin()
+        self.sharing.begin()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         phase = b.Variable("int32", 0)
         asynchronous = self.schedule.products == "wgmma"
@@ -505,18 +500,15 @@ class BlockKernel:
         self.loop_step = None
         if asynchronous:
             warpgroups.finish()
-        if self.sharing:
-            self.sharing.end()
+        self.sharing.end()
 
     def _refill(self, turn: Expr, ahead: b.Variable) -> None:
         """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
-        if self.sharing:
-            self.sharing.refill(turn, ahead.value)
+        self.sharing.refill(turn, ahead.value)
         self.group_sync()
         later = b.bind(turn + (self.schedule.stages - 1))
-        if self.sharing:
-            self.sharing.leave(later, ahead.value)
-        self._copy_step(later, ahead.value, own=self.sharing is not None)
+        self.sharing.leave(later, ahead.value)
+        self._copy_step(later, ahead.value, own=True)
         self._release("asked", turn == self.turns - self.schedule.stages - self.schedule.lead)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
@@ -573,8 +565,7 @@ class BlockKernel:
             saver.store(node)
         if self.merger is not None:
             self.merger.leave()
-        if self.sharing:
-            self.sharing.part()
+        self.sharing.part()
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """A model of what a block graph's kernel takes: for choosing what to build, and where nothing can be timed.
 
 Bytes from memory, bytes from L2, bytes under way (Little's law) and the work of a warp's steps overlap;
-launching, clusters and joining accumulators come on top, less what kernels one after the other do side by side.
-The constants are fitted to 281 kernels of seventeen programs that ran on an H200.
+launching, clusters and joining accumulators come on top, less what kernels one after the other do side by
+side. The constants are fitted to 281 kernels of seventeen programs that ran on an H200.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class Estimate:
             for node, tensor in zip(self.program.loads, tensors, strict=True)
             if not node.tile.ttype.is_block and node in self.looped and tile_bytes(tensor) > STREAMED_BYTES
         ]
-        reached = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
+        reached: float = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
         return sum(map(tile_bytes, tensors)) / (self._bandwidth * reached)
 
     def _moved(self) -> float:

@@ -1,8 +1,8 @@
-"""Tiles that all blocks of a cluster read are copied once for all: each block copies a share of the rows to all.
+"""Tiles that all blocks of a cluster read are copied once: each block copies some of the rows to all.
 
-A block's barrier of a stage counts the bytes of all shares. A stage may be written once the groups of all blocks
-have left it, which each says at the others' barriers; since that takes a step's time to arrive, shared tiles are
-asked for a step later than a block's own (PTX ISA, cp.async.bulk.tensor, ``.multicast::cluster``).
+A block's barrier of a stage counts the bytes of all shares. A stage may be written once the groups of all
+blocks have left it, which each says at the others' barriers; since that takes a step's time to arrive, shared
+tiles are asked for a step later than a block's own (PTX ISA, cp.async.bulk.tensor, ``.multicast::cluster``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Expr = Any
 
 
 class Sharing:
-    """Refills the shared tiles of a group.
+    """Refills the shared tiles of a group; does nothing where blocks share none.
 
     Parameters
     ----------
@@ -31,9 +31,12 @@ class Sharing:
 
     def __init__(self, kernel: BlockKernel) -> None:
         self.kernel, self.plan = kernel, kernel.schedule
+        self.active = self.plan.sharing > 1
 
     def begin(self) -> None:
         """Allocate registers: the stage that is filled next, and the phase of its barrier."""
+        if not self.active:
+            return
         self.slot, self.phase = b.Variable("int32", 0), b.Variable("int32", 1)
 
     def _left(self, slot: Expr) -> Expr:
@@ -43,6 +46,8 @@ class Sharing:
 
     def leave(self, later: Expr, slot: Expr) -> None:
         """Say to all blocks that this group has left a stage, if a turn will fill it."""
+        if not self.active:
+            return
         kernel = self.kernel
         with b.when(T.And(later < kernel.turns, kernel.group_thread < self.plan.sharing)):
             place = self._left(slot)
@@ -50,6 +55,8 @@ class Sharing:
 
     def refill(self, turn: Expr, ahead: Expr) -> None:
         """Copy the shared tiles into the stage that was left a turn ago, once all blocks have left it."""
+        if not self.active:
+            return
         kernel, stages = self.kernel, self.plan.stages
         later = b.bind(turn + (stages - 2))
         here = T.And(T.And(turn > 0, later < kernel.turns), kernel.group_thread == 0)
@@ -61,8 +68,12 @@ class Sharing:
 
     def end(self) -> None:
         """Say that this block no longer reaches the others' barriers."""
+        if not self.active:
+            return
         b.ptx("barrier.cluster.arrive.release")
 
     def part(self) -> None:
         """Stay until no other block reaches this one's barriers."""
+        if not self.active:
+            return
         b.ptx("barrier.cluster.wait.acquire")

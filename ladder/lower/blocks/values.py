@@ -57,7 +57,12 @@ def sigmoid(x: Expr) -> Expr:
     return helped("reciprocal", T.float32(1) + helped("power_of_two", x * T.float32(-LOG2_E)))
 
 
-FAST = {"exp": exponential, "sigmoid": sigmoid, "silu": lambda x: x * sigmoid(x)}
+def silu(x: Expr) -> Expr:
+    """Return ``x / (1 + exp(-x))``."""
+    return x * sigmoid(x)
+
+
+FAST = {"exp": exponential, "sigmoid": sigmoid, "silu": silu}
 """Operators that are computed otherwise than the operator table says, within 2^-21."""
 
 
