@@ -265,7 +265,7 @@ class Task:
         function: Callable[..., Any],
         inputs: Sequence[Any],
     ) -> list[tuple[Trial, Fused]]:
-        """Try what is near the fastest, as long as that is faster: the model knows that by some percent."""
+        """Try what is near the fastest, as long as that is faster: the model errs by some percent."""
         for _ in range(ROUNDS if self.trials > 1 else 0):
             best = found[0][0]
             near = variants(best, [trial for trial, _ in found], self.device, 2 * self.trials)

@@ -142,7 +142,7 @@ def finish() -> None:
 
 
 def _start(tile: SharedTile, offset: Expr, leading: int = CHUNK_BYTES) -> Expr:
-    """Return the lower half of a tile's matrix descriptor, from a byte on; ``leading``: from panel to panel."""
+    """Return the lower half of a tile's matrix descriptor, from a byte on; ``leading``: between panels."""
     start = T.shift_right(tile.base + T.Cast("uint32", offset), T.uint32(4))
     return b.Variable("uint32", start | T.uint32(leading // CHUNK_BYTES << 16)).value
 
