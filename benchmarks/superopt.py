@@ -336,8 +336,7 @@ def short(choice: Choice) -> str:
     letters = f"g{plan.groups} r{plan.row_warps} c{plan.column_warps} s{plan.stages} k{plan.cluster}"
     words = ["x".join(map(str, tiles)), letters, plan.copies]
     words += [plan.release] * (plan.release != "begin")
-    fields = ("lead", "early", "wide", "sharing")
-    words += [f"{name} {getattr(plan, name)}" for name in fields if name in schedule]
+    words += [f"lead {plan.lead}"] * (plan.lead > 0)
     words += [plan.products] * (plan.products != "mma")
     return " ".join([*words, *[CONSTANTS] * constants])
 

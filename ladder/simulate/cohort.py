@@ -72,11 +72,6 @@ class Products:
             self, sources=dict(self.sources), results=dict(self.results), unfenced=set(self.unfenced)
         )
 
-    @property
-    def under_way(self) -> tuple[Any, ...]:
-        """What must be the same in cohorts that merge: all but who wrote what since a fence."""
-        return self.committed, self.finished, self.sources, self.results
-
 
 class Cohort:
     """Warps that execute together.
@@ -222,10 +217,10 @@ def _whole_or_none(mask: Array | None) -> Array | None:
 
 def merged(first: Cohort, second: Cohort) -> Cohort | None:
     """Return one cohort of the warps of two at the same statement, or None if their states differ."""
-    same = (first.counter, len(first.frames), first.products.under_way) == (
-        second.counter, len(second.frames), second.products.under_way,
+    same = (first.counter, len(first.frames), first.products) == (
+        second.counter, len(second.frames), second.products,
     )  # fmt: skip
-    if not same:
+    if not same or first.products.results:
         return None
     order = np.argsort(np.concatenate([first.warps, second.warps]), kind="stable")
     pair = _Pair(first.count, second.count, first.lanes, order)
@@ -235,7 +230,6 @@ def merged(first: Cohort, second: Cohort) -> Cohort | None:
     except _Different:
         return None
     result.counter, result.wait, result.products = first.counter, first.wait, first.products.copy()
-    result.products.unfenced |= second.products.unfenced
     result.mask = _whole_or_none(pair.masks(first.mask, second.mask))
     result.frames = [
         Frame(pair.masks(a.mask, b.mask), pair.pending(a.pending, b.pending))
@@ -260,8 +254,6 @@ class _Pair:
     def join(self, a: Any, b: Any) -> Any:
         if a is b:
             return a
-        if a.__class__ is InFlight and b.__class__ is InFlight and a.group == b.group:
-            return InFlight(self.join(a.value, b.value), a.group)
         if a.__class__ is InFlight or b.__class__ is InFlight:
             raise _Different
         if a is None or b is None or Partial in (a.__class__, b.__class__):

@@ -146,7 +146,7 @@ class Machine:
         ready = [(c, None if c.wait is None else c.wait.ready(c)) for c in self._ordered()]
         whole = [c for c, rows in ready if rows is None or rows.all()]
         if whole:
-            return self._joined(whole[0])
+            return self._joined(whole[0]) if self.order == "together" else whole[0]
         for c, rows in ready:
             if rows is not None and rows.any():
                 return self.divide(c, [np.flatnonzero(rows), np.flatnonzero(~rows)])[0]
@@ -161,11 +161,8 @@ class Machine:
         return sorted(self.cohorts, key=lambda c: int(c.warps[0]), reverse=self.order.startswith("last"))
 
     def _joined(self, c: Cohort) -> Cohort:
-        """Merge a cohort with those at the same statement in the same state; in other orders, of its unit."""
-        unit = None if self.order == "together" else self._unit_of(c)
+        """Merge a cohort with those at the same statement in the same state."""
         for other in [o for o in self.cohorts if o is not c and o.counter == c.counter]:
-            if unit is not None and self._unit_of(other) != unit:
-                continue
             if (other.wait is None) != (c.wait is None):
                 continue
             if other.wait is not None and not other.wait.ready(other).all():
@@ -175,11 +172,6 @@ class Machine:
                 self.cohorts = [o for o in self.cohorts if o is not c and o is not other] + [both]
                 c = both
         return c
-
-    def _unit_of(self, c: Cohort) -> tuple[int, int]:
-        """Return block and number of the unit that a cohort is of."""
-        block, warp = divmod(int(c.warps[0]), self.block_warps)
-        return block, warp // self.unit
 
     def _deadlock(self) -> None:
         """Report who waits for what."""

@@ -149,41 +149,22 @@ def test_products_of_warpgroups(rows: int, schedule: BlockSchedule) -> None:
     check(graphs.gated_mlp(64 * rows, 512, 128, 128, 64), schedule)
 
 
+@pytest.mark.parametrize("columns", [64, 128])
+def test_products_of_warpgroups_that_one_instruction_takes(columns: int) -> None:
+    """Panels of two products with the same first operand, one after the other in shared memory."""
+    for schedule in (
+        BlockSchedule(1, 4, 3, copies="tensor", products="wgmma"),
+        BlockSchedule(1, 4, 2, 2, copies="tensor", products="wgmma"),  # addresses of a cluster
+    ):
+        case = graphs.gated_mlp(64, 256, 128, columns, 64)
+        check(case, schedule)
+        text = str(emit(case.block, get_device("cuda/sm_90a"), schedule, "k"))
+        assert f"m64n{2 * columns}k16" in text
+
+
 def test_products_of_warpgroups_of_bfloat16() -> None:
     schedule = BlockSchedule(1, 4, 2, copies="tensor", products="wgmma")
     check(graphs.rmsnorm_matmul(64, 256, 64, 64, 128, dtype="bfloat16"), schedule, "bfloat16")
-
-
-SHARED = [
-    (64, BlockSchedule(1, 4, 3, copies="tensor", products="wgmma", release="asked", sharing=2)),
-    (64, BlockSchedule(2, 4, 4, copies="tensor", products="wgmma", early=2, sharing=2)),
-    (32, BlockSchedule(2, 1, 3, 1, 2, copies="tensor", sharing=4)),
-]
-
-
-@pytest.mark.parametrize("order", ORDERS[:3])
-@pytest.mark.parametrize(("rows", "schedule"), SHARED, ids=str)
-def test_blocks_copy_once_what_they_share(rows: int, schedule: BlockSchedule, order: str) -> None:
-    check(graphs.gated_mlp(rows, 512, 256, 64, 64), schedule, constants=("gate_in", "up_in"), order=order)
-
-
-def test_constants_may_be_shared() -> None:
-    schedule = BlockSchedule(2, 4, 3, copies="tensor", sharing=2)
-    check(graphs.rmsnorm_matmul(64, 512, 64, 32, 64), schedule, constants=("x_in", "w_in"))
-
-
-NOT_SHARED = {
-    "and no steps": BlockSchedule(copies="tensor", stages=3, cluster=2, sharing=2),
-    "do not divide the last dimension": BlockSchedule(copies="tensor", stages=3, sharing=3),
-    "2 blocks share rows by 8, got 8": BlockSchedule(copies="tensor", stages=3, sharing=2),
-}
-
-
-@pytest.mark.parametrize("message", NOT_SHARED)
-def test_what_blocks_cannot_share(message: str) -> None:
-    case = graphs.gated_mlp(8, 512, 256, 64, 64)
-    with pytest.raises(ScheduleError, match=message):
-        emit(case.block, get_device("cuda/sm_90a"), NOT_SHARED[message], "k")
 
 
 EARLY = [

@@ -186,7 +186,7 @@ def test_neighbours_of_a_schedule_are_legal_and_others() -> None:
     plan = BlockSchedule(2, 4, 3, copies="tensor", products="wgmma", release="end")
     near = neighbours(block, get_device("cuda/sm_90a"), plan, ("gate_in", "up_in"))
     schedules = {estimate.schedule for estimate in near}
-    assert {replace(plan, release="asked"), replace(plan, sharing=2)} <= schedules
+    assert {replace(plan, release="asked"), replace(plan, stages=4)} <= schedules
     assert replace(plan, groups=1, stages=6) in schedules
     assert plan not in schedules
     assert len(schedules) == len(near)

@@ -122,8 +122,7 @@ def neighbours(
 ) -> list[Ranked]:
     """Return legal schedules that differ from one in one choice, fastest first by the model; of a GPU.
 
-    What the model does not tell apart is varied, too: when the next kernel starts, what is brought into L2,
-    what is copied for several blocks.
+    What the model does not tell apart is varied, too, such as how early the next kernel starts.
     """
     program = BlockProgram.of(block)
     if not device.is_gpu:
@@ -141,8 +140,6 @@ def _changes(plan: BlockSchedule) -> Iterator[dict[str, Any]]:
     """Yield what may differ, most promising first."""
     yield from ({"release": release, "lead": 0} for release in RELEASES)
     yield from ({"release": "asked", "lead": lead} for lead in (2, 4))
-    yield from ({"early": early} for early in (0, 4, 8))
-    yield from ({"sharing": sharing} for sharing in (1, 2))
     yield from ({"stages": stages} for stages in range(plan.stages - 1, plan.stages + 3))
     for more in (2, 4):
         yield {"groups": plan.groups * more, "stages": max(2, plan.stages // more)}

@@ -122,7 +122,7 @@ class TileCopy:
         self.kernel, self.node = kernel, node
         self.is_constant = node.inputs[0] in kernel.constants
         self.layout: Any = kernel.geo.layouts[node.name]
-        self.looped, self.is_shared = kernel.geo.is_looped(node), kernel.geo.is_shared(node)
+        self.looped = kernel.geo.is_looped(node)
         plan = kernel.schedule
         self.threads = plan.group_warps * WARP if self.looped else plan.threads
         self.offset = (kernel.geo.stage_offsets if self.looped else kernel.geo.offsets)[node.name]
@@ -177,7 +177,6 @@ class TileCopy:
 
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 TENSOR_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
-MULTICAST = ".multicast::cluster"
 MAP_SWIZZLE = {8: 3, 4: 2}
 """Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""
 MAP_LINES = 2
@@ -190,7 +189,6 @@ class TensorCopy(TileCopy):
     def __init__(self, kernel: BlockKernel, node: Node) -> None:
         super().__init__(kernel, node)
         self.shape = kernel.program.block.tile(node.inputs[0]).known_shape
-        self.rows = self.layout.rows // (kernel.schedule.sharing if self.is_shared else 1)
 
     @property
     def bytes(self) -> int:
@@ -202,7 +200,7 @@ class TensorCopy(TileCopy):
         columns, rows = self.shape[-1], math.prod(self.shape[:-1])
         dtype = str(self.source.dtype)
         self.map = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-        box = (self.layout.pitch * ELEMENTS, self.rows)
+        box = (self.layout.pitch * ELEMENTS, self.layout.rows)
         swizzle = MAP_SWIZZLE[self.layout.pitch] if self.layout.swizzled else 0
         b.emit(
             T.call_packed(
@@ -232,12 +230,8 @@ class TensorCopy(TileCopy):
     def start(self, step: Expr, at: Expr, barrier: Expr) -> None:
         """Start the copies of a step's tile into the stage at byte ``at``; they count at a barrier."""
         row, column = self._corner(step)
-        first = self.kernel.member * self.rows if self.is_shared else 0
-        down = first * (self.layout.pitch * CHUNK_BYTES)
-        mask = [T.uint16((1 << self.kernel.schedule.sharing) - 1)] * self.is_shared
         for panel in range(self.layout.chunks // self.layout.pitch):
-            place = T.Cast("int32", at) + (self.offset + panel * self.layout.panel_bytes) + down
+            place = T.Cast("int32", at) + (self.offset + panel * self.layout.panel_bytes)
             target = self.kernel.shared.ptr_to([b.bind(place // 4)])
-            corner = column + panel * self.layout.pitch * ELEMENTS, row + first
-            name = TENSOR_COPY + MULTICAST * self.is_shared
-            b.ptx(name, target, T.address_of(self.map), *corner, barrier, *mask)
+            first = column + panel * self.layout.pitch * ELEMENTS
+            b.ptx(TENSOR_COPY, target, T.address_of(self.map), first, row, barrier)

@@ -11,7 +11,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.lower.blocks.allocate import Lifetime, allocate
-from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of, known
+from ladder.lower.blocks.analysis import HALVES, LOOP, STAGES, BlockProgram, gemm_of
 from ladder.lower.blocks.layouts import Candidate, choose
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout, copied_layout
@@ -73,8 +73,6 @@ class Geometry:
             self._check_accumulators()
         if plan.products != "mma":
             self._check_warpgroups()
-        if plan.sharing > 1:
-            self._check_sharing()
         require(plan.sharers <= steps, f"{plan.sharers} groups share {steps} steps")
         require(plan.stages >= 2, f"a pipeline has at least 2 stages, got {plan.stages}")
         require(plan.warps <= MOST_WARPS, f"{plan.warps} warps exceed the {MOST_WARPS} of a block")
@@ -131,32 +129,6 @@ class Geometry:
             f"%{node.name}: warpgroups multiply 64 rows each, with multiples of 64 columns, K by 64,"
             f" got {rows} x {columns}",
         )
-
-    def _check_sharing(self) -> None:
-        """Check that the blocks of a cluster can share what they copy."""
-        plan, grid = self.schedule, self.program.block.grid
-        require("cluster" in self.device.features, f"{self.device.name} has no clusters")
-        require(
-            plan.copies == "tensor" and plan.cluster == 1 and plan.stages >= 3 and self.looped,
-            "blocks share tensor copies of a loop, in 3 or more stages, and no steps",
-        )
-        require(
-            bool(grid) and known(grid[-1]) % plan.sharing == 0,
-            f"{plan.sharing} blocks of a cluster do not divide the last dimension of the grid",
-        )
-        tiles = [node for node in self.program.loads if self.is_shared(node)]
-        require(bool(tiles), "neighbouring blocks have no tiles of the loop in common")
-        for node in tiles:
-            rows = self.program.shape(node.name)[0]
-            require(
-                isinstance(self.layouts[node.name], TileLayout) and rows % (8 * plan.sharing) == 0,
-                f"%{node.name}: {plan.sharing} blocks share rows by 8, got {rows}",
-            )
-
-    def is_shared(self, node: Node) -> bool:
-        """Whether the blocks of a cluster copy a tile together."""
-        same = self.is_looped(node) and node_attributes(node)["grid"][-1:] == (-1,)
-        return self.schedule.sharing > 1 and same
 
     def _check_accumulators(self) -> None:
         """Check that what the loop accumulates can be shared as the schedule says."""
@@ -374,16 +346,9 @@ class Geometry:
 
     @property
     def barriers(self) -> int:
-        """Barriers in shared memory, for tensor copies."""
-        return len(self.barrier_counts)
-
-    @property
-    def barrier_counts(self) -> tuple[int, ...]:
-        """Arrivals of each barrier: copies into a stage, then blocks that have left a shared one."""
-        if self.schedule.copies != "tensor" or not self.stage_offsets:
-            return ()
-        count, sharing = self.schedule.groups * self.schedule.stages, self.schedule.sharing
-        return (1,) * count + (sharing,) * (count if sharing > 1 else 0)
+        """Barriers in shared memory: one per stage, for tensor copies."""
+        tensor = self.schedule.copies == "tensor" and bool(self.stage_offsets)
+        return self.schedule.groups * self.schedule.stages if tensor else 0
 
     @property
     def merges(self) -> bool:

@@ -31,7 +31,6 @@ from ladder.lower.blocks.order import levels
 from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.saver import Saver
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.sharing import Sharing
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
 from ladder.lower.gpu.instructions import select_step
@@ -150,7 +149,7 @@ class BlockKernel:
             for node in filter(self.geo.is_looped, self.program.loads):
                 self.tensor_copies[node.name] = self._copy_of(node, TensorCopy)
                 self.tensor_copies[node.name].encode()
-        cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster_blocks > 1)
+        cluster = ["clusterCtaIdx.x"] * (self.schedule.cluster > 1)
         if self.schedule.release != "never":
             self.overlap.declare("blockIdx.x", *cluster, "threadIdx.x")
         self._locate()
@@ -192,9 +191,7 @@ class BlockKernel:
         plan, program = self.schedule, self.program
         b.device(RESIDENT_BLOCKS)
         (block,) = b.block_index([program.blocks * plan.cluster])
-        place: Expr = b.keep(b.cluster_rank([plan.cluster_blocks])[0]) if plan.cluster_blocks > 1 else 0
-        self.rank: Expr = place if plan.cluster > 1 else 0
-        self.member: Expr = place if plan.sharing > 1 else 0
+        self.rank: Expr = b.keep(b.cluster_rank([plan.cluster])[0]) if plan.cluster > 1 else 0
         block = b.keep(block // plan.cluster) if plan.cluster > 1 else block
         self.thread = b.thread_index(plan.threads)
         self.lane = b.bind(self.thread % WARP)
@@ -277,7 +274,6 @@ class BlockKernel:
                 self.values[node.name] = SharedRow(self, source, geo.shared_rows[node.name])
         self.rescaler = Rescaler(self)
         self.merger = Merger(self) if geo.merges else None
-        self.sharing = Sharing(self)
 
     def _copy_of(self, node: Node, plain: type[TileCopy]) -> TileCopy:
         """Return what copies a load's tile."""
@@ -379,13 +375,12 @@ class BlockKernel:
         for copy in self.block_copies:
             if copy.is_constant:
                 copy.emit(0, T.uint32(0))
-        held = self.schedule.stages - 1 if self.geo.stage_offsets else 0
-        for turn in range(held + self.schedule.early if held else 0):
+        for turn in range(self.schedule.stages - 1 if self.geo.stage_offsets else 0):
             with self._if_turn(turn), self.scope():
-                if turn < held and self._constant_copies:
+                if self._constant_copies:
                     self._copy_tiles(turn, turn, self._constant_copies, opens=True)
                 for copy in self.loop_copies:
-                    if copy.is_streamed and (turn >= held or not copy.is_constant):
+                    if copy.is_streamed and not copy.is_constant:
                         copy.prefetch(self.own_step(turn))
 
     @property
@@ -414,14 +409,12 @@ class BlockKernel:
         known = isinstance(turn, int) and isinstance(self.turns, int)
         return _always() if known and turn < self.turns else b.when(turn < self.turns)
 
-    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False, own: bool = False) -> None:
+    def _copy_step(self, turn: Expr, slot: Expr, left: bool = False) -> None:
         """Copy the tiles of a turn, if there is such a turn, and close the group of copies.
 
-        ``left``: only those that were not copied early; ``own``: only those that blocks do not share.
+        ``left``: only those that were not copied early.
         """
-        copies = [
-            copy for copy in self.loop_copies if not ((left and copy.is_constant) or (own and copy.is_shared))
-        ]
+        copies = [copy for copy in self.loop_copies if not (left and copy.is_constant)]
         with self._if_turn(turn), self.scope():
             self._copy_tiles(turn, slot, copies, opens=not left)
         if not self.tensor_copies:
@@ -429,27 +422,18 @@ class BlockKernel:
 
     def _copy_tiles(self, turn: Expr, slot: Expr, copies: Sequence[Any], opens: bool) -> None:
         """Start copies of a turn's tiles; ``opens``: the first of them, which say how much will arrive."""
-        if self.tensor_copies:
-            with b.when(self.group_thread == 0):
-                if opens:
-                    count = sum(copy.bytes for copy in self.tensor_copies.values())
-                    b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
-                self.start_copies(turn, slot, copies)
-            return
-        step, at = self._place(turn, slot)
-        for copy in copies:
-            copy.emit(step, at)
-
-    def start_copies(self, turn: Expr, slot: Expr, copies: Sequence[Any]) -> None:
-        """Start tensor copies of a turn's tiles, by one thread; those of what comes from memory first."""
-        step, at = self._place(turn, slot)
-        for copy in sorted(copies, key=lambda copy: (copy.is_shared, -copy.bytes)):
-            copy.start(step, at, self._arrival(slot))
-
-    def _place(self, turn: Expr, slot: Expr) -> tuple[Expr, Expr]:
-        """Return the step of a turn, and the first byte of a stage."""
         at = b.bind(T.Cast("uint32", self.stages_at + slot * self.geo.stage_bytes))
-        return b.keep(self.own_step(turn)), at
+        step = b.keep(self.own_step(turn))
+        if not self.tensor_copies:
+            for copy in copies:
+                copy.emit(step, at)
+            return
+        with b.when(self.group_thread == 0):
+            if opens:
+                count = sum(copy.bytes for copy in self.tensor_copies.values())
+                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+            for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
+                copy.start(step, at, self._arrival(slot))
 
     def _arrival(self, slot: Expr) -> Expr:
         return self.arrivals.ptr_to([self.group * self.schedule.stages + slot])
@@ -459,10 +443,10 @@ class BlockKernel:
         if self.arrivals is None:
             return
         with b.when(self.thread == 0):
-            for index, count in enumerate(self.geo.barrier_counts):
-                b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(count)))
+            for index in range(self.geo.barriers):
+                b.emit(T.ptx.mbarrier.init.shared.b64(self.arrivals.ptr_to([index]), T.uint32(1)))
             b.emit(T.ptx.fence.mbarrier_init.release.cluster())
-        b.emit(T.cuda.cluster_sync() if self.schedule.sharing > 1 else T.cuda.cta_sync())
+        b.block_sync()
 
     def _loop(self) -> None:
         stages = self.schedule.stages
@@ -471,7 +455,6 @@ class BlockKernel:
             accumulator.begin()
         self.rescaler.begin()
         self._hoist()
-        self.sharing.begin()
         slot, ahead = b.Variable("int32", 0), b.Variable("int32", stages - 1)
         phase = b.Variable("int32", 0)
         asynchronous = self.schedule.products == "wgmma"
@@ -500,15 +483,11 @@ class BlockKernel:
         self.loop_step = None
         if asynchronous:
             warpgroups.finish()
-        self.sharing.end()
 
     def _refill(self, turn: Expr, ahead: b.Variable) -> None:
         """Copy a later turn's tiles into the place of the last turn's, once the whole group has done that."""
-        self.sharing.refill(turn, ahead.value)
         self.group_sync()
-        later = b.bind(turn + (self.schedule.stages - 1))
-        self.sharing.leave(later, ahead.value)
-        self._copy_step(later, ahead.value, own=True)
+        self._copy_step(b.bind(turn + (self.schedule.stages - 1)), ahead.value)
         self._release("asked", turn == self.turns - self.schedule.stages - self.schedule.lead)
 
     def _await_step(self, slot: b.Variable, phase: b.Variable) -> None:
@@ -565,7 +544,6 @@ class BlockKernel:
             saver.store(node)
         if self.merger is not None:
             self.merger.leave()
-        self.sharing.part()
 
 
 @contextmanager

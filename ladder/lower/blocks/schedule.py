@@ -34,12 +34,6 @@ class BlockSchedule:
         Steps by which the next kernel may start before ``"asked"``.
     products
         ``"mma"``: by warps. ``"wgmma"``: by warpgroups, of tiles that tensor copies put into shared memory.
-    early
-        Steps beyond the stages whose large tiles are brought into L2 while the kernels before still run.
-    wide
-        Most columns of an instruction of warpgroups.
-    sharing
-        Neighbouring blocks, a cluster, that copy once for all of them the tiles which are the same for all.
     """
 
     groups: int = 1
@@ -51,9 +45,6 @@ class BlockSchedule:
     release: str = "begin"
     lead: int = 0
     products: str = "mma"
-    early: int = 0
-    wide: int = 64
-    sharing: int = 1
 
     @property
     def group_warps(self) -> int:
@@ -69,11 +60,6 @@ class BlockSchedule:
     def threads(self) -> int:
         """Threads of a block."""
         return self.warps * WARP
-
-    @property
-    def cluster_blocks(self) -> int:
-        """Blocks that are launched as a cluster."""
-        return self.cluster * self.sharing
 
     @property
     def sharers(self) -> int:

@@ -33,6 +33,12 @@ ROWS = 64
 PANEL = 64
 """Columns of a swizzled panel of the second operand."""
 
+MOST_PANELS = 4
+"""Panels of an instruction: the more, the less often the first operand is read from shared memory."""
+
+ADDRESSES = 0x3FFFF
+"""Of a shared address, what a descriptor holds: in a cluster, further bits say which block's memory it is in."""
+
 LINE_BYTES = PANELS[0] * CHUNK_BYTES
 """Bytes of a row of a swizzled panel."""
 
@@ -63,7 +69,7 @@ def end_step(kernel: BlockKernel) -> None:
     """Start the products of a step, as one group, and wait for those of the step before."""
     panels = [panel for product, sums in kernel.warpgroup_products for panel in _panels(product, sums)]
     kernel.warpgroup_products.clear()
-    for run in _runs(panels, kernel.schedule.wide // PANEL):
+    for run in _runs(panels):
         _multiply(run)
     b.emit(T.ptx.wgmma.commit_group.sync.aligned())
     b.emit(T.ptx.wgmma.wait_group.sync.aligned(1))
@@ -107,11 +113,11 @@ def _panels(product: Matmul, sums: Any) -> Iterator[Panel]:
         yield Panel(product, index, offset, registers)
 
 
-def _runs(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
-    """Return panels in runs of up to ``most``, equally far apart, that one instruction takes."""
+def _runs(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Return panels in runs, equally far apart, that one instruction takes."""
     runs: list[list[Panel]] = []
     for panel in panels:
-        if runs and len(runs[-1]) < most and panel.follows(runs[-1]):
+        if runs and len(runs[-1]) < MOST_PANELS and panel.follows(runs[-1]):
             runs[-1].append(panel)
         else:
             runs.append([panel])
@@ -143,7 +149,8 @@ def finish() -> None:
 
 def _start(tile: SharedTile, offset: Expr, leading: int = CHUNK_BYTES) -> Expr:
     """Return the lower half of a tile's matrix descriptor, from a byte on; ``leading``: between panels."""
-    start = T.shift_right(tile.base + T.Cast("uint32", offset), T.uint32(4))
+    place = (tile.base + T.Cast("uint32", offset)) & T.uint32(ADDRESSES)
+    start = T.shift_right(place, T.uint32(4))
     return b.Variable("uint32", start | T.uint32(leading // CHUNK_BYTES << 16)).value
 
 
