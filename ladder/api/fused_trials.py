@@ -51,6 +51,9 @@ INDISTINCT = 0.03
 SPARE = 32
 """Candidates beside those that are built: some cannot be emitted after all."""
 
+FOLLOWING_SECONDS = 3e-6
+"""What a kernel costs that waits for the one before it, and has the next program wait for it, on an H200."""
+
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""
 
@@ -177,7 +180,8 @@ class Choice:
             for estimates in itertools.product(*per_block):
                 plans = tuple(estimate.schedule for estimate in estimates)
                 lowering = Lowering(graph, plans, self.constants)
-                trials.append(Trial(lowering, self.found, self.factors, sum(e.seconds for e in estimates)))
+                seconds = sum(e.seconds for e in estimates) + FOLLOWING_SECONDS * (len(plans) - 1)
+                trials.append(Trial(lowering, self.found, self.factors, seconds))
             return sorted(trials, key=self.order) or _why_not(graph, self.device)
         except LadderError as error:
             return str(error)
