@@ -163,7 +163,7 @@ def test_products_of_warpgroups_that_one_instruction_takes(columns: int) -> None
 
 
 def test_descriptors_hold_no_rank_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bits of a shared address that name the block would be the distance from panel to panel, as on an H200."""
+    """Bits that name the block would be taken for the distance from panel to panel, as on an H200."""
     case, plan = graphs.gated_mlp(64, 256, 128, 64, 64), BlockSchedule(1, 4, 2, 2, copies="tensor")
     plan = replace(plan, products="wgmma")
     assert not graphs.run(case, plan)[0].findings

@@ -29,7 +29,7 @@ STREAMED_BYTES = 1 << 20
 """Tensors from this size on decide how well memory is read."""
 
 REACHED_BY_CLUSTERS = 0.9
-"""Share of the multiprocessors that clusters of more than two blocks fill: a processor cluster's are not even."""
+"""Share of the multiprocessors that clusters of more than two blocks fill."""
 
 CPU_STEP_SECONDS = 1.0e-6
 """What a step of the loop costs a CPU thread besides loading."""
