@@ -235,7 +235,9 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
 
 
 def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
-    return instantiate(found.structure, program, factors, packed=True)
+    from ladder.lower.blocks.alone import with_blocks
+
+    return with_blocks(instantiate(found.structure, program, factors, packed=True))
 
 
 def built(
