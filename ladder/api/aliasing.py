@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ladder.capture.tensors import Aliasing, aliasing_of, flat
 
@@ -23,9 +23,11 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
     known: Aliasing | None = module.meta.get("aliasing")
     if known is not None:
         return known
-    mode = detect_fake_mode(examples) or FakeTensorMode()
     tensor = torch.Tensor
-    fakes = [mode.from_tensor(value) if isinstance(value, tensor) else value for value in examples]
+    given = (value.fake_mode for value in examples if isinstance(value, FakeTensor))
+    mode = next(given, None) or detect_fake_mode(examples) or FakeTensorMode()
+    real = (tensor, torch.nn.Parameter)
+    fakes = [mode.from_tensor(value) if type(value) in real else value for value in examples]
     before = [value._version for value in fakes if isinstance(value, tensor)]
     with mode:
         results = module.forward(*fakes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,14 +12,12 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
-from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.compile import target_of
-from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
-from schedules.dense import serves_dense
-from targets import get_device
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -109,23 +106,28 @@ class Compiled(Captured):
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    dynamic_shapes = True
+    """Extents that change are symbols of a plan."""
+
+    numbers = False
+    """Numbers that are no symbols would be constants of a plan."""
+
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
-        examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
         reason = reason_to_refuse(examples)
         if not reason:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                serves = partial(serves_dense, get_device(target_of(place))) if copies else None
-                program = import_fx(module, examples, join=copies, serves=serves)
-                built = build_model(program, place)
-                run = separated(built.executable, module, examples)
+                packed_for = target_of(place) if copies else ""
+                opened = module.meta.get("open", examples)
+                prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
+                built = build_prepared(prepared, place)
+                run = separated(built.executable, module, examples, opened)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's
@@ -139,16 +141,21 @@ class Compiler:
 
 
 def separated(
-    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any]
+    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
 ) -> Callable[..., Any]:
     """Return what runs a plan whose results share memory as the program's do.
+
+    Parameters
+    ----------
+    opened
+        The examples, with symbols in place of what is open.
 
     Raises
     ------
     ImportRefused
         If results share memory that is written: plans write into copies.
     """
-    expected = expected_aliasing(module, examples)
+    expected = expected_aliasing(module, opened)
     shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
     if shares and expected.writes:
         raise ImportRefused("results share memory that the graph writes")

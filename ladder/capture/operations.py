@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import types
 from collections import OrderedDict, deque
@@ -105,7 +104,7 @@ class Operations(Containers):
         """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
         if not self.recording:
             return self.natively(function, *args, **kwargs)
-        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE:
+        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not self.segment.numbers:
             args = tuple(map(self.settled_for_operator, args))
         kwargs = {key: self.settled_for_operator(value) for key, value in kwargs.items()}
         inputs: list[Node] = []
@@ -204,6 +203,8 @@ class Operations(Containers):
     def _fx(self, value: Any, inputs: list[Node]) -> Any:
         """Return `value` as an argument of a graph node."""
         if type(value) is Dynamic:
+            if self.segment.shapes is not None:
+                self.segment.shapes.given[value.var] = value.symbol
             return self._placeholder(value.var, value.value)
         if is_a(value, torch.Tensor):
             return self._fx_tensor(value, inputs)
@@ -234,14 +235,14 @@ class Operations(Containers):
 
     def _placeholder(self, var: str, example: Any) -> torch.fx.Node:
         segment = self.segment
-        for node, name, _ in segment.placeholders:
-            if name == var:
-                return node
-        graph = segment.graph
-        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
-        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
+        known = segment.placed.get(var)
+        if known is not None:
+            return known
+        graph, last = segment.graph, segment.placeholders[-1][0] if segment.placeholders else None
+        with graph.inserting_before(None) if last is None else graph.inserting_after(last):
             node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
         segment.placeholders.append((node, var, example))
+        segment.placed[var] = node
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:

@@ -30,8 +30,9 @@ from ladder.capture.kinds import (
     parts,
     same_value,
 )
-from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
-from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
+from ladder.capture.memory import class_dict, is_field
+from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
+from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
 
@@ -135,8 +136,9 @@ class Check:
 class Segment:
     """What one segment has read, made, changed and computed so far."""
 
-    def __init__(self, lifted: set[str]) -> None:
+    def __init__(self, lifted: set[str], numbers: bool = True) -> None:
         self.lifted = lifted
+        self.numbers = numbers
         self.space: dict[str, Any] = {}
         self.checks: list[Check] = []
         self.steps: list[Step] = []
@@ -154,6 +156,7 @@ class Segment:
         self.autocast_met = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
+        self.placed: dict[str, torch.fx.Node] = {}
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
@@ -221,7 +224,7 @@ class Segment:
         if known is not None and key not in parent.written:
             return known
         first = parent.external and key not in parent.seen and key not in parent.written
-        if first and path in self.lifted and type(value) in (int, float):
+        if first and path in self.lifted and liftable(value, self.numbers):
             parent.seen.add(key)
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
@@ -245,6 +248,11 @@ class Segment:
             if not (by_identity(value) or by_value(value)):
                 self.pin(value, path)
             return value
+        if parent.pinned and is_field(parent.obj, key) and not by_value(value):
+            self.table.add(parent.obj, Field(key), value, path)
+            if not by_identity(value):
+                self.pin(value, path)
+            return value
         return self.meet(value, expression, path, stable=parent.stable)
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
@@ -265,7 +273,7 @@ class Segment:
         var = self.bind(expression, path)
         self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        return Dynamic(value, var)
+        return Dynamic(value, var, None if self.numbers else symbol_of(self, value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         var = self.bind(expression, path)
@@ -295,7 +303,7 @@ class Segment:
     def _left_open(self, node: Node, path: str) -> frozenset[int]:
         """Give symbols to the lifted extents of a tensor; return which these are."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [dim for dim, extent in extents if extent >= LEAST and extent_path(path, dim) in self.lifted]
+        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
         if not found or not may_be_left_open(node.obj):
             return frozenset()
         self.shapes = self.shapes or Shapes()
@@ -329,7 +337,7 @@ class Segment:
         self._classes.add((id(kind), name))
         if first and (id(kind), "") not in self._classes and _mutable_class(kind):
             self._classes.add((id(kind), ""))
-            self.check(f"{self.constant(kind)}.__mro__ is {self.constant(kind.__mro__)}", f"bases of {kind}")
+            self.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
         for owner in kind.__mro__:
             here = owner.__dict__
             if first and _mutable_class(owner):
@@ -388,7 +396,7 @@ class Segment:
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
         self.paths[var] = path
-        if path in self.lifted and type(value) in (int, float):
+        if path in self.lifted and liftable(value, self.numbers):
             return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
             return self.meet(value, var, path, stable=False)

@@ -18,6 +18,7 @@ import torch.fx
 
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.functions import name_functions
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
@@ -26,6 +27,7 @@ from ladder.frontend.joined import (
     dense_gemm,
     is_packed,
     joined_products,
+    served_on,
     stored_weight,
     width_of,
 )
@@ -37,6 +39,7 @@ from ladder.ir.graph import Graph
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
 from ladder.runtime.model.program import ImportRefused, Program, Source
+from ladder.runtime.model.sizes import NUMBER
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -54,7 +57,7 @@ def import_fx(
     name: str = "model",
     *,
     join: bool = False,
-    serves: Serves | None = None,
+    packed_for: str = "",
 ) -> Program:
     """Import a graph.
 
@@ -68,8 +71,9 @@ def import_fx(
         Of the tile graph.
     join
         Whether products of one value become one product of their weights side by side.
-    serves
-        Which products of plain halves are computed by kernels of ours, on packed copies; by default none.
+    packed_for
+        Target whose kernels compute products of plain halves, on packed copies, where `schedules.dense`
+        finds that they serve; empty: none.
 
     Raises
     ------
@@ -81,7 +85,7 @@ def import_fx(
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(arguments, examples, strict=True):
         node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
-    return _Walk(traced, name, join, serves).program()
+    return _Walk(traced, name, join, served_on(packed_for)).program()
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -97,6 +101,7 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     traced.graph.eliminate_dead_code()
+    name_functions(traced)
     return traced
 
 
@@ -125,7 +130,10 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
                 return trace(*examples)
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
-            with torch._dispatch.python.enable_python_dispatcher():
+            with (
+                mode,
+                torch._dispatch.python.enable_python_dispatcher(),
+            ):  # what is made of no tensor is fake too
                 return trace(*examples)
         finally:
             mode.allow_non_fake_inputs = before
@@ -230,6 +238,7 @@ class _Walk:
         self.held: list[Any] = []
         self.positions: dict[torch.fx.Node, int] = {}
         self.updates: list[tuple[int, Any]] = []
+        self.sizes: dict[str, tuple[int, int]] = {}
 
     def program(self) -> Program:
         """Walk, and return the program."""
@@ -263,11 +272,17 @@ class _Walk:
         graph = _pruned(self.im.g, outputs)
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
-        return Program(graph, sources, tuple(found), updates, tuple(self.held), len(self.positions))
+        held, count = tuple(self.held), len(self.positions)
+        return Program(graph, sources, tuple(found), updates, held, count, self.sizes)
 
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
         at = self.positions[node] = len(self.positions)
+        value = node.meta.get("val")
+        shown = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
+        for axis, size in shown:
+            if isinstance(size, torch.SymInt) and str(extent := _extent(size)).isidentifier():
+                self.sizes.setdefault(str(extent), (at, axis))
         return self._input(node, Source("argument", (at,)))
 
     def attribute(self, node: torch.fx.Node) -> Any:
