@@ -7,6 +7,7 @@ one kernel. Products share columns among blocks and step along K; chains take a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.graph import Graph, Node
@@ -166,9 +167,9 @@ def _divisor(extent: int, choices: Sequence[int], node: Node) -> int:
     return found
 
 
-def _attributes(node: Node) -> dict[str, object]:
+def _attributes(node: Node) -> dict[str, Any]:
     """Return what a node's operator is given; types are those of its result."""
-    attributes = dict(node.attributes)
+    attributes: dict[str, Any] = dict(node.attributes)
     if node.operator in ("convert", "constant", "matmul"):
         attributes["type"] = node.tile.ttype.name
     return attributes

@@ -22,7 +22,7 @@ from ladder.ir.operator import Operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.chain.cuda import helped
+from ladder.lower.cuda.special import special
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
@@ -49,12 +49,12 @@ LOG2_E = 1.4426950408889634
 
 def exponential(x: Expr) -> Expr:
     """Return ``exp(x)`` as a power of two: one instruction of the special function unit and one product."""
-    return helped("power_of_two", x * T.float32(LOG2_E))
+    return special("power_of_two", x * T.float32(LOG2_E))
 
 
 def sigmoid(x: Expr) -> Expr:
     """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
-    return helped("reciprocal", T.float32(1) + helped("power_of_two", x * T.float32(-LOG2_E)))
+    return special("reciprocal", T.float32(1) + special("power_of_two", x * T.float32(-LOG2_E)))
 
 
 def silu(x: Expr) -> Expr:
@@ -171,7 +171,7 @@ def _product(x: Expr, y: Expr) -> Expr:
 
 def inverse(x: Expr) -> Expr:
     """Return the reciprocal, in a register."""
-    return hold(helped("reciprocal", x))
+    return hold(special("reciprocal", x))
 
 
 def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:
