@@ -21,7 +21,7 @@ from ladder.simulate.nvidia.ptx import nothing
 from ladder.simulate.order import Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
-from ladder.simulate.values import LANES, NUMPY, Array
+from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
 from schedules.windows import IM2COL
 
 BULK_UNIT = 16
@@ -269,7 +269,7 @@ def _bulk(t: Translator, call: CallView) -> Step:
         for _, warp, _, to, start, count, byte in each_active(
             c, target(c), pointer.offset, size(c), place(c)
         ):
-            block = warp // c.machine.block_warps
+            block, to = warp // c.machine.block_warps, to & WITHIN
             barrier = barrier_for(c, warp, block, byte, statement)
             if barrier is None or not _legal(c, to, start, count, tensor, statement):
                 continue
@@ -322,7 +322,7 @@ def _copy_box(
     statement: int,
 ) -> None:
     """Copy one box to the blocks of a multicast mask (-1 for the own block)."""
-    to, byte = here
+    to, byte = here[0] & WITHIN, here[1]
     if to % TENSOR_ALIGNMENT:
         c.machine.log.add("misaligned", statement, f"a tensor copy to byte {to}: no multiple of 128")
         return
