@@ -87,13 +87,21 @@ class Case:
             row["eager us"] = timed(partial(self.model, *given))
             found.append(row)
             print(json.dumps(row), flush=True)
+        print(json.dumps(self.summary()), flush=True)
         return found
 
     def summary(self) -> dict[str, Any]:
         """Return what was built: the last plan is the open one."""
         models = self.fast.models
         kernels = [len(built.kernels) for built in models]
-        return {"plans": len(models), "kernels of each": kernels, "refused": self.fast.refused}
+        sites = [*self.fast.entries.values(), *self.fast.sites.values()]
+        fixed = sorted({path for site in sites for path in site.unliftable})
+        return {
+            "plans": len(models),
+            "kernels of each": kernels,
+            "refused": self.fast.refused,
+            "sizes that stay fixed": fixed,
+        }
 
 
 def _wide(value: Any) -> Any:

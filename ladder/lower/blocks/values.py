@@ -22,7 +22,7 @@ from ladder.ir.operator import Operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.cuda.special import special
+from ladder.lower.cuda.functions import special
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 

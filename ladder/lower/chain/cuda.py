@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.values import Index
+from ladder.lower.cuda.functions import CHEAP
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.special import special
 from targets import TileDevice
 
 Expr = Any
 
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""
-
-LOG2_E = 1.4426950408889634
 
 PACK = """
 __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high) {{
@@ -32,24 +29,10 @@ __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high
 PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
-def _exponential(x: Expr) -> Expr:
-    """Return a power of two: one instruction of the special function unit and one product."""
-    return special("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
-
-
-def _quotient(x: Expr, y: Expr) -> Expr:
-    """Return a product with a reciprocal, both within 2^-22."""
-    return x * special("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
-
-
 class CudaDialect(Dialect):
     """NVIDIA GPUs."""
 
-    cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
-        "exp": _exponential,
-        "div": _quotient,
-        "rsqrt": T.rsqrt,
-    }
+    cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
 
     def __init__(self, device: TileDevice) -> None:
         super().__init__(device)
