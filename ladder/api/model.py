@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.branching import Branching, branches
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
 from ladder.frontend.torch_fx import import_fx
@@ -108,6 +109,9 @@ class Compiled(Captured):
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    conditionals = True
+    """Capture may give it graphs that branch."""
+
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
@@ -116,6 +120,8 @@ class Compiler:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
         # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
         examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
+        if branches(module):
+            return self._branching(module, examples)
         reason = reason_to_refuse(examples)
         if not reason:
             try:
@@ -134,6 +140,15 @@ class Compiler:
         log.warning("a graph runs operator by operator: %s", reason)
         self.refused.append(reason)
         return run_as_is(module, examples)
+
+    def _branching(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return what runs a graph that branches: a plan for each of its parts."""
+        try:
+            return Branching(module, examples, self)
+        except ImportRefused as error:
+            log.warning("a graph runs operator by operator: %s", error)
+            self.refused.append(str(error))
+            return run_as_is(module, examples)
 
 
 def separated(

@@ -125,6 +125,7 @@ class Operations(Containers):
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
+        self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
@@ -178,7 +179,9 @@ class Operations(Containers):
 
     def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
         plan = self.try_plan(function, args, kwargs, "push", why)
-        return result if plan is None else self.finish(plan, result)
+        if plan is not None:
+            self.fork(plan, function, args, kwargs, result)
+        return result if plan is None or not self.recording else self.finish(plan, result)
 
     def _note_effects(self, monitor: tensors.Monitor) -> None:
         segment = self.segment

@@ -160,7 +160,8 @@ class Segment:
         self.impure = False
         self.written_memory = False
         self.proven = Proven()
-        self.random = False
+        self.random = self.asserts = False
+        self.modules: dict[str, torch.nn.Module] = {}
         self.distinct: set[type] = set()
         self.graph_values: list[Node] = []
         self.paths: dict[str, str] = {}

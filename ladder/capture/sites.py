@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
+MAX_ATTEMPTS = 6
 
 
 class Signal:
@@ -79,6 +80,8 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `follows`: the sites that may come next. `unseen`: whether it ends the program and changes nothing.
+    `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
     """
 
     run: Callable[..., Any]
@@ -87,9 +90,14 @@ class Record:
     source: str
     graph: torch.fx.GraphModule | None
     operators: int
-    split: str
     site: Site
     pinned: frozenset[int]
+    split: str = ""
+    follows: tuple[Site, ...] = ()
+    unseen: bool = False
+    side: bool | None = None
+    depth: int = 0
+    branches: frozenset[Site] = frozenset()
 
 
 class Site:
@@ -101,6 +109,7 @@ class Site:
         self.after = after
         self.names = names
         self.records: list[Record] = []
+        self.spare: list[Record] = []
         self.runs: list[Callable[..., Any]] = []
         self.lifted: set[str] = set()
         self.unliftable: set[str] = set()
@@ -108,11 +117,39 @@ class Site:
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
         self.dead = False
+        self.forks = False
+        self.seen: set[bool] = set()
+        self.attempts = 0
 
     def add(self, record: Record) -> None:
         """Keep `record`; the newest is tried first."""
         self.records.insert(0, record)
         self.runs.insert(0, record.run)
+        if self.forks and self.may_join(item.side for item in self.known() if item.unseen):
+            self.attempts += 1
+            self.captured.drop_before(self)
+
+    def known(self) -> list[Record]:
+        """Return what has been recorded from here, also what no call can come to: it tells of branches."""
+        return [*self.records, *self.spare]
+
+    def keep_only(self, records: Iterable[Record]) -> None:
+        """Drop all records but these."""
+        self.records = list(records)
+        self.runs = [record.run for record in self.records]
+
+    def meet_side(self, roots: list[Any]) -> bool | None:
+        """Note which side of a branch begins here, if one does; return it."""
+        side = roots[-1] if self.forks and type(roots[-1]) is bool else None
+        if side is not None and side not in self.seen:
+            self.seen.add(side)
+            self.captured.drop_before(self)
+        return side
+
+    def may_join(self, known: Iterable[bool | None]) -> bool:
+        """Say whether both sides of a branch may be recorded together if they are `known`."""
+        sides = set(known)
+        return self.attempts < MAX_ATTEMPTS and (len(sides) == 2 or (bool(sides) and self.seen == sides))
 
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
@@ -147,7 +184,7 @@ class Site:
 class Attempt(NamedTuple):
     """A call that no record serves to its end: where it began, where it stands, and with what."""
 
-    entry: Site
+    entry: Site | None
     here: Site
     roots: tuple[Any, ...]
     args: tuple[Any, ...]
@@ -166,13 +203,15 @@ class Captured:
         runs operator by operator, as it would have without capture. Where it has a true attribute
         ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
         tensors of other shapes than the examples, and extents as integers. Where it has a true attribute
-        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
+        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`; where
+        ``conditionals``, branches come as nodes that call `ladder.capture.conditionals.choose`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         self.function = function
         self.backend: Backend = backend or run_as_is
         self.lifts_shapes = bool(getattr(self.backend, "dynamic_shapes", False))
+        self.joins = bool(getattr(self.backend, "conditionals", False))
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
@@ -203,6 +242,20 @@ class Captured:
                 here, roots = following, value
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
+
+    def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
+        """Run on from a split, by records that match."""
+        following: Any = here
+        while following.__class__ is Site:
+            here = following
+            for run in here.runs:
+                found = run(*roots)
+                if found.__class__ is tuple:
+                    break
+            else:
+                return self._miss(Attempt(None, here, roots, (), {}))
+            following, roots = found
+        return roots if following is None else self._interrupted(Attempt(None, here, roots, (), {}))
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
@@ -253,8 +306,27 @@ class Captured:
     def forget(self, pinned: int) -> None:
         """Drop the records that hold an object which is no longer where it was: it may die now."""
         for site in (*self.entries.values(), *self.sites.values()):
-            site.records = [record for record in site.records if pinned not in record.pinned]
-            site.runs = [record.run for record in site.records]
+            site.keep_only(record for record in site.records if pinned not in record.pinned)
+            site.spare = [record for record in site.spare if pinned not in record.pinned]
+
+    def drop_before(self, branch: Site) -> None:
+        """Drop the records that end at a branch, or know only one side of it."""
+        for site in (*self.entries.values(), *self.sites.values()):
+            site.keep_only(record for record in site.records if branch not in record.branches)
+
+    def prune(self) -> None:
+        """Set aside the records that no call can come to any more."""
+        reached: set[Site] = set()
+        ahead = list(self.entries.values())
+        while ahead:
+            site = ahead.pop()
+            if site not in reached:
+                reached.add(site)
+                ahead += [following for record in site.records for following in record.follows]
+        for site in self.sites.values():
+            if site not in reached and site.records:
+                site.spare = [record for record in site.known() if record.unseen][:MAX_RECORDS]
+                site.keep_only(())
 
     # what was captured ------------------------------------------------------------------------
     @property
@@ -290,6 +362,7 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
 
 run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
 run_as_is.loops = True  # type: ignore[attr-defined]
+run_as_is.conditionals = True  # type: ignore[attr-defined]
 
 
 __all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]
