@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.loops import WHOLE, rolled
+from ladder.capture.loops import WHOLE, rolled, run_of
 
 
 class Unrecorded(Exception):
@@ -37,7 +37,7 @@ def choose(
         If that side is None.
     """
     holds = bool(condition)
-    return (holds, *taken_side(holds, when_true, when_false)(*operands))
+    return (holds, *run_of(taken_side(holds, when_true, when_false))(*operands))
 
 
 def taken_side(

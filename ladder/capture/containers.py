@@ -352,7 +352,10 @@ class Containers(Calls):
         return self.recorded(self._known_method, (method, owner, name, rest, kwargs), given)
 
     def _known_method(self, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
-        self._admit_method(owner, name, rest, kwargs)
+        path = self.segment.paths.get(self.segment.node(owner).var)
+        # Where it keeps growing, what is in it is not read.
+        if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
+            self._admit_method(owner, name, rest, kwargs)
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
         return self.perform(method, (owner, *rest), kwargs, changes)
 

@@ -27,6 +27,12 @@ WHOLE = "whole"
 """In the ``meta`` of nodes that are in no loop."""
 
 
+def run_of(part: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a part of a graph; a call of the module itself would run hooks of the program's."""
+    forward: Callable[..., Any] = getattr(part, "forward", part)
+    return forward
+
+
 def repeat(
     body: Callable[..., Any],
     count: int,
@@ -38,6 +44,7 @@ def repeat(
 
     Returns what is carried out of the last iteration, then for each output a list of all iterations'.
     """
+    body = run_of(body)
     outputs: list[Any] = []
     for turn in range(count):
         found = body(*carried, *fixed, *(table[turn] for table in tables))

@@ -533,7 +533,8 @@ class Segment:
         if is_a(value, list | tuple | deque):
             base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
             size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
-            self.check(f"{self.constant(base.__len__)}({var}) == {size}", f"len({path}) == {size}")
+            text = f"{self.constant(base.__len__)}({var}) == {size}"
+            self.check(text, f"len({path}) == {size}", f"len({path})")
             if type(value) is base:
                 entry = f"{var}[{{}}]"
             for index in range(size):

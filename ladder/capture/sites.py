@@ -245,17 +245,19 @@ class Captured:
 
     def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
         """Run on from a split, by records that match."""
-        following: Any = here
-        while following.__class__ is Site:
-            here = following
+        while True:
             for run in here.runs:
                 found = run(*roots)
                 if found.__class__ is tuple:
                     break
             else:
                 return self._miss(Attempt(None, here, roots, (), {}))
-            following, roots = found
-        return roots if following is None else self._interrupted(Attempt(None, here, roots, (), {}))
+            following, value = found
+            if following is None:
+                return value
+            if following.__class__ is not Site:
+                return self._interrupted(Attempt(None, here, roots, (), {}))
+            here, roots = following, value
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)

@@ -230,8 +230,9 @@ def test_nothing_of_a_side_lives_on():
         pass
 
     def program(x):
+        y = x * 2 if x.sum() > 0 else x * 3
         held = Held()
-        held.x = x * 2 if x.sum() > 0 else x * 3
+        held.x = y
         return held
 
     captured = capture(program)
@@ -239,6 +240,22 @@ def test_nothing_of_a_side_lives_on():
         seen.append(weakref.ref(captured(x)))
         assert seen[-1]() is None
     assert captured.outcome == "whole"
+
+
+def test_no_hook_of_the_program_sees_a_side_or_a_loop():
+    def program(x):
+        for _ in range(4):
+            x = (x + 1) * x
+        return x * 2 if x.sum() > 0 else x * 3
+
+    captured, seen = capture(program), []
+    for x in (torch.ones(2), -torch.ones(2)) * 3:
+        captured(x)
+    with nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(type(module))):
+        captured(torch.ones(2))
+    assert seen == []
+    assert "choose" in captured.graphs[0].code
+    assert "repeat" in captured.graphs[0].code
 
 
 class Gated(nn.Module):
