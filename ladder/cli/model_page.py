@@ -55,7 +55,8 @@ def _head(report: ModelReport) -> str:
         f"Nothing was measured: {escape(report.not_measured)}. Times are the least that the bytes and the"
         " operations of a step allow on the device; a real kernel takes longer."
         if report.not_measured
-        else "Steps were measured one by one; a launch is part of each."
+        else "Steps were measured one by one: on a CPU with the call of each, on a GPU as nodes of one"
+        " CUDA graph that do not overlap."
     )
     facts = {
         "steps": f"{len(report.steps)}, of which {report.launches} launch something in each call",

@@ -114,39 +114,54 @@ def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight 
     members = {f"{kernel.entry}.so": kernel.library.read_bytes() for kernel in kernels}
     if packed is not None:
         members[WEIGHTS] = packed.to_bytes()
-    manifest = {
-        "format": FORMAT,
-        "ladder": ladder_version(),
-        "tvm": tvm_version(),
-        "device": request.device,
-        "family": family_of(request.target),
-        "features": needed_features(request.target),
+    content = {
         "gemm": asdict(request.gemm),
         "plan": str(plan),
         "entries": [kernel.entry for kernel in kernels],
-        "members": {name: digest(data) for name, data in members.items()},
     }
-    return write_archive(Path(path), manifest, members)
+    return write_archive(Path(path), request.target, content, members)
 
 
-def needed_features(device: TileDevice) -> list[str]:
-    """Return the CPU features that code for a device may use; a GPU is identified by its name."""
-    return [] if device.is_gpu else sorted(device.features)
-
-
-def digest(data: bytes) -> str:
+def _digest(data: bytes) -> str:
     """Return the digest that the manifest holds of a member."""
     return hashlib.sha256(data).hexdigest()
 
 
-def write_archive(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> Path:
-    """Write the archive beside its final place, then rename it.
+def write_archive(
+    path: Path, device: TileDevice, content: Mapping[str, Any], members: Mapping[str, bytes]
+) -> Path:
+    """Write an archive beside its final place, then rename it.
+
+    Parameters
+    ----------
+    path
+        The final place.
+    device
+        What the code in it is for: a GPU is identified by its name, a CPU by the features that code may use.
+    content
+        What the manifest says beyond versions, device and digests.
+    members
+        Name -> bytes.
+
+    Returns
+    -------
+    The path.
 
     Raises
     ------
     ArtifactError
         If it cannot be written; an older file at ``path`` stays as it was.
     """
+    manifest = {
+        "format": FORMAT,
+        "ladder": ladder_version(),
+        "tvm": tvm_version(),
+        "device": device.name,
+        "family": family_of(device),
+        "features": [] if device.is_gpu else sorted(device.features),
+        "members": {name: _digest(data) for name, data in members.items()},
+        **content,
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
@@ -214,7 +229,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
         raise ArtifactError(f"{path} is truncated or no Ladder artefact ({error}); {advice}") from error
     for name, data in members.items():
-        if digest(data) != manifest["members"][name]:
+        if _digest(data) != manifest["members"][name]:
             raise ArtifactError(f"{path}: {name} does not match its digest, the file was changed; {advice}")
     return manifest, members
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -86,6 +86,33 @@ def single(gemm: Gemm) -> Gemm:
     return replace(gemm, experts=0, masked=False)
 
 
+class Operands(NamedTuple):
+    """What a grouped product reads and writes.
+
+    Parameters
+    ----------
+    rows
+        ``[T, K]``: the tokens.
+    weight
+        Packed arrays, with a leading axis of experts.
+    ranges
+        int32: which tokens are whose.
+    bias
+        ``[E, N]``, or None.
+    scales
+        float32 ``[T, ...]``: scales of 8-bit tokens, or None.
+    out
+        ``[T, N]``: is written.
+    """
+
+    rows: torch.Tensor
+    weight: Sequence[Any]
+    ranges: torch.Tensor
+    bias: torch.Tensor | None
+    scales: torch.Tensor | None
+    out: torch.Tensor
+
+
 def multiply(
     x: torch.Tensor,
     weight: Sequence[Any],
@@ -102,61 +129,30 @@ def multiply(
     gemm = Request.parse(request).gemm
     check_operands(gemm, x, ranges, bias, token_scale)
     y = torch.empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output), device=x.device)
-    rows, out = x.reshape(-1, gemm.k), y.view(-1, gemm.n)
     scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
-    if rows.shape[0]:
-        way = _one_by_one if x.device.type == "cpu" else _at_once
-        way(rows, weight, ranges, bias, scales, out, expected, request)
+    operands = Operands(x.reshape(-1, gemm.k), weight, ranges, bias, scales, y.view(-1, gemm.n))
+    if not operands.rows.shape[0]:
+        return y
+    if x.device.type == "cpu":
+        _one_by_one(gemm, compiled(_single_text(request), x.device), operands)
+    else:
+        at_once(compiled(request, x.device), operands, expected)
     return y
 
 
-def _at_once(
-    rows: torch.Tensor,
-    weight: Sequence[Any],
-    ranges: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    out: torch.Tensor,
-    expected: int,
-    request: str,
-) -> None:
+def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
     """Launch one kernel for all experts on the current stream."""
-    launch(compiled(request, rows.device), rows, weight, ranges, bias, scales, out, expected)
-
-
-def launch(
-    kernel: CompiledGemm,
-    rows: torch.Tensor,
-    weight: Sequence[Any],
-    ranges: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    out: torch.Tensor,
-    expected: int,
-) -> None:
-    """Call the kernel of an operator that serves so many tokens per expert."""
-    tokens = rows.shape[0]
+    rows, weight, ranges, bias, scales, out = operands
+    typical = expected or -(-rows.shape[0] // kernel.gemm.experts)
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
         rows = kernel.aligned(rows)
-    typical = expected or -(-tokens // kernel.gemm.experts)
     extras = (vector.contiguous() for vector in (ranges, scales, bias) if vector is not None)
     kernel.entry_for(typical)(rows, *weight, *extras, out)
 
 
-def _one_by_one(
-    rows: torch.Tensor,
-    weight: Sequence[torch.Tensor],
-    ranges: torch.Tensor,
-    bias: torch.Tensor | None,
-    scales: torch.Tensor | None,
-    out: torch.Tensor,
-    expected: int,
-    request: str,
-) -> None:
+def _one_by_one(gemm: Gemm, kernel: CompiledGemm, operands: Operands) -> None:
     """Multiply expert by expert: on a CPU the ranges are at hand."""
-    del expected
-    kernel = compiled(_single_text(request), rows.device)
-    gemm = Request.parse(request).gemm
+    rows, weight, ranges, bias, scales, out = operands
     for expert, (start, stop) in enumerate(host_ranges(gemm, ranges, rows.shape[0])):
         if start < stop:
             part = [array[expert] for array in weight]

@@ -172,7 +172,8 @@ class _Entry:
             self.owned[start:stop] = True
         scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
         out = torch.empty((len(rows), gemm.n), dtype=torch_dtype(gemm.output))
-        experts.launch(self._kernel(), rows, packed.tensors, ranges, bias, scales, out, self.m)
+        operands = experts.Operands(rows, packed.tensors, ranges, bias, scales, out)
+        experts.at_once(self._kernel(), operands, self.m)
 
     def _quantized(self, x: torch.Tensor, token_scale: Any) -> tuple[torch.Tensor, Any]:
         """Check x, and quantize it as a call of the operator does."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -198,7 +200,7 @@ def _core(part: Part) -> str:
 
 
 def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) -> dict[int, float]:
-    """Measure every step of a plan by itself, in the order of the plan.
+    """Measure the steps of a plan one after the other, in the order of the plan.
 
     Parameters
     ----------
@@ -211,26 +213,28 @@ def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) 
 
     Returns
     -------
-    Number of a step -> median µs. Steps that run once are left out. On a GPU a time includes the launch.
+    Number of a step -> median µs. Steps that run once are left out. On a CPU a time includes the call of the
+    kernel. On a GPU the steps are nodes of one CUDA graph with marks between them, so a time holds no launch
+    by the host and operands come from where a call of the model finds them; steps do not overlap, as they may
+    in a call.
+
+    Raises
+    ------
+    RuntimeError
+        A step on a GPU cannot be recorded.
     """
     if executable.joined is not None:
         values = (*values, *executable.joined.of(values))
     frame = Frame(executable, executable.sizes(values))
     numbers = [at for at, step in enumerate(executable.plan.steps) if not step.constant]
-    clock = _gpu_clock if executable.where.type == "cuda" else _cpu_clock
     frame.run(values)
-    found: dict[int, list[float]] = {number: [] for number in numbers}
-    for _ in range(rounds):
-        timed = clock(frame, values)
-        for number, seconds in zip(numbers, timed, strict=True):
-            found[number].append(seconds * 1e6)
-    return {number: statistics.median(times) for number, times in found.items()}
+    clock = _gpu_rounds if executable.where.type == "cuda" else _cpu_rounds
+    found = zip(*clock(frame, values, rounds), strict=True)
+    return {at: statistics.median(times) * 1e6 for at, times in zip(numbers, found, strict=True)}
 
 
-Clock = Callable[[Frame, Sequence[Any]], list[float]]
-
-
-def _cpu_clock(frame: Frame, values: Sequence[Any]) -> list[float]:
+def _cpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[float]]:
+    """Return each round's seconds by step."""
     times: list[float] = []
 
     def watch(bound: Bound) -> Bound:
@@ -241,33 +245,53 @@ def _cpu_clock(frame: Frame, values: Sequence[Any]) -> list[float]:
 
         return run
 
-    _run_watched(frame, values, watch)
-    return times
+    with _watched(frame, watch):
+        for _ in range(rounds):
+            frame.run(values)
+    count = len(frame.steps)
+    return [times[at : at + count] for at in range(0, len(times), count)]
 
 
-def _gpu_clock(frame: Frame, values: Sequence[Any]) -> list[float]:
-    event: Any = torch.cuda.Event  # its constructor has no types
-    marks: list[tuple[Any, Any]] = []
+def _gpu_rounds(frame: Frame, values: Sequence[Any], rounds: int) -> list[list[float]]:
+    """Return each round's seconds by step, less what two marks with nothing between them take."""
+    marks = [_mark()]
 
     def watch(bound: Bound) -> Bound:
         def run(slots: list[Any]) -> None:
-            begin, end = event(enable_timing=True), event(enable_timing=True)
-            begin.record()
             bound(slots)
-            end.record()
-            marks.append((begin, end))
+            marks.append(_mark())
+            marks[-1].record()
 
         return run
 
-    _run_watched(frame, values, watch)
+    graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    return [begin.elapsed_time(end) / 1e3 for begin, end in marks]
+    with _watched(frame, watch), torch.cuda.graph(graph):
+        marks[0].record()
+        marks.append(_mark())
+        marks[1].record()
+        frame.run(values)
+    found = []
+    for _ in range(rounds):
+        graph.replay()
+        torch.cuda.synchronize()
+        empty, *times = (a.elapsed_time(b) / 1e3 for a, b in pairwise(marks))
+        found.append([max(taken - empty, 0.0) for taken in times])
+    return found
 
 
-def _run_watched(frame: Frame, values: Sequence[Any], watch: Callable[[Bound], Bound]) -> None:
+def _mark() -> Any:
+    """Return an event that is a node of the CUDA graph it is recorded in."""
+    event: Any = torch.cuda.Event  # its constructor has no types
+    return event(enable_timing=True, external=True)
+
+
+@contextmanager
+def _watched(frame: Frame, watch: Callable[[Bound], Bound]) -> Iterator[None]:
+    """Wrap every step of a frame for a while."""
     steps = frame.steps
     frame.steps = [(watch(bound), dead) for bound, dead in steps]
     try:
-        frame.run(values)
+        yield
     finally:
         frame.steps = steps

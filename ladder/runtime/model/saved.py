@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
 from ladder.partition.parts import Part
 from ladder.runtime import artifact, library, tokens
-from ladder.runtime.compile import Request, family_of, obtain, target_of
+from ladder.runtime.compile import Request, obtain, target_of
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan, Step
@@ -66,15 +65,9 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
     kernels, gemms, rows = _kernels(model, model.libraries)
     members = {f"{name}.so": data for name, data in kernels.items()}
     order, members[STORED] = _stored_bytes(_needed(model))
-    manifest = {
-        "format": artifact.FORMAT,
+    content = {
         "kind": KIND,
-        "ladder": ladder_version(),
-        "tvm": tvm_version(),
         "torch": torch.__version__,
-        "device": device.name,
-        "family": family_of(device),
-        "features": artifact.needed_features(device),
         "graph": print_graph(model.graph),
         "plan": _plan_to_json(plan),
         "bindings": executable.bindings,
@@ -88,9 +81,8 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
         "gemms": gemms,
         "token_kernels": rows,
         "entries": [name for name in kernels if name in executable.kernels],
-        "members": {name: artifact.digest(data) for name, data in members.items()},
     }
-    return artifact.write_archive(Path(os.fspath(path)), manifest, members)
+    return artifact.write_archive(Path(os.fspath(path)), device, content, members)
 
 
 def _needed(model: WholeModel) -> list[torch.Tensor | None]:
