@@ -275,7 +275,7 @@ class Segment:
         self.check(text, f"{path} == {value!r}", path)
 
     def _meet_object(self, value: Any, expression: str, path: str, stable: bool) -> None:
-        known = self.nodes.get(id(value))
+        known = self.find(value)  # a root that is the same object is met as such
         if known is not None:
             self.check(f"{expression} is {known.var}", f"{path} is {self.paths.get(known.var, known.var)}")
             return
