@@ -369,7 +369,11 @@ class Attributes(Symbolic):
             return
         if deleter is not _OBJECT_DELETE or inside is NULL or is_a(value, type):
             raise CaptureError("an attribute is deleted natively")
-        if self.segment.class_attribute(type(value), name) is not NULL:
+        found = self.segment.class_attribute(type(value), name)
+        if type(found) is property and found.fdel is not None:
+            self.call_in_statement(self.part(found.fdel), (value,))
+            return
+        if found is not NULL and _is_data(type(found)):
             raise CaptureError("a descriptor is deleted")
         if self.instance_item(value, name) is NULL:
             delattr(value, name)  # raises

@@ -75,6 +75,7 @@ class Core:
         self.site: Site | None = None
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
+        self.used_dynamic = False
 
     # what other parts provide -----------------------------------------------------------------
     @abstractmethod
@@ -160,6 +161,14 @@ class Core:
         """Call a replayable native and note how to call it again."""
 
     @abstractmethod
+    def same(self, left: Any, right: Any) -> bool:
+        """Return ``left is right``, guarded."""
+
+    @abstractmethod
+    def truth(self, value: Any) -> Any:
+        """Return ``bool(value)``, or `NULL` if it must be read by a split."""
+
+    @abstractmethod
     def store_subscript(self, container: Any, key: Any, item: Any) -> None:
         """Do ``container[key] = item``."""
 
@@ -210,7 +219,7 @@ class Core:
             if self.recording:
                 self.segment.fix(value)
             return value.value
-        if not self.segment.uses_dynamic:
+        if not (self.segment.uses_dynamic or self.used_dynamic):
             return value
         if type(value) is DynamicSize:
             return torch.Size(map(self.plain, value))

@@ -13,12 +13,12 @@ import torch
 import torch.fx
 
 from ladder.capture import natives, tensors
-from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_a, is_constant, is_plain, mapped
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import real_values
+from ladder.capture.user_operators import COMPARE, METHODS, UserOperators
 from ladder.capture.words import words
 
 BINARY = {
@@ -56,24 +56,7 @@ BINARY = {
     ">=": operator.ge,
 }
 UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
-_METHODS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "truediv",
-    "//": "floordiv",
-    "%": "mod",
-    "**": "pow",
-    "@": "matmul",
-    "<<": "lshift",
-    ">>": "rshift",
-    "&": "and",
-    "|": "or",
-    "^": "xor",
-}
-_IN_PLACE = frozenset(f"{symbol}=" for symbol in _METHODS)
-_COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
-_MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
+_IN_PLACE = frozenset(f"{symbol}=" for symbol in METHODS)
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
@@ -97,7 +80,7 @@ def negated_contains(container: Any, item: Any) -> bool:
     return item not in container
 
 
-class Operations(Containers):
+class Operations(UserOperators):
     """`operator`, `binary`, `compare`, `unary`, `subscript`, `truth`."""
 
     # tensor operators -------------------------------------------------------------------------
@@ -293,7 +276,7 @@ class Operations(Containers):
         known = (*_CONTAINERS, int, str)
         if is_a(left, known) and is_a(right, known):
             return self._container_binary(symbol, function, left, right)
-        return self._user_binary(symbol, function, left, right)
+        return self.user_binary(symbol, left, right)
 
     def _joined_sizes(self, left: Any, right: Any) -> Any:
         """Concatenate shapes, or a shape and a tuple."""
@@ -322,45 +305,12 @@ class Operations(Containers):
         for item in (left, right):
             if type(item) not in natives.METHODS and not is_constant(item):
                 raise CaptureError("arithmetic of a container subclass")
-        looking = symbol in _COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
+        looking = symbol in COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
         for item in (left, right):
             self._admit(item, looking and not (is_a(left, dict) and symbol.startswith("|")))
-        in_place = symbol.endswith("=") and symbol not in _COMPARE and not is_constant(left)
+        in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
         changes = [self.segment.node(left)] if in_place and type(left) in (list, set, dict) else []
         return self.perform(function, (left, right), {}, changes)
-
-    def _user_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
-        lookup: Any = self.segment.class_attribute
-        if symbol in _COMPARE:
-            own, mirrored = f"__{_COMPARE[symbol]}__", f"__{_MIRROR[symbol]}__"
-            in_place = NULL
-        else:
-            name = _METHODS[symbol.rstrip("=")]
-            own, mirrored = f"__{name}__", f"__r{name}__"
-            in_place = lookup(type(left), f"__i{name}__") if symbol.endswith("=") else NULL
-        method = in_place if in_place is not NULL else lookup(type(left), own)
-        other = lookup(type(right), mirrored)
-        if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
-            return self._equality(symbol, left, right)
-        if is_a(method, types.FunctionType) and (type(right) is type(left) or not _overrides(left, right)):
-            with self.barrier():
-                result = self.call_function(method, (left, right), {})
-            if result is not NotImplemented:
-                return result
-            # The other operand has its say, or there is a TypeError; both are the operator's own business.
-            self.stop("an operator that is not implemented", self.here())
-            return function(left, right)
-        if method is NULL and is_a(other, types.FunctionType):
-            return self.call_function(other, (right, left), {})
-        raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
-
-    def _equality(self, symbol: str, left: Any, right: Any) -> bool:
-        """Compare objects by the methods that `object` gives them; its ``!=`` negates their ``==``."""
-        methods = [self.segment.class_attribute(type(item), "__eq__") for item in (left, right)]
-        if any(method is not object.__eq__ for method in methods):
-            raise CaptureError("a comparison by __eq__, negated")
-        self.same(left, right)
-        return (left is right) == (symbol == "==")
 
     def same(self, left: Any, right: Any) -> bool:
         """Return ``left is right``, guarded."""
@@ -385,7 +335,7 @@ class Operations(Containers):
             return self._computed_dynamic(function, (value,))
         if is_constant(value) and not self._user_constant(value):
             return function(value)
-        raise CaptureError(f"{symbol}{type(value).__qualname__}")
+        return self.user_unary(symbol, function, value)
 
     # truth and membership ---------------------------------------------------------------------
     def truth(self, value: Any) -> Any:
@@ -568,10 +518,6 @@ class Operations(Containers):
             self.container_method(method, container, "__delitem__", (key,), {})
         else:
             raise CaptureError("an item is deleted natively")
-
-
-def _overrides(left: Any, right: Any) -> bool:
-    return is_a(right, type(left)) and type(right) is not type(left)
 
 
 def _only_tensors(result: Any) -> bool:

@@ -110,6 +110,7 @@ class Recorder(Branches):
             self.stop(str(error), getattr(error, "origin", None))
             return False
         self.recording = False
+        self.used_dynamic |= self.segment.uses_dynamic
         self.segment = Segment(set())
         return True
 
