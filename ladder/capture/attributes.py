@@ -343,13 +343,13 @@ class Attributes(Symbolic):
             raise CaptureError(f"the data descriptor {name} is set")
         inside = instance_dict(value)
         node = self.segment.node(value) if slot or inside is NULL else self.dict_node(value, inside)
-        item = self.settled(item)
+        item = self.settled(item, keep=True)
         uses: set[str] = set()
         owner = self.segment.reference(value, uses)
         text = f"{self.segment.constant(setter)}({owner}, {name!r}, "
         text += f"{self.segment.reference(item, uses)})"
-        setter(value, name, item)
-        node.written.add(found if slot else name)
+        setter(value, name, self.unlifted(item))
+        node.wrote(found if slot else name, item)
         targets = [node, self.segment.node(value)]
         self.segment.change(text, targets, uses)
 
@@ -381,15 +381,17 @@ class Attributes(Symbolic):
         uses: set[str] = set()
         owner = self.segment.reference(value, uses)
         object.__delattr__(value, name)
-        node.written.add(name)
+        node.wrote(name)
         self.segment.change(
             f"{self.segment.constant(object.__delattr__)}({owner}, {name!r})",
             [node, self.segment.node(value)],
             uses,
         )
 
-    def settled(self, item: Any) -> Any:
-        """Return `item` as it goes into the heap: plain."""
+    def settled(self, item: Any, *, keep: bool = False) -> Any:
+        """Return `item` as it goes into the heap: plain, but for a scalar where a place can `keep` it."""
+        if keep and type(item) is Dynamic and self.recording:
+            return item
         return self.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
 
 

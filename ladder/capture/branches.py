@@ -128,7 +128,7 @@ class Branches(Machine):
     def _matching(self, records: list[Record], values: list[Any], holds: bool) -> Record | None:
         """Return the record that says what follows on one side, if it is one that changes nothing."""
         for record in records:
-            if record.side is holds and record.check(*values, holds) == 0:
+            if record.side is holds and record.serves(tuple(values)):
                 return record if record.unseen and record.depth < DEEPEST else None
         return None
 

@@ -420,7 +420,7 @@ class Calls(Attributes):
                 raise CaptureError("object.__new__ with arguments")
             return self.allocate(owner, function, args[0], args[1:])
         if name in ("__instancecheck__", "__subclasscheck__") and is_a(owner, type):
-            return function(*map(self.plain, args), **kwargs)
+            return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if is_a(owner, natives.SCALAR_TYPES):

@@ -468,7 +468,7 @@ class Operations(UserOperators):
         if not self.recording:
             self.natively(operator.setitem, container, key, item)
             return
-        item = self.settled(item)
+        item = self.settled(item, keep=is_a(container, dict))
         given = (container, key, item)
         self.recorded(self._store_subscript, given, (operator.setitem, given))
 
@@ -489,7 +489,7 @@ class Operations(UserOperators):
     def _store_key(self, container: dict[Any, Any], key: Any, item: Any) -> None:
         """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
         node = self.segment.node(container)
-        if node.external and not node.mutated and len(container) <= 64:
+        if node.external and not node.mutated and len(container) <= 64 and not self.changes_often(node):
             self.segment.touch(container, 1)
         if self._dict_read(container, "__contains__", (key,), None) is NULL:
             self.segment.touch(container, 1)
@@ -498,8 +498,8 @@ class Operations(UserOperators):
         text = (
             f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
         )
-        dict.__setitem__(container, key, item)
-        node.written.add(key)
+        dict.__setitem__(container, key, self.unlifted(item))
+        node.wrote(key, item)
         self.segment.change(text, [node], uses)
 
     def delete_subscript(self, container: Any, key: Any) -> None:

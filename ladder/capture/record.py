@@ -67,6 +67,7 @@ class Recorder(Branches):
             segment.meet_autocast()
         self.recording = not modes_are_active()
         self.side = site.meet_side(roots)
+        self.begun = tuple(roots)
         if not site.layouts:
             segment.arguments.update(map(id, roots))
         return [
@@ -105,7 +106,7 @@ class Recorder(Branches):
         """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, split_ending(self.segment, plan), plan))
+            self.site.add(emit(self, split_ending(self.segment, plan), plan), self.begun)
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return False
@@ -150,7 +151,7 @@ class Recorder(Branches):
         """End the last segment: the program returns `result`."""
         if self.recording and self.site is not None:
             try:
-                self.site.add(emit(self, return_ending(self.segment, result)))
+                self.site.add(emit(self, return_ending(self.segment, result)), self.begun)
             except CaptureError as error:
                 self.stop(str(error), getattr(error, "origin", None))
         self.recording = False
@@ -160,7 +161,7 @@ class Recorder(Branches):
         """End the last segment, which went through both sides of a branch."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, joined.ending))
+            self.site.add(emit(self, joined.ending), self.begun)
             self.captured.prune()
         except CaptureError as error:
             for site in joined.ending.branches:
@@ -176,7 +177,7 @@ class Recorder(Branches):
         finally:
             # What only the recording holds must die now.
             self.segment.release()
-            self.frames = []
+            self.frames, self.begun = [], ()
 
     def _carried_out(self, run: Any, *args: Any) -> Any:
         try:
@@ -188,7 +189,7 @@ class Recorder(Branches):
         except Exception as error:
             if self.recording and self.site is not None:
                 try:
-                    self.site.add(emit(self, raise_ending(self.segment, error)))
+                    self.site.add(emit(self, raise_ending(self.segment, error)), self.begun)
                 except CaptureError as reason:
                     self.site.failures.append(str(reason))
             error.__traceback__ = trimmed(error.__traceback__)

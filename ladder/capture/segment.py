@@ -46,7 +46,8 @@ class CaptureError(Exception):
 class Node:
     """The shadow of one heap object.
 
-    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set.
+    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
+    dynamic scalars at keys, found there or (`stored`) set.
     """
 
     __slots__ = (
@@ -65,6 +66,7 @@ class Node:
         "recordable",
         "seen",
         "stable",
+        "stored",
         "var",
         "written",
     )
@@ -83,10 +85,24 @@ class Node:
         self.origin: Any = None
         self.parents: set[str] = set()
         self.lifted: dict[Any, Dynamic] = {}
+        self.stored: set[Any] = set()
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
         self.fake: torch.Tensor | None = None
         self.autograd = (True, False)
+
+    def wrote(self, key: Any, item: Any = None) -> None:
+        """Note that the segment has set `key`, to `item` if that is dynamic."""
+        self.written.add(key)
+        self.lifted.pop(key, None)
+        self.stored.discard(key)
+        if type(item) is Dynamic:
+            self.lifted[key] = item
+            self.stored.add(key)
+
+    def holds_dynamic(self, key: Any) -> bool:
+        """Say whether what is at `key` now is dynamic."""
+        return key in self.lifted and (key in self.stored or key not in self.written)
 
 
 class Step:
@@ -218,9 +234,8 @@ class Segment:
 
     def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
-        known = parent.lifted.get(key)
-        if known is not None and key not in parent.written:
-            return known
+        if parent.holds_dynamic(key):
+            return parent.lifted[key]
         first = parent.external and key not in parent.seen and key not in parent.written
         if first and path in self.lifted and type(value) in (int, float):
             parent.seen.add(key)
@@ -236,7 +251,7 @@ class Segment:
 
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
-        if key in parent.lifted and key not in parent.written:
+        if parent.holds_dynamic(key):
             self.fix(parent.lifted.pop(key))
         if not parent.external or key in parent.seen or key in parent.written:
             return value
@@ -482,11 +497,11 @@ class Segment:
         if kind is types.MethodType:
             texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
             return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
-        if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        if is_a(value, types.BuiltinMethodType | types.MethodWrapperType):
             found = descriptor_of(value)
             if found is not None:
                 owner = self.reference(value.__self__, uses)
-                return self.fresh(value, f"{self.constant(found)}.__get__({owner})", uses)
+                return self.fresh(value, f"{self.constant(found)}.__get__({owner}, type({owner}))", uses)
         fields = made_by_native(value) if is_a(value, BaseException) and is_constant(value.args) else None
         if fields is not None:
             given = "".join(f", {name}={self.reference(item, uses)}" for name, item in fields.items())
@@ -506,6 +521,8 @@ class Segment:
                 for item in value:
                     self.touch(item, depth - 1)
             return
+        for key in node.stored & node.lifted.keys():
+            self.fix(node.lifted.pop(key))
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")

@@ -100,6 +100,11 @@ class Record:
     branches: frozenset[Site] = frozenset()
 
 
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
+        return bool(self.check(*values, self.side) == 0)
+
+
 class Site:
     """A point of the program where a segment begins: the entry, or what follows a split."""
 
@@ -121,13 +126,15 @@ class Site:
         self.seen: set[bool] = set()
         self.attempts = 0
 
-    def add(self, record: Record) -> None:
-        """Keep `record`; the newest is tried first."""
+    def add(self, record: Record, roots: tuple[Any, ...]) -> None:
+        """Keep `record`, made of a run that began with `roots`; the newest is tried first."""
         self.records.insert(0, record)
         self.runs.insert(0, record.run)
-        if self.forks and self.may_join(item.side for item in self.known() if item.unseen):
-            self.attempts += 1
-            self.captured.drop_before(self)
+        if self.forks and record.unseen:
+            others = [item.side for item in self.known() if item.unseen and item.serves(roots[:-1])]
+            if self.may_join([record.side, *others]):
+                self.attempts += 1
+                self.captured.drop_before(self)
 
     def known(self) -> list[Record]:
         """Return what has been recorded from here, also what no call can come to: it tells of branches."""

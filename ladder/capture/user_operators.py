@@ -72,7 +72,7 @@ class UserOperators(Containers):
 
     def _attempts(self, symbol: str, left: Any, right: Any) -> Iterator[Attempt]:
         if symbol in COMPARE:
-            names = [(f"__{COMPARE[symbol]}__", left), (f"__{COMPARE[_MIRROR[symbol]]}__", right)]
+            names = [(f"__{COMPARE[symbol]}__", left), (f"__{_MIRROR[symbol]}__", right)]
         else:
             name = METHODS[symbol.rstrip("=")]
             in_place = [(f"__i{name}__", left)] if symbol.endswith("=") else []
