@@ -75,6 +75,9 @@ _FX_CONSTANTS: tuple[Any, ...] = (
 _FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOverload)
 
 
+_SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
+
+
 def negated_contains(container: Any, item: Any) -> bool:
     """Return ``item not in container``."""
     return item not in container
@@ -108,6 +111,8 @@ class Operations(UserOperators):
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
+        # `backward`, `requires_grad_` and the like change what no kernel writes.
+        self.segment.impure |= function not in _SETTERS and _changes_more(function, result, monitor)
         self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
@@ -518,6 +523,12 @@ class Operations(UserOperators):
             self.container_method(method, container, "__delitem__", (key,), {})
         else:
             raise CaptureError("an item is deleted natively")
+
+
+def _changes_more(function: Any, result: Any, monitor: tensors.Monitor) -> bool:
+    """Say whether an operator may change something besides memory."""
+    name = getattr(function, "__name__", "")
+    return result is None or (name.endswith("_") and not name.endswith("__") and not monitor.mutated)
 
 
 def _only_tensors(result: Any) -> bool:
