@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def chain(point: Point) -> Graph:
         return simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
 
 
+def draw(point: Point) -> list[Any]:
+    """Return fresh random arguments of a chain, on the GPU."""
+    import torch
+
+    program = PROGRAMS[point[0]]
+    return [
+        torch.randn(shape, device="cuda", dtype=torch.float16) * program.scale
+        for shape in program.shapes[point[1]]
+    ]
+
+
 # ---- building --------------------------------------------------------------------------------------------
 def candidates(point: Point, everything: bool) -> list[Placement | None]:
     """Return the mappings to build: None for the model's choice, else all."""
@@ -83,12 +95,42 @@ def build(point: Point, mapping: Placement | None) -> str:
     return ""
 
 
+def build_theirs(point: Point, modes: Sequence[str]) -> str:
+    """Let torch compile a chain, every kernel that it would choose from, into its cache."""
+    import torch
+
+    arguments = draw(point)
+    try:
+        with as_torch_compiles():
+            for mode in modes:
+                torch._dynamo.reset()
+                torch.compile(PROGRAMS[point[0]].function, dynamic=False, mode=mode)(*arguments)
+        torch.cuda.synchronize()
+    except Exception as error:  # reported where the chain is measured
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextmanager
+def as_torch_compiles() -> Iterator[None]:
+    """Let torch compile in this process, and time its kernels wherever it chooses between them."""
+    import torch._inductor.config
+
+    with torch._inductor.config.patch(autotune_local_cache=False, compile_threads=1):
+        yield
+
+
 def build_all(
-    jobs: Sequence[tuple[Point, Placement | None]], workers: int
+    jobs: Sequence[tuple[Point, Placement | None]], workers: int, modes: Sequence[str] = ()
 ) -> set[tuple[Point, Placement | None]]:
-    """Build side by side; returns what was built."""
+    """Build side by side, ours and torch's; returns what was built of ours."""
+    wanted = list(dict.fromkeys(point for point, _ in jobs))
     with ProcessPoolExecutor(workers) as pool:
+        theirs = [pool.submit(build_theirs, point, modes) for point in wanted if modes]
         outcomes = list(pool.map(build, *zip(*jobs, strict=True)))
+    for point, compiled in zip(wanted, theirs, strict=False):
+        if compiled.result():
+            print(f"{' '.join(point)} torch: {compiled.result()}", flush=True)
     for (point, mapping), failure in zip(jobs, outcomes, strict=True):
         if failure and mapping is None:
             print(f"{' '.join(point)} {mapping}: {failure}", flush=True)
@@ -104,24 +146,15 @@ class Measured:
 
         self.point, self.program = point, PROGRAMS[point[0]]
         torch.manual_seed(0)
-        first = self.draw()
+        first = draw(point)
         exact = self.program.function(*(x.double() for x in first))
         self.exact = exact if isinstance(exact, tuple) else (exact,)
         self.nbytes = sum(x.nbytes for x in first) + sum(2 * x.numel() for x in self.exact)
         self.resident = self.nbytes <= RESIDENT
         copies = 1 if self.resident else copies_for(self.nbytes)
-        self.copies = [first, *(self.draw() for _ in range(copies - 1))]
+        self.copies = [first, *(draw(point) for _ in range(copies - 1))]
         self.errors: dict[str, float] = {}
         self.graphs: dict[str, Any] = {}
-
-    def draw(self) -> list[Any]:
-        """Return fresh random arguments."""
-        import torch
-
-        shapes = self.program.shapes[self.point[1]]
-        return [
-            torch.randn(shape, device="cuda", dtype=torch.float16) * self.program.scale for shape in shapes
-        ]
 
     def error(self, results: Sequence[Any]) -> float:
         """Return the largest relative Frobenius error of the results."""
@@ -150,7 +183,8 @@ class Measured:
             kept[at] = function(*self.copies[at])
             return kept[at]
 
-        self.engine(f"torch {mode}", [partial(call, at) for at in range(len(self.copies))])
+        with as_torch_compiles():
+            self.engine(f"torch {mode}", [partial(call, at) for at in range(len(self.copies))])
 
     def ours(self, mapping: Placement | None) -> None:
         """Add our kernel."""
@@ -231,12 +265,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted = points([part for part in options.chains.split(",") if part])
     began = time.perf_counter()
     jobs = [(point, mapping) for point in wanted for mapping in candidates(point, options.everything)]
-    built = build_all(jobs, options.jobs)
+    modes = [mode for mode in options.modes.split(",") if mode]
+    built = build_all(jobs, options.jobs, modes)
     print(f"built {len(built)} of {len(jobs)} kernels in {time.perf_counter() - began:.1f} s", flush=True)
     if options.build_only:
         return
     rows: list[Mapping[str, Any]] = []
-    for row in measure(built, wanted, [mode for mode in options.modes.split(",") if mode], options.limit):
+    for row in measure(built, wanted, modes, options.limit):
         rows.append(row)
         us, label = row["us"], f"{row['chain']} {row['size']}"
         print(

@@ -4,22 +4,31 @@
 engine runs the same eager model; all are recorded as CUDA graphs and replayed by turns, so that times are
 the GPU's alone. Layers have memory of their own and together exceed the L2 several times, so weights come
 from HBM. Errors are relative Frobenius norms against float64 on the same (decoded) weights.
+
+``--prepare N`` first lets N processes compile the cases beside each other, which fills the caches of kernels
+of both compilers; torch's choices between kernels are not kept, but made again when times are taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 
 import ladder
 from benchmarks.harness import Captured, capture, compact, environment, interleaved_us, relative_error
@@ -32,6 +41,9 @@ HBM = 4.25e12
 """Bytes per second that kernels read on an H200 (benchmarks/bandwidth.py)."""
 
 ROUNDS = 15
+
+COMPILE_THREADS = 4
+"""Of torch's compiler, in each of the processes that prepare a run."""
 
 
 @dataclass
@@ -109,11 +121,22 @@ def torch_engine(model: Any, arguments: Sequence[Any], mode: str) -> Engine:
     if mode != "eager":
         torch._dynamo.reset()
         run = torch.compile(model, mode=None if mode == "default" else mode, fullgraph=True, dynamic=False)
-    result = tensors(run(*arguments))
+    with choosing_again(keep_graphs=mode == "default"):
+        result = tensors(run(*arguments))
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     graph = capture([lambda: run(*arguments)])
     return Engine(f"torch {mode}", graph, seconds, [tensor.clone() for tensor in result], owner=run)
+
+
+@contextmanager
+def choosing_again(keep_graphs: bool) -> Iterator[None]:
+    """Let torch take compiled kernels from its cache, but choose between them by timing them now."""
+    with (
+        torch._inductor.config.patch(autotune_local_cache=False, fx_graph_cache=keep_graphs),
+        torch._functorch.config.patch(enable_autograd_cache=keep_graphs),
+    ):
+        yield
 
 
 def call_us(call: Callable[[], Any], calls: int = 30) -> float:
@@ -191,8 +214,9 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
     for weight in options.weights:
         model, layer = decoder(step, "cuda", "" if weight == "float16" else weight)
         keep.append(model)
-        with torch.no_grad():
-            exacts[weight] = [exact_result(layer, step, arguments)]
+        if not options.compile_only:
+            with torch.no_grad():
+                exacts[weight] = [exact_result(layer, step, arguments)]
         name = f"ladder {weight}"
 
         def make(model: Any = model, name: str = name) -> Engine:
@@ -206,7 +230,7 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
                     return torch_engine(model, arguments, mode)
 
                 engines += attempt(torch_make, f"torch {mode}", failures)
-    for row in compare(engines, [], options.kernels, step.layers):
+    for row in [] if options.compile_only else compare(engines, [], options.kernels, step.layers):
         engine = next(e for e in engines if e.name == row["engine"])
         weight = row["engine"].removeprefix("ladder ")
         exact = exacts[weight if weight in exacts else "float16"]
@@ -229,12 +253,15 @@ def run_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
     engines = attempt(
         lambda: ladder_engine(model, arguments, "ladder float16", options.through), "ladder float16", failures
     )
-    for mode in ("eager", "default"):
+    for mode in () if options.compile_only else ("eager",):
         engines += attempt(lambda mode=mode: torch_engine(model, arguments, mode), f"torch {mode}", failures)  # type: ignore[misc]
-    with torch.no_grad():
-        exact = [tensor.double() for tensor in tensors(copy.deepcopy(model).float()(*_wide(arguments)))]
-    for row in compare(engines, exact, options.kernels):
-        yield {"case": name, **row}
+    for mode in options.modes:
+        engines += attempt(lambda mode=mode: torch_engine(model, arguments, mode), f"torch {mode}", failures)  # type: ignore[misc]
+    if not options.compile_only:
+        with torch.no_grad():
+            exact = [tensor.double() for tensor in tensors(copy.deepcopy(model).float()(*_wide(arguments)))]
+        for row in compare(engines, exact, options.kernels):
+            yield {"case": name, **row}
     for engine, reason in failures.items():
         yield {"case": name, "engine": engine, "failed": reason}
 
@@ -267,6 +294,31 @@ def show(row: Mapping[str, Any]) -> str:
     return text
 
 
+def models_of(options: argparse.Namespace) -> list[str]:
+    """Return the models that are asked for: those whose names contain a word, or all."""
+    words = [""] if options.models == ["all"] else options.models
+    return [name for name in MODELS if any(word in name for word in words)]
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Compile every case in a process of its own, some beside each other."""
+    flags = ["--weights", *options.weights, "--layers", str(options.layers), "--through", options.through]
+    cases = [["--steps", step] for step in options.steps] + [
+        ["--models", name] for name in models_of(options)
+    ]
+    command = [sys.executable, "-m", "benchmarks.models", "--compile-only", "--modes", *options.modes, *flags]
+    settings = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILE_THREADS)}
+    start = time.perf_counter()
+
+    def run(case: list[str]) -> None:
+        done = subprocess.run([*command, *case], capture_output=True, text=True, check=False, env=settings)
+        seconds = time.perf_counter() - start
+        print(f"prepared {case[1]} after {seconds:.1f} s{done.stdout and chr(10) + done.stdout}", flush=True)
+
+    with ThreadPoolExecutor(options.prepare) as pool:
+        list(pool.map(run, cases))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; the report is rewritten after each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -277,10 +329,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--kernels", action="store_true", help="list every kernel with its time")
     parser.add_argument("--through", choices=("ladder", "torch"), default="ladder", help="who captures")
+    parser.add_argument(
+        "--prepare", type=int, default=0, help="processes that compile before anything is timed"
+    )
+    parser.add_argument("--compile-only", action="store_true", help="nothing is timed")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if options.prepare:
+        prepare(options)
     report: dict[str, Any] = {**environment(), "rows": []}
-    names = list(MODELS) if options.models == ["all"] else options.models
+    names = models_of(options)
     cases = [(run_step, step_of(text, options.layers)) for text in options.steps]
     cases += [(run_model, name) for name in names]  # type: ignore[misc]
     for run, case in cases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,17 +17,17 @@ from ladder.api.branching import Branching, branches
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
 from ladder.frontend.torch_fx import import_fx
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.program import ImportRefused
+from schedules.dense import serves_dense
+from targets import get_device
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
 
 log = logging.getLogger("ladder.model")
-
-FEW_TOKENS = 16
-"""Tokens up to which plain products run on kernels of ours on a GPU: then they are as fast as they read."""
 
 
 class Compiled(Captured):
@@ -127,7 +128,8 @@ class Compiler:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                program = import_fx(module, examples, join=copies, few=FEW_TOKENS if copies else 0)
+                serves = partial(serves_dense, get_device(target_of(place))) if copies else None
+                program = import_fx(module, examples, join=copies, serves=serves)
                 built = build_model(program, place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:

@@ -7,20 +7,29 @@ weight is laid side by side once (`ladder.runtime.model.joined`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.fx
 
+from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 
 Node = torch.fx.Node
 Key = tuple[Any, ...]
+Serves = Callable[[Gemm, int], bool]
+"""(Product of plain halves with what follows it, its tokens) -> whether a kernel of ours computes it."""
 
 ROW_MULTIPLE = 128
 """Packed weights are padded to this many rows: only multiples of it lie side by side without a gap."""
+
+HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+"""torch's dtype -> name of the type, of weights that kernels take as they are."""
+
+PARAMETER = "parameter"
+"""Marks, in the ``meta`` of placeholders, a model's own parameters: they are the same at every call."""
 
 VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 """Operators that give the same elements in order."""
@@ -29,7 +38,19 @@ MOVES = (*VIEWS, "aten.permute.default", "aten.transpose.int", "aten.t.default",
 """Operators whose result may be a view."""
 
 
-def joined_products(module: torch.fx.GraphModule, few: int = 0) -> dict[Node, tuple[Node, ...]]:
+FUNCTIONS: Mapping[str, str] = {
+    "aten.gelu.default": "gelu",
+    "aten.relu.default": "relu",
+    "aten.sigmoid.default": "sigmoid",
+    "aten.silu.default": "silu",
+    "aten.tanh.default": "tanh",
+}
+"""Functions of one number that kernels apply to sums."""
+
+
+def joined_products(
+    module: torch.fx.GraphModule, serves: Serves | None = None
+) -> dict[Node, tuple[Node, ...]]:
     """Return product -> all products of the same value whose weights can lie side by side, itself included.
 
     A product that the graph returns stays alone: its result would be columns of a wider matrix. So does one
@@ -42,17 +63,44 @@ def joined_products(module: torch.fx.GraphModule, few: int = 0) -> dict[Node, tu
         if key is not None:
             alone = width_of(node) % ROW_MULTIPLE or _is_returned(node)
             groups.setdefault((key, node) if alone else (key,), []).append(node)
-    wanted = (group for group in groups.values() if len(group) > 1 or is_packed(group[0], few))
+    wanted = (group for group in groups.values() if len(group) > 1 or is_packed(group, serves))
     return {node: tuple(group) for group in wanted for node in group}
 
 
-def is_packed(node: Node, few: int) -> bool:
-    """Tell whether a product of plain halves is for kernels of ours: it has ``few`` tokens or less."""
-    value = node.meta["val"]
-    rows = value.shape[0]
-    known = rows.node.maybe_as_int() if isinstance(rows, torch.SymInt) else rows
-    small = known is not None and 0 < known <= few
-    return small and str(node.target).startswith("aten.") and value.dtype in (torch.float16, torch.bfloat16)
+def is_packed(group: Sequence[Node], serves: Serves | None) -> bool:
+    """Tell whether the products of a group, of plain halves, are one product by a kernel of ours."""
+    value = group[0].meta["val"]
+    if serves is None or not str(group[0].target).startswith("aten.") or value.dtype not in HALVES:
+        return False
+    weight: Any = group[0].args[-1]
+    sizes = [
+        size.node.maybe_as_int() if isinstance(size, torch.SymInt) else size
+        for size in (value.shape[0], weight.meta["val"].shape[0])
+    ]
+    if not all(sizes):  # open, or empty
+        return False
+    return serves(dense_gemm(group, HALVES[value.dtype]), int(sizes[0]))
+
+
+def dense_gemm(group: Sequence[Node], ttype: str) -> Gemm:
+    """Return the products of a group, of plain halves, as one problem; a single one with its function."""
+    weight: Any = group[0].args[-1]
+    width, depth = sum(map(width_of, group)), int(weight.meta["val"].shape[0])
+    after = function_after(group[0]) if len(group) == 1 else ()
+    bias = len(group[0].args) == 3
+    return Gemm(width, depth, ttype, ttype, ttype, scale=False, bias=bias, epilogue=after)
+
+
+def function_after(node: Node) -> tuple[str, ...]:
+    """Return the function of one number that alone reads a product, or a view of it; empty if none does."""
+    users = list(node.users)
+    while len(users) == 1 and str(users[0].target) in VIEWS:
+        users = list(users[0].users)
+    name = FUNCTIONS.get(str(users[0].target)) if len(users) == 1 else None
+    if name is None:
+        return ()
+    tanh = "tanh" in (*users[0].args[1:], *users[0].kwargs.values())
+    return (f"{name}_tanh" if tanh else name,)
 
 
 def width_of(node: Node) -> int:
@@ -60,12 +108,17 @@ def width_of(node: Node) -> int:
     return int(node.meta["val"].shape[-1])
 
 
-def stored_weight(node: Node) -> Node | None:
-    """Return the parameter ``[N, K]`` whose transpose a value is."""
+def stored_weight(node: Node) -> tuple[Node, bool] | None:
+    """Return the parameter that is a product's second operand ``[K, N]``, and whether it is stored so.
+
+    Others are stored as ``[N, K]``, and transposed by a view.
+    """
+    if node.op == "placeholder":
+        return (node, True) if node.meta.get(PARAMETER) and node.meta["val"].ndim == 2 else None
     swaps = str(node.target) == "aten.t.default" or (
         str(node.target) == "aten.permute.default" and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
     )
-    return node.args[0] if swaps and _is_parameter(node.args[0]) else None  # type: ignore[return-value]
+    return (node.args[0], False) if swaps and _is_parameter(node.args[0]) else None  # type: ignore[return-value]
 
 
 def _is_parameter(node: Any) -> bool:
@@ -109,17 +162,17 @@ def _quantized_key(node: Node) -> Key | None:
 
 def _plain_key(node: Node) -> Key | None:
     x, weight = node.args
-    if stored_weight(weight) is None:  # type: ignore[arg-type]
-        return None
-    return ("plain", _same(x), node.meta["val"].dtype)
+    stored = stored_weight(weight)  # type: ignore[arg-type]
+    return None if stored is None else ("plain", _same(x), node.meta["val"].dtype, stored[1])
 
 
 def _biased_key(node: Node) -> Key | None:
     bias, x, weight = node.args
-    if node.kwargs or not _is_parameter(bias) or stored_weight(weight) is None:  # type: ignore[arg-type]
+    stored = stored_weight(weight)  # type: ignore[arg-type]
+    if node.kwargs or not _is_parameter(bias) or stored is None:
         return None
     fits = bias.meta["val"].ndim == 1  # type: ignore[union-attr]
-    return ("biased", _same(x), node.meta["val"].dtype) if fits else None
+    return ("biased", _same(x), node.meta["val"].dtype, stored[1]) if fits else None
 
 
 _KEYS: Mapping[str, Callable[[Node], Key | None]] = {

@@ -19,7 +19,16 @@ import torch.fx
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.importer import Importer
-from ladder.frontend.joined import is_packed, joined_products, stored_weight, width_of
+from ladder.frontend.joined import (
+    HALVES,
+    PARAMETER,
+    Serves,
+    dense_gemm,
+    is_packed,
+    joined_products,
+    stored_weight,
+    width_of,
+)
 from ladder.ir.build import GraphBuilder, prune
 from ladder.ir.extents import canonical, product
 from ladder.ir.gemm import Gemm
@@ -45,7 +54,7 @@ def import_fx(
     name: str = "model",
     *,
     join: bool = False,
-    few: int = 0,
+    serves: Serves | None = None,
 ) -> Program:
     """Import a graph.
 
@@ -59,8 +68,8 @@ def import_fx(
         Of the tile graph.
     join
         Whether products of one value become one product of their weights side by side.
-    few
-        Tokens up to which products of plain halves are computed by kernels of ours, on packed copies.
+    serves
+        Which products of plain halves are computed by kernels of ours, on packed copies; by default none.
 
     Raises
     ------
@@ -68,7 +77,11 @@ def import_fx(
         If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
         lack; the message says which.
     """
-    return _Walk(to_aten(module, examples), name, join, few).program()
+    traced = to_aten(module, examples)
+    arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
+    for node, value in zip(arguments, examples, strict=True):
+        node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
+    return _Walk(traced, name, join, serves).program()
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -204,9 +217,11 @@ def _used_results(node: torch.fx.Node) -> frozenset[int]:
 class _Walk:
     """Goes through an ATen graph node by node."""
 
-    def __init__(self, module: torch.fx.GraphModule, name: str, join: bool = False, few: int = 0) -> None:
-        self.module, self.few = module, few
-        self.groups = joined_products(module, few) if join else {}
+    def __init__(
+        self, module: torch.fx.GraphModule, name: str, join: bool = False, serves: Serves | None = None
+    ) -> None:
+        self.module, self.serves = module, serves
+        self.groups = joined_products(module, serves) if join else {}
         self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
         self.im.few_launches = join
@@ -414,20 +429,22 @@ class _Walk:
         return im.reshape(insert_gemm(im.g, gemm, rows, weight, count, given), (*shape[:-1], gemm.n))
 
     def plain_products(self, nodes: Sequence[torch.fx.Node]) -> str:
-        """Return the product of one value with the weights ``[N, K]`` of all nodes side by side."""
-        x, _ = nodes[0].args[-2:]
+        """Return the product of one value with the weights of all nodes side by side."""
+        x, last = nodes[0].args[-2:]
         value, out = self.values[x], _type_and_shape(nodes[0].meta["val"])[0]  # type: ignore[index]
-        stored = [[stored_weight(node.args[-1])] for node in nodes]  # type: ignore[arg-type]
+        found = [stored_weight(node.args[-1]) for node in nodes]  # type: ignore[arg-type]
+        stored, turned = [[weight[0]] for weight in found if weight], stored_weight(last)[1]  # type: ignore
         width, depth = sum(map(width_of, nodes)), self.im.shape(value)[-1]
         biases = [node.args[0] for node in nodes if len(node.args) == 3]
-        if is_packed(nodes[0], self.few):
-            gemm = Gemm(width, int(depth), out, out, out, scale=False, bias=bool(biases))
-            source = replace(self.side_by_side("weight", stored, gemm), dense=True)
+        if is_packed(nodes, self.serves):
+            gemm = replace(dense_gemm(nodes, HALVES[nodes[0].meta["val"].dtype]), epilogue=())
+            source = replace(self.side_by_side("weight", stored, gemm), dense=True, turned=turned)
             weight = self.new_input("weight", source, out, (width, depth))
             given = {"bias": self.vectors(biases)} if biases else {}
             return insert_gemm(self.im.g, gemm, value, weight, self.im.shape(value)[0], given)
-        weight = self.new_input("weight", self.side_by_side("argument", stored), out, (width, depth))
-        total = self.im.g.add("matmul", value, weight, transpose_b=True, type=out)
+        source = replace(self.side_by_side("argument", stored), turned=turned)
+        weight = self.new_input("weight", source, out, (depth, width) if turned else (width, depth))
+        total = self.im.g.add("matmul", value, weight, transpose_b=not turned, type=out)
         return self.im.arithmetic("add", [total, self.vectors(biases)], out) if biases else total
 
     def vectors(self, nodes: Sequence[Any]) -> str:

@@ -1,13 +1,23 @@
-"""Attention that a model spells out, ``softmax(q kᵀ · scale + mask) v``, as the one operator that it is."""
+"""Attention that a model spells out, ``softmax(q kᵀ · scale + mask) v``, as the one operator that it is.
+
+Scores that are replaced by the least number of their type count as keys that are not seen: softmax gives them
+no weight. That holds where each row sees a key (in a row of replaced scores alone all would weigh the same),
+so which are replaced must be known while compiling: masks made of counters, not those that are inputs.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from ladder.ir.build import node_attributes
+from ladder.ir.constant import constant_value
 from ladder.ir.graph import Node
 from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from tile_types.library import get_type
 
 FLOAT_MASKS = ("float16", "bfloat16", "float32")
 
@@ -18,6 +28,25 @@ class Scores:
 
     scale: float = 1.0
     mask: str | None = None
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Which keys are seen: a truth value that broadcasts to the scores."""
+
+    value: str
+    array: npt.NDArray[np.float64]
+
+    def everything(self) -> bool:
+        """Tell whether all are."""
+        return bool(self.array.all())
+
+    def causal(self, tokens: Any, keys: Any) -> bool:
+        """Tell whether row s sees the keys ``t <= s``."""
+        rows = self.array.reshape(-1, *self.array.shape[-2:])
+        square = self.array.shape[-2:] == (tokens, keys) and tokens == keys
+        return square and all(bool((row == np.tri(tokens)).all()) for row in rows)
 
 
 def _is_float(match: Match, value: str) -> bool:
@@ -35,6 +64,14 @@ def _plain(match: Match, value: str) -> Node:
 def _number(match: Match, value: str) -> float | None:
     node = match.builder.node(value)
     return float(node_attributes(node)["value"]) if node.operator == "constant" else None
+
+
+def _spread_number(match: Match, value: str) -> float | None:
+    """Return the number that all elements of a value are."""
+    node = match.builder.node(value)
+    while node.operator in ("reshape", "broadcast", "convert"):
+        node = match.builder.node(node.inputs[0])
+    return _number(match, node.name)
 
 
 def _before_softmax(match: Match, value: str) -> str | None:
@@ -59,9 +96,11 @@ def _before_softmax(match: Match, value: str) -> str | None:
 
 
 def _product_of(match: Match, value: str, found: Scores) -> Node | None:
-    """Follow scores back to the product; notes the scale, and the mask that is added after it."""
+    """Follow scores back to the product; notes the scale, and the masks that are applied after it."""
     shape = match.builder.tile(value).shape
     node = _plain(match, value)
+    if node.operator == "select" and found.seen is None:
+        return _chosen(match, node, found)
     if node.operator == "add":
         for inner, mask in (node.inputs, node.inputs[::-1]):
             product = _scaled(match, inner, found)
@@ -70,6 +109,51 @@ def _product_of(match: Match, value: str, found: Scores) -> Node | None:
                 return product
         return None
     return _scaled(match, node.name, found)
+
+
+def _chosen(match: Match, node: Node, found: Scores) -> Node | None:
+    """Follow scores of which some are replaced by the least number of their type."""
+    condition, *branches = node.inputs
+    array = constant_value(match.builder.node, condition)
+    lead = len(node.tile.shape) - len(match.builder.tile(condition).shape)
+    if array is None or lead < 0:
+        return None
+    for kept, (scores, fill) in ((True, branches), (False, branches[::-1])):
+        number = _spread_number(match, fill)
+        if number is None or number > least_number(node.tile.ttype.name):
+            continue
+        if match.builder.tile(scores).shape != node.tile.shape:
+            return None
+        truth = array != 0
+        seen = truth if kept else ~truth
+        if not seen.any(-1).all():
+            return None  # a row that sees nothing
+        value = condition if kept else match.builder.add("negation", condition)
+        found.seen = Seen(value, seen)
+        return _product_of(match, scores, found)
+    return None
+
+
+def least_number(ttype: str) -> float:
+    """Return the least finite number of a type."""
+    values = get_type(ttype).probe_values() if get_type(ttype).elem_bits <= 16 else np.finfo(np.float32).min
+    values = np.asarray(values, np.float64)
+    return float(values[np.isfinite(values)].min())
+
+
+def _masked(match: Match, found: Scores, ttype: str, tokens: Any, keys: Any) -> dict[str, Any]:
+    """Return the masks of attention: its operand ``mask`` if any, and attributes."""
+    if found.seen is None or found.seen.everything():
+        return {} if found.mask is None else {"mask": found.mask}
+    if found.mask is None:
+        causal = found.seen.causal(tokens, keys)
+        return {"causal": True} if causal else {"mask": found.seen.value, "choose": True}
+    builder = match.builder
+    added = found.mask
+    if builder.tile(added).ttype.name != ttype:
+        added = builder.add("convert", added, type=ttype)
+    least = builder.add("constant", value=least_number(ttype), type=ttype, name="least")
+    return {"mask": builder.add("select", found.seen.value, added, least)}
 
 
 def _scaled(match: Match, value: str, found: Scores) -> Node | None:
@@ -136,9 +220,11 @@ def _spelt_out(match: Match) -> str | None:
     types = {match.builder.tile(value).ttype.name for value in (q, k, v)} | {match.root.tile.ttype.name}
     if len(types) > 1:
         return None
-    masks = [] if found.mask is None else [found.mask]
+    (ttype,) = types
+    given = _masked(match, found, ttype, shape[-2], match.builder.tile(k).shape[-2])
+    masks = [given.pop("mask")] if "mask" in given else []
     extras = ("mask",) * len(masks)
-    return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras)
+    return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras, **given)
 
 
 SPELT_OUT: Rules = (

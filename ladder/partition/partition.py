@@ -37,6 +37,7 @@ ATTENTION = (
     rewriting("attention spelt out", SPELT_OUT),
     rewriting("views of its operands", LAYOUT_FOLDING),
     rewriting("attention takes in what lies around it", ATTENTION_FORMS),
+    Pass("merge equal masks", merge_equal),
 )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
@@ -139,18 +138,42 @@ class Products:
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""
-        following = self.single_reader(node.name)
-        if following is not None and following.operator == "add" and node.operator == "matmul":
-            other = next((v for v in following.inputs if v != node.name), None)
-            if other is not None and self.is_bias(other, following.tile.shape):
-                members = {node.name, following.name}
-                return self.part_of(members, following.name)
-        return self.part_of({node.name}, node.name)
+        members = self.with_bias(node) or {node.name}
+        return self.part_of(members, max(members, key=self.graph.positions.__getitem__))
 
-    def is_bias(self, value: str, shape: Shape) -> bool:
-        """Tell whether a value is a stored vector along the last axis."""
-        tile = self.graph.tile(value)
-        return self.graph.producer(value).operator == "input" and tile.shape == shape[-1:]
+    def with_bias(self, node: Node) -> set[str]:
+        """Return a product of two matrices with the addition that follows it, in the product's own type.
+
+        ``convert(convert(a · b) + convert(bias))``: torch adds before it rounds. Empty if nothing is added.
+        """
+        if node.operator != "matmul" or len(node.tile.shape) != 2:
+            return set()
+        members, following = {node.name}, self.single_reader(node.name)
+        value = node.name
+        if following is not None and following.operator == "convert":
+            members.add(following.name)
+            value, following = following.name, self.single_reader(following.name)
+        if following is None or following.operator != "add":
+            return set()
+        other = next((v for v in following.inputs if v != value), None)
+        if other is None or not self.is_bias(other, node):
+            return set()
+        members |= {following.name, *self.vectors(following, value)}
+        back = self.single_reader(following.name)
+        if self.graph.tile(following.name).ttype == node.tile.ttype:
+            return members
+        same = back is not None and back.operator == "convert" and back.tile.ttype == node.tile.ttype
+        return members | {back.name} if same and back is not None else set()
+
+    def is_bias(self, value: str, product: Node) -> bool:
+        """Tell whether a value is a stored vector along a product's columns, in its type."""
+        node = self.graph.producer(value)
+        node = self.graph.producer(node.inputs[0]) if node.operator == "convert" else node
+        return (
+            node.operator == "input"
+            and node.tile.shape == product.tile.shape[-1:]
+            and (node.tile.ttype == product.tile.ttype)
+        )
 
     def part_of(self, members: set[str], output: str) -> Part:
         """Return a part that torch computes."""

@@ -140,6 +140,22 @@ def test_a_cache_that_is_updated_by_position(ttype: str) -> None:
             assert torch.equal(got[:, :, : at + 1], wanted)
 
 
+def ones() -> Tensor:
+    """Return a square of truth."""
+    return torch.ones(9, 9, dtype=torch.bool)
+
+
+REPLACED: dict[str, Callable[[Tensor], Tensor]] = {
+    "causal": lambda mask: ones().triu(1),
+    "window": lambda mask: ones().triu(1) | ones().tril(-4),
+    "causal, slopes": lambda mask: ones().triu(1),
+    "all are seen": lambda mask: ones().triu(9),
+    "a row sees nothing": lambda mask: ones().triu(0),
+    "an input": lambda mask: mask > 0,
+}
+"""Case -> which scores are replaced by the least number."""
+
+
 class SpeltOut(nn.Module):
     """Attention as BERT has it, and forms near it."""
 
@@ -150,7 +166,10 @@ class SpeltOut(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         q, k, v = x.view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
         scores = q @ k.transpose(-1, -2)
-        if self.case == "mask before scale":
+        if self.case in REPLACED:
+            scores = scores / 4.0 + torch.arange(9) * 0.5 if "slopes" in self.case else scores / 4.0
+            scores = scores.masked_fill(REPLACED[self.case](mask), torch.finfo(scores.dtype).min)
+        elif self.case == "mask before scale":
             scores = (scores + mask) * 0.5
         else:
             scores = scores / 4.0 + mask if self.case != "no mask" else scores * 0.25
@@ -164,7 +183,8 @@ class SpeltOut(nn.Module):
 
 
 SPELT_OUT = {
-    "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0,
+    "mask": 1, "no mask": 1, "mask before scale": 0, "other axis": 0, "no softmax": 0, "causal": 1,
+    "window": 1, "causal, slopes": 1, "all are seen": 1, "a row sees nothing": 0, "an input": 0,
 }  # fmt: skip
 """Case -> how many attentions are found."""
 

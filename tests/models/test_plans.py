@@ -15,6 +15,7 @@ import ladder
 from ladder import knobs
 from ladder.api.model import Compiled
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
 from ladder.runtime.model.build import Built, build_model, updated_inputs
 
@@ -107,7 +108,7 @@ def test_changed_weights_are_joined_again() -> None:
 def test_few_tokens_by_packed_halves(dtype: torch.dtype, bound: float) -> None:
     torch.manual_seed(0)
     model, x = Gated(True).eval().to(dtype), torch.randn(3, 64).to(dtype)
-    few, many = (built(model, x, few=count) for count in (4, 2))
+    few, many = (built(model, x, serves=lambda gemm, rows, most=most: rows <= most) for most in (4, 2))
     assert kinds(few[0]).count("gemm") == 2
     assert kinds(many[0]).count("gemm") == 0
     with torch.no_grad():
@@ -115,6 +116,39 @@ def test_few_tokens_by_packed_halves(dtype: torch.dtype, bound: float) -> None:
         expected = model.double()(x.double())
     assert error(results[0], expected) < bound
     assert error(results[1], expected) < bound
+
+
+class StoredByInputs(nn.Module):
+    """Linear layers as GPT-2 stores them, ``[inputs, outputs]``, two of them of one value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.bias = nn.Parameter(torch.randn(64, 256)), nn.Parameter(torch.randn(256))
+        self.other = nn.Parameter(torch.randn(64, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.nn.functional.gelu(torch.addmm(self.bias, x, self.wide), approximate="tanh")
+        return wide[:, :128] * torch.mm(x, self.other)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_weights_stored_by_inputs(ours: bool) -> None:
+    """The function behind a product of ours is its epilogue; torch's product takes the bias."""
+    torch.manual_seed(0)
+    model, x = StoredByInputs().eval().bfloat16(), torch.randn(40, 64).bfloat16()
+    asked = []
+
+    def serves(gemm: Gemm, rows: int) -> bool:
+        asked.append((gemm.n, gemm.bias, gemm.epilogue, rows))
+        return ours
+
+    plan, examples = built(model, x, serves=serves)
+    assert sorted(asked)[-1] == (256, True, ("gelu_tanh",), 40)
+    executors = [executor for _, executor, _, _ in plan.plan.table()]
+    assert any("gelu_tanh" in executor for executor in executors) == ours
+    assert ("torch.addmm" in executors) != ours
+    with torch.no_grad():
+        assert error(plan.executable(*examples), [model.double()(x.double())]) < 6e-3
 
 
 def step(x: Tensor, keys: Tensor, values: Tensor, position: Tensor) -> Tensor:

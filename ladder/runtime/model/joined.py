@@ -33,10 +33,11 @@ class Join:
 
 @dataclass(frozen=True)
 class Pack:
-    """The packed arrays of matrices ``[N, K]`` side by side, for the kernels of a problem."""
+    """The packed arrays of matrices ``[N, K]`` (``[K, N]`` where `turned`) side by side, for a problem."""
 
     parts: tuple[int, ...]
     gemm: Gemm
+    turned: bool = False
     count: int = len(DENSE)
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -46,7 +47,8 @@ class Pack:
         from targets import get_device
         from tile_types import quantize
 
-        matrix = torch.cat([values[at].detach() for at in self.parts])
+        stored = [values[at].detach() for at in self.parts]
+        matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()
         packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
         return [packed.arrays[name] for name in DENSE]
 
@@ -55,13 +57,15 @@ def joins_of(source: Source) -> list[Join | Pack]:
     """Return what makes the arrays of a source, in the order in which kernels take them.
 
     Packed words have rows of the weight along their first axis, what goes with them (scales, zero points)
-    along the last; a matrix or a vector has one axis for both.
+    along the last; a matrix or a vector has one axis for both; matrices ``[K, N]`` lie along the last.
     """
     joined = source.joined or (source.at,)
     if source.dense:
         assert source.gemm is not None  # that is what a weight has
-        return [Pack(tuple(at for (at,) in joined), source.gemm)]
-    return [Join(parts, -1 if at else 0) for at, parts in enumerate(zip(*joined, strict=True))]
+        return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned)]
+    return [
+        Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))
+    ]
 
 
 class Joined:

@@ -117,18 +117,22 @@ def literal(value: Any, operands: Sequence[Any], sizes: Sizes) -> Any:
 
 def product_run(graph: Graph, sizes: Sizes) -> tuple[Run, bool]:
     """Return ``(operands..., out=)`` of a product with an optional bias, and whether it takes ``out``."""
-    nodes = [node for node in graph.nodes if node.operator != "input"]
-    first = nodes[0]
+    first = _product_node(graph)
     if first.operator == "contract":
         return _convolution(as_convolution(graph, first), sizes), False
     transposed = bool(node_attributes(first)["transpose_b"])
+    names = [node.name for node in graph.inputs]
+    order = tuple(names.index(value) for value in first.inputs)
+    bias = tuple(at for at, name in enumerate(names) if name not in first.inputs)
     ranks = {len(graph.tile(value).shape) for value in first.inputs}
-    bias = len(nodes) > 1
-    if ranks == {2}:
-        return (_linear_and_bias if bias else _linear)(transposed), True
-    if ranks == {3} and not bias:
-        return _batched(transposed), True
-    return _any_rank(transposed, bias), False
+    if bias:
+        return _linear_and_bias(transposed, (*bias, *order)), True
+    makes = _RANKED.get(ranks.pop()) if len(ranks) == 1 and order == (0, 1) else None
+    return (_any_rank(transposed, order), False) if makes is None else (makes(transposed), True)
+
+
+def _product_node(graph: Graph) -> Node:
+    return next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
 
 
 def _convolution(form: Convolution, sizes: Sizes) -> Run:
@@ -151,11 +155,13 @@ def _linear(transposed: bool) -> Run:
     return run
 
 
-def _linear_and_bias(transposed: bool) -> Run:
-    def run(
-        a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return torch.addmm(bias, a, b.t() if transposed else b, out=out)
+def _linear_and_bias(transposed: bool, order: Sequence[int]) -> Run:
+    """Return the product whose bias and two factors are the operands ``order``."""
+    bias, left, right = order
+
+    def run(*operands: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        b = operands[right]
+        return torch.addmm(operands[bias], operands[left], b.t() if transposed else b, out=out)
 
     return run
 
@@ -167,20 +173,26 @@ def _batched(transposed: bool) -> Run:
     return run
 
 
-def _any_rank(transposed: bool, bias: bool) -> Run:
-    def run(a: torch.Tensor, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        product = torch.matmul(a, b.mT if transposed else b)
-        return product + rest[0] if bias else product
+def _any_rank(transposed: bool, order: Sequence[int]) -> Run:
+    left, right = order
+
+    def run(*operands: torch.Tensor) -> torch.Tensor:
+        b = operands[right]
+        return torch.matmul(operands[left], b.mT if transposed else b)
 
     return run
 
 
+_RANKED: Mapping[int, Callable[[bool], Run]] = {2: _linear, 3: _batched}
+"""Axes of both operands -> their product."""
+
+
 def product_title(graph: Graph) -> str:
     """Return the name of torch's function for a product."""
-    nodes = [node for node in graph.nodes if node.operator != "input"]
-    if nodes[0].operator == "contract":
-        return f"torch.conv{as_convolution(graph, nodes[0]).rank}d"
-    return "torch.addmm" if len(nodes) > 1 else "torch.matmul"
+    first = _product_node(graph)
+    if first.operator == "contract":
+        return f"torch.conv{as_convolution(graph, first).rank}d"
+    return "torch.addmm" if len(graph.inputs) > 2 else "torch.matmul"
 
 
 # views ----------------------------------------------------------------------------------------------

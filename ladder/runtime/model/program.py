@@ -33,6 +33,8 @@ class Source:
         Instead of ``at``: the positions of each of several weights that lie side by side here.
     dense
         Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
+    turned
+        Whether plain matrices are stored as ``[K, N]``.
     """
 
     kind: str
@@ -40,6 +42,7 @@ class Source:
     gemm: Gemm | None = None
     joined: tuple[tuple[int, ...], ...] = ()
     dense: bool = False
+    turned: bool = False
 
 
 @dataclass(frozen=True)

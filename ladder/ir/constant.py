@@ -1,0 +1,53 @@
+"""Values that read no input, as arrays: masks that a program builds of counters and comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Node
+from ladder.ir.ops import get_operator
+
+MOST = 1 << 22
+"""Elements of a value up to which it is computed while compiling."""
+
+WHOLE = ("bool", "int8", "int16", "int32", "int64", "uint8")
+"""Types of counters, comparisons and masks."""
+
+
+def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np.float64] | None:
+    """Return the elements of a value of whole numbers or truth values that reads no input.
+
+    None for others: those that depend on inputs, on open sizes or on rounding, and those that are too large.
+
+    Parameters
+    ----------
+    node_of
+        Value -> the node that computes it.
+    """
+    known: dict[str, npt.NDArray[np.float64]] = {}
+    todo = [value]
+    while todo:
+        node = node_of(todo[-1])
+        missing = [operand for operand in node.inputs if operand not in known]
+        if not missing:
+            operands = [known[operand] for operand in node.inputs]
+            known[todo.pop()] = get_operator(node.operator).reference(operands, node_attributes(node))
+        elif all(_is_exact(node_of(operand)) for operand in missing):
+            todo += missing
+        else:
+            return None
+    return known[value] if _is_exact(node_of(value)) else None
+
+
+def _is_exact(node: Node) -> bool:
+    """Tell whether float64 holds what a node computes, and there is little of it."""
+    shape, ttype = node.tile.shape, node.tile.ttype
+    whole = ttype.name in WHOLE or node.operator == "constant"
+    extents = [extent for extent in shape if isinstance(extent, int)]
+    small = len(extents) == len(shape) and prod(extents) <= MOST
+    return whole and small and node.operator not in ("input", "call")

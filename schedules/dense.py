@@ -1,0 +1,45 @@
+"""Which products of plain halves are for kernels of ours, on packed weights, and which for the library."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ladder.ir.gemm import Gemm
+from schedules.policy import rank
+from targets import TileDevice
+
+FEW_TOKENS = 16
+"""Tokens up to which reading the weight takes longest: our kernels do that at the bandwidth of memory."""
+
+LIBRARY, LIBRARY_RATE = 3.0e-6, 0.71
+"""Seconds that a product of torch's takes beside its arithmetic, and the fraction of the cores' peak that it
+reaches; fitted to products of 512 to 1576 tokens of models on an H200."""
+
+CHAIN = 1.2e-6
+"""Seconds that a kernel of its own for the function after a product takes beside moving its elements."""
+
+
+@lru_cache(maxsize=1024)
+def serves_dense(device: TileDevice, gemm: Gemm, tokens: int) -> bool:
+    """Tell whether a kernel of ours is predicted to be faster than torch's product.
+
+    For many tokens that is where ours also computes the function that follows: torch's result would be read
+    and written once more.
+    """
+    if tokens <= FEW_TOKENS:
+        return True
+    return bool(gemm.epilogue) and predicted(device, gemm, tokens) <= predict_library(device, gemm, tokens)
+
+
+def predicted(device: TileDevice, gemm: Gemm, tokens: int) -> float:
+    """Return the seconds that our fastest kernel is predicted to take."""
+    return rank(gemm, device, tokens)[0].cost.seconds
+
+
+def predict_library(device: TileDevice, gemm: Gemm, tokens: int) -> float:
+    """Return the seconds that torch's product, and a kernel for what follows it, are predicted to take."""
+    core, dram = device.core_for(gemm.activation), device.layers[0]
+    flops = 2 * tokens * gemm.n * gemm.k
+    product = LIBRARY + flops / (core.ops_per_cycle * device.units * device.clock * LIBRARY_RATE)
+    moved = 2 * 2 * tokens * gemm.n / dram.bandwidth
+    return product + (CHAIN + moved if gemm.epilogue else 0.0)
