@@ -99,7 +99,6 @@ class Record:
     depth: int = 0
     branches: frozenset[Site] = frozenset()
 
-
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
         return bool(self.check(*values, self.side) == 0)
