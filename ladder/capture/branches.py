@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.fx
 
+from ladder.capture.clones import Clones
 from ladder.capture.conditionals import Side, folded, without_unused_parts
 from ladder.capture.core import Ending, Leaving
 from ladder.capture.emit import graph_results, live_steps, return_ending
@@ -23,14 +24,12 @@ from ladder.capture.indices import Proven
 from ladder.capture.kinds import is_a
 from ladder.capture.machine import Machine
 from ladder.capture.segment import CaptureError, Node, Step
+from ladder.capture.sites import DEEPEST
 from ladder.capture.tensors import autocast_state, torch_state
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan
-    from ladder.capture.sites import Layout, Record
-
-DEEPEST = 3
-"""Conditionals inside of one another at most: the number of paths doubles with each."""
+    from ladder.capture.sites import Captured, Layout
 
 
 class Joined(Leaving):
@@ -58,14 +57,25 @@ class _Kept(NamedTuple):
     state: tuple[Any, ...]
 
 
+class Fork(NamedTuple):
+    """A branch: the end of the segment there, the values of the frames, and how to make them once more."""
+
+    plan: Plan
+    values: list[Any]
+    clones: Clones | None
+
+
 class Branches(Machine):
     """`fork`: goes on after a branch on both sides.
 
-    ``sides``: how many branches it is inside; ``supposed``: whether on a side that was not taken.
+    ``apart``: what is kept of the segment while a side is recorded, one inside the other; ``supposed``:
+    whether on a side that was not taken.
     """
 
-    sides = 0
-    supposed = False
+    def __init__(self, captured: Captured) -> None:
+        super().__init__(captured)
+        self.apart: list[_Kept] = []
+        self.supposed = False
 
     def fork(self, plan: Plan, function: Any, args: Any, kwargs: Any, found: Any) -> None:
         """Go on with both sides of a branch if that can be recorded; return if it cannot.
@@ -93,10 +103,10 @@ class Branches(Machine):
                 self._fork(plan, function, args, kwargs, found)
             except Abandoned:
                 plan.site.attempts += 1
-                if self.sides:
+                if self.apart:
                     raise
                 self.give_up()
-        if self.sides:
+        if self.apart:
             raise Abandoned("a side of a branch is split")
 
     def pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
@@ -107,13 +117,15 @@ class Branches(Machine):
         site = plan.site
         values = [value for frame, layout in self.pairs(plan) for value in layout.values(frame)]
         plain = [*map(self.unlifted, values)]
-        known = {holds: self._matching(site.known(), plain, holds) for holds in (False, True)}
-        if not site.may_join(holds for holds, record in known.items() if record is not None):
+        known = site.sides(tuple(plain))
+        changed = {number for record in known.values() for number in record.changed}
+        clones = Clones(self.segment, [*self.steps_before(), *self.segment.steps], plan.uses)
+        if not site.may_join(known) or len(self.apart) >= DEEPEST or not clones.owns(values, changed):
             return
-        if None in known.values() and (self.segment.impure or self.segment.random):
+        if len(known) == 1 and (self.segment.impure or self.segment.random):
             return  # a run on the side that is not known must leave no trace
         actual = bool(args[0]) if found is NULL else found
-        if known[actual] is None:
+        if actual not in known:
             if not self.supposed:
                 return
             actual = not actual  # what comes of it is not used
@@ -121,16 +133,8 @@ class Branches(Machine):
             condition = self._condition(function, args, kwargs)
         except CaptureError:
             return
-        raise self._joined(
-            plan, values, [holds for holds, record in known.items() if record], condition, actual
-        )
-
-    def _matching(self, records: list[Record], values: list[Any], holds: bool) -> Record | None:
-        """Return the record that says what follows on one side, if it is one that changes nothing."""
-        for record in records:
-            if record.side is holds and record.serves(tuple(values)):
-                return record if record.unseen and record.depth < DEEPEST else None
-        return None
+        fork = Fork(plan, values, clones if changed else None)
+        raise self._joined(fork, sorted(known), condition, actual)
 
     def _condition(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         inputs: list[Node] = []
@@ -140,14 +144,16 @@ class Branches(Machine):
         found: torch.fx.Node = given[0] if function is bool else self._fx_call(function, given, named)
         return found
 
-    def _joined(
-        self, plan: Plan, values: list[Any], known: list[bool], condition: torch.fx.Node, actual: bool
-    ) -> Joined:
+    def steps_before(self) -> list[Step]:
+        """Return the steps before the sides of branches that this is inside."""
+        return [step for kept in self.apart for step in kept.steps]
+
+    def _joined(self, fork: Fork, known: list[bool], condition: torch.fx.Node, actual: bool) -> Joined:
         sides: dict[bool, Side | None] = {True: None, False: None}
         ends: dict[bool, Joined] = {}
         for holds in known:
             before, self.supposed = self.supposed, self.supposed or holds is not actual
-            sides[holds], ends[holds] = self._side(plan, values, holds)
+            sides[holds], ends[holds] = self._side(fork, holds)
             self.supposed = before
         loops = bool(getattr(self.captured.backend, "loops", False))
         nodes = folded(self.segment.graph, condition, sides, self.segment.modules, loops=loops)
@@ -162,7 +168,7 @@ class Branches(Machine):
             ending.uses |= inner.uses
             ending.branches |= inner.branches
         if len(known) == 1:
-            ending.branches.add(plan.site)
+            ending.branches.add(fork.plan.site)
         return Joined(ends[actual].result, ending)
 
     def _graph_value(self, node: torch.fx.Node) -> str:
@@ -172,20 +178,29 @@ class Branches(Machine):
         return made.var
 
     # one side ---------------------------------------------------------------------------------
-    def _side(self, plan: Plan, values: list[Any], holds: bool) -> tuple[Side, Joined]:
+    def _side(self, fork: Fork, holds: bool) -> tuple[Side, Joined]:
         """Run what follows on one side; return its part of the graph, and its end."""
-        frames, at = [], 0
-        for layout in plan.site.layouts:
-            frames.append(layout.restore(values[at : at + layout.size]))
-            at += layout.size
+        site = fork.plan.site
         kept = self._set_apart()
         try:
-            end = self._driven(frames, plan.site.after, holds)
+            end = self._driven(self._frames(fork), site.after, holds)
             if self._state() != kept.state or any(step.keep for step in self.segment.steps):
                 raise Abandoned("a side of a branch changes more than its record says")
             return self._cut(kept, end)
         finally:
             self._take_back(kept)
+
+    def _frames(self, fork: Fork) -> list[Frame]:
+        values, frames, at = fork.values, [], 0
+        if fork.clones is not None:
+            try:
+                values = fork.clones.values(values, fork.plan.roots)
+            except CaptureError as error:
+                raise Abandoned(str(error)) from None
+        for layout in fork.plan.site.layouts:
+            frames.append(layout.restore(values[at : at + layout.size]))
+            at += layout.size
+        return frames
 
     def _driven(self, frames: list[Frame], after: str, holds: bool) -> Joined:
         try:
@@ -231,7 +246,7 @@ class Branches(Machine):
             self._state(),
         )
         segment.steps, segment.graph_values, segment.proven = [], [], segment.proven.copy()
-        self.sides += 1
+        self.apart.append(kept)
         return kept
 
     def _take_back(self, kept: _Kept) -> None:
@@ -242,4 +257,4 @@ class Branches(Machine):
         }
         segment.steps, segment.graph_values, segment.proven = kept.steps, kept.graph_values, kept.proven
         self.frames = kept.frames
-        self.sides -= 1
+        self.apart.pop()

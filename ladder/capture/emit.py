@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,14 +59,30 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     made.split = plan.why if plan is not None else ""
     made.follows = () if plan is None else (plan.site, plan.failure)
     made.side, made.depth, made.branches = machine.side, ending.depth, frozenset(ending.branches)
-    made.unseen = ending.returns and _is_unseen(segment)
+    changed = changed_roots(segment)
+    ends = ending.returns or (plan is not None and plan.site.forks)
+    made.unseen, made.changed = ends and _is_unseen(segment, changed), changed or frozenset()
     return made
 
 
-def _is_unseen(segment: Segment) -> bool:
-    """Say whether a run that goes through a segment leaves no trace, and cannot bring down a GPU."""
+def changed_roots(segment: Segment) -> frozenset[int] | None:
+    """Return the numbers of the roots that a segment changes; None if it changes anything else outside."""
+    own: dict[str, int] = {}
+    for check in segment.checks:
+        root = re.fullmatch(r"r(\d+)", check.text)
+        inside = re.fullmatch(r"(v\d+)\.__dict__|\w+\((v\d+), '__dict__'\)", check.text)
+        if check.binds is not None and root is not None:
+            own[check.binds] = int(root[1])
+        elif check.binds is not None and inside is not None and (var := inside[1] or inside[2]) in own:
+            own[check.binds] = own[var]
+    changed = set[str]().union(*(step.changes & segment.outside for step in segment.steps if step.keep))
+    return frozenset(own[var] for var in changed) if changed <= own.keys() else None
+
+
+def _is_unseen(segment: Segment, changed: frozenset[int] | None) -> bool:
+    """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
     written = segment.impure or segment.random or segment.state_written or segment.asserts
-    return not written and not any(step.keep for step in segment.steps)
+    return not written and changed is not None
 
 
 def _function(name: str, parameters: str, lines: list[str]) -> str:

@@ -112,7 +112,9 @@ class Operations(UserOperators):
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
         # `backward`, `requires_grad_` and the like change what no kernel writes.
-        self.segment.impure |= function not in _SETTERS and _changes_more(function, result, monitor)
+        if function not in _SETTERS:
+            in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
+            self.segment.impure |= result is None or (in_place and bool(args) and result is args[0])
         self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
@@ -523,12 +525,6 @@ class Operations(UserOperators):
             self.container_method(method, container, "__delitem__", (key,), {})
         else:
             raise CaptureError("an item is deleted natively")
-
-
-def _changes_more(function: Any, result: Any, monitor: tensors.Monitor) -> bool:
-    """Say whether an operator may change something besides memory."""
-    name = getattr(function, "__name__", "")
-    return result is None or (name.endswith("_") and not name.endswith("__") and not monitor.mutated)
 
 
 def _only_tensors(result: Any) -> bool:

@@ -67,7 +67,7 @@ class Recorder(Branches):
             segment.meet_autocast()
         self.recording = not modes_are_active()
         self.side = site.meet_side(roots)
-        self.begun = tuple(roots)
+        self.beside = site.sides(tuple(roots[:-1])) if self.side is not None else {}
         if not site.layouts:
             segment.arguments.update(map(id, roots))
         return [
@@ -106,7 +106,7 @@ class Recorder(Branches):
         """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, split_ending(self.segment, plan), plan), self.begun)
+            self.site.add(emit(self, split_ending(self.segment, plan), plan), self.beside)
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return False
@@ -151,7 +151,7 @@ class Recorder(Branches):
         """End the last segment: the program returns `result`."""
         if self.recording and self.site is not None:
             try:
-                self.site.add(emit(self, return_ending(self.segment, result)), self.begun)
+                self.site.add(emit(self, return_ending(self.segment, result)), self.beside)
             except CaptureError as error:
                 self.stop(str(error), getattr(error, "origin", None))
         self.recording = False
@@ -161,7 +161,7 @@ class Recorder(Branches):
         """End the last segment, which went through both sides of a branch."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, joined.ending), self.begun)
+            self.site.add(emit(self, joined.ending), self.beside)
             self.captured.prune()
         except CaptureError as error:
             for site in joined.ending.branches:
@@ -177,7 +177,7 @@ class Recorder(Branches):
         finally:
             # What only the recording holds must die now.
             self.segment.release()
-            self.frames, self.begun = [], ()
+            self.frames = []
 
     def _carried_out(self, run: Any, *args: Any) -> Any:
         try:
@@ -189,7 +189,7 @@ class Recorder(Branches):
         except Exception as error:
             if self.recording and self.site is not None:
                 try:
-                    self.site.add(emit(self, raise_ending(self.segment, error)), self.begun)
+                    self.site.add(emit(self, raise_ending(self.segment, error)), self.beside)
                 except CaptureError as reason:
                     self.site.failures.append(str(reason))
             error.__traceback__ = trimmed(error.__traceback__)

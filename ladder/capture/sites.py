@@ -19,7 +19,12 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
-MAX_ATTEMPTS = 6
+MAX_ATTEMPTS = 12
+"""Times that the records before one branch are dropped to record both sides together."""
+MAX_SURPRISES = 3
+"""Times that a side comes up after the other one was recorded alone."""
+DEEPEST = 3
+"""Conditionals inside of one another at most: the number of paths doubles with each."""
 
 
 class Signal:
@@ -80,7 +85,8 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
-    `follows`: the sites that may come next. `unseen`: whether it ends the program and changes nothing.
+    `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
+    and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
     """
 
@@ -95,6 +101,7 @@ class Record:
     split: str = ""
     follows: tuple[Site, ...] = ()
     unseen: bool = False
+    changed: frozenset[int] = frozenset()
     side: bool | None = None
     depth: int = 0
     branches: frozenset[Site] = frozenset()
@@ -122,18 +129,15 @@ class Site:
         self.failures: list[str] = []
         self.dead = False
         self.forks = False
-        self.seen: set[bool] = set()
-        self.attempts = 0
+        self.attempts = self.surprises = 0
 
-    def add(self, record: Record, roots: tuple[Any, ...]) -> None:
-        """Keep `record`, made of a run that began with `roots`; the newest is tried first."""
+    def add(self, record: Record, beside: dict[bool, Record]) -> None:
+        """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
         self.records.insert(0, record)
         self.runs.insert(0, record.run)
-        if self.forks and record.unseen:
-            others = [item.side for item in self.known() if item.unseen and item.serves(roots[:-1])]
-            if self.may_join([record.side, *others]):
-                self.attempts += 1
-                self.captured.drop_before(self)
+        if record.side is not None and self.may_join({**beside, record.side: record}):
+            self.attempts += 1
+            self.captured.drop_before(self)
 
     def known(self) -> list[Record]:
         """Return what has been recorded from here, also what no call can come to: it tells of branches."""
@@ -145,17 +149,27 @@ class Site:
         self.runs = [record.run for record in self.records]
 
     def meet_side(self, roots: list[Any]) -> bool | None:
-        """Note which side of a branch begins here, if one does; return it."""
-        side = roots[-1] if self.forks and type(roots[-1]) is bool else None
-        if side is not None and side not in self.seen:
-            self.seen.add(side)
+        """Return which side of a branch begins here, if one does; what knows only the other is dropped."""
+        if not self.forks or type(roots[-1]) is not bool:
+            return None
+        if self.captured.knows_one_side(self):
+            self.surprises += 1
             self.captured.drop_before(self)
-        return side
+        return bool(roots[-1])
 
-    def may_join(self, known: Iterable[bool | None]) -> bool:
-        """Say whether both sides of a branch may be recorded together if they are `known`."""
-        sides = set(known)
-        return self.attempts < MAX_ATTEMPTS and (len(sides) == 2 or (bool(sides) and self.seen == sides))
+    def sides(self, values: tuple[Any, ...]) -> dict[bool, Record]:
+        """Return the records of the sides of a branch that serve `values` here."""
+        found: dict[bool, Record] = {}
+        for record in self.known():
+            if record.side is not None and record.side not in found and record.serves(values):
+                found[record.side] = record
+        return found
+
+    def may_join(self, sides: dict[bool, Record]) -> bool:
+        """Say whether `sides` of a branch may be recorded together: both, or the only one that is known."""
+        few = len(sides) == 1 and self.surprises >= MAX_SURPRISES
+        unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
+        return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
@@ -320,7 +334,15 @@ class Captured:
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""
         for site in (*self.entries.values(), *self.sites.values()):
-            site.keep_only(record for record in site.records if branch not in record.branches)
+            dropped = [record for record in site.records if branch in record.branches]
+            if dropped:
+                site.keep_only(record for record in site.records if branch not in record.branches)
+                site.spare = [*dropped, *site.spare][: MAX_RECORDS if site.forks else 0]
+
+    def knows_one_side(self, branch: Site) -> bool:
+        """Say whether there is a record that goes through a branch and knows only one side of it."""
+        sites = (*self.entries.values(), *self.sites.values())
+        return any(branch in item.branches and not item.split for site in sites for item in site.records)
 
     def prune(self) -> None:
         """Set aside the records that no call can come to any more."""
@@ -333,7 +355,7 @@ class Captured:
                 ahead += [following for record in site.records for following in record.follows]
         for site in self.sites.values():
             if site not in reached and site.records:
-                site.spare = [record for record in site.known() if record.unseen][:MAX_RECORDS]
+                site.spare = site.known()[:MAX_RECORDS]
                 site.keep_only(())
 
     # what was captured ------------------------------------------------------------------------
