@@ -106,6 +106,9 @@ class Branches(Machine):
                 if self.apart:
                     raise
                 self.give_up()
+                plan.site.paused = True  # the next run is split here, and learns what was missing
+                if self.site is not None:
+                    self.site.take_back()
         if self.apart:
             raise Abandoned("a side of a branch is split")
 
@@ -114,13 +117,19 @@ class Branches(Machine):
         return list(zip(plan.places, plan.site.layouts, strict=True))
 
     def _fork(self, plan: Plan, function: Any, args: Any, kwargs: Any, found: Any) -> None:
-        site = plan.site
+        site, paused = plan.site, plan.site.paused
+        site.paused = False
         values = [value for frame, layout in self.pairs(plan) for value in layout.values(frame)]
         plain = [*map(self.unlifted, values)]
         known = site.sides(tuple(plain))
         changed = {number for record in known.values() for number in record.changed}
         clones = Clones(self.segment, [*self.steps_before(), *self.segment.steps], plan.uses)
-        if not site.may_join(known) or len(self.apart) >= DEEPEST or not clones.owns(values, changed):
+        if (
+            paused
+            or not site.may_join(known)
+            or len(self.apart) >= DEEPEST
+            or not clones.owns(values, changed)
+        ):
             return
         if len(known) == 1 and (self.segment.impure or self.segment.random):
             return  # a run on the side that is not known must leave no trace

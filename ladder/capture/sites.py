@@ -19,7 +19,7 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
-MAX_ATTEMPTS = 12
+MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
 """Times that a side comes up after the other one was recorded alone."""
@@ -121,6 +121,7 @@ class Site:
         self.names = names
         self.records: list[Record] = []
         self.spare: list[Record] = []
+        self.parked: list[Record] = []
         self.runs: list[Callable[..., Any]] = []
         self.lifted: set[str] = set()
         self.unliftable: set[str] = set()
@@ -130,11 +131,13 @@ class Site:
         self.dead = False
         self.forks = False
         self.attempts = self.surprises = 0
+        self.paused = False
 
     def add(self, record: Record, beside: dict[bool, Record]) -> None:
         """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
         self.records.insert(0, record)
         self.runs.insert(0, record.run)
+        self.parked = []
         if record.side is not None and self.may_join({**beside, record.side: record}):
             self.attempts += 1
             self.captured.drop_before(self)
@@ -142,6 +145,11 @@ class Site:
     def known(self) -> list[Record]:
         """Return what has been recorded from here, also what no call can come to: it tells of branches."""
         return [*self.records, *self.spare]
+
+    def take_back(self) -> None:
+        """Use the records again that were dropped to record both sides of a branch together."""
+        self.keep_only([*self.records, *self.parked])
+        self.parked = []
 
     def keep_only(self, records: Iterable[Record]) -> None:
         """Drop all records but these."""
@@ -330,12 +338,14 @@ class Captured:
         for site in (*self.entries.values(), *self.sites.values()):
             site.keep_only(record for record in site.records if pinned not in record.pinned)
             site.spare = [record for record in site.spare if pinned not in record.pinned]
+            site.parked = [record for record in site.parked if pinned not in record.pinned]
 
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""
         for site in (*self.entries.values(), *self.sites.values()):
             dropped = [record for record in site.records if branch in record.branches]
             if dropped:
+                site.parked = dropped
                 site.keep_only(record for record in site.records if branch not in record.branches)
                 site.spare = [*dropped, *site.spare][: MAX_RECORDS if site.forks else 0]
 

@@ -141,8 +141,8 @@ def closes_over(x, log):
 
 
 WHOLE = (two_sides, other_structures, nested, checked, effect_before, writes_what_it_made, aliases)
-WHOLE += (bools_of_operators, draws_before)
-SPLIT = (raises_on_one_side, effect_on_one_side, writes_on_both_sides, loops, draws_on_one_side)
+WHOLE += (bools_of_operators, draws_before, loops)
+SPLIT = (raises_on_one_side, effect_on_one_side, writes_on_both_sides, draws_on_one_side)
 OTHERS = (one_after_another, under_no_grad, closes_over, unequal_shapes)
 
 
