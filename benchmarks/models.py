@@ -319,6 +319,25 @@ def prepare(options: argparse.Namespace) -> None:
         list(pool.map(run, cases))
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a Markdown table: a line per case, microseconds and kernels of each engine, and our ratio."""
+    engines = list(dict.fromkeys(row["engine"] for row in rows if "failed" not in row))
+    lines = ["| | " + " | ".join(engines) + " |", "|---" * (len(engines) + 1) + "|"]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        found = {row["engine"]: row for row in rows if row["case"] == case and "failed" not in row}
+        ours = [row["us"] for name, row in found.items() if name.startswith("ladder")]
+        cells = []
+        for name in engines:
+            row = found.get(name)
+            if row is None:
+                cells.append("")
+                continue
+            ratio = "" if name.startswith("ladder") or not ours else f" ({row['us'] / min(ours):.2f}x)"
+            cells.append(f"{row['us_per_layer']:.4g} µs{ratio}, {row['kernels']}")
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; the report is rewritten after each case."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -352,6 +371,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.output:
             options.output.write_text(compact(report))
         torch.cuda.empty_cache()
+    print(table(report["rows"]))
     return int(any("failed" in row for row in report["rows"]))
 
 

@@ -1,32 +1,35 @@
 """Registers and spills of the shipped kernels: compiles what users get and reads back what compilers report.
 
 ``python -m benchmarks.spills --target rocm/gfx942`` compiles, for every type of weights and activations, what
-the policy chooses for a layer; for NVIDIA every schedule of the plans of the shapes that ship tuned. It
-needs no GPU. Issue 4: no shipped schedule spills.
+the policy chooses for a layer; for NVIDIA every schedule of the plans of the shapes that ship tuned. Kernels
+whose TIR is the same compile once. It needs no GPU and no linker. Issue 4: no shipped schedule spills.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import command
 from ladder.api.problem import gemm_for
+from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
-from ladder.lower.build import build
-from ladder.runtime.compile import ANY_M
+from ladder.lower.build import emit
+from ladder.lower.turn import tvm_turn
 from ladder.runtime.packed import gemm_from_dict
 from schedules.policy import rank
-from schedules.schedule import Plan, parse_schedule
+from schedules.schedule import parse_schedule
 from schedules.tuning import shipped_winners, write_json
 from targets import TileDevice, get_device
 from tile_types import list_types
@@ -39,6 +42,12 @@ TOKENS = (1, 16, 64, 256, 8192)
 GROUPS = (32, 128)
 ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 TARGETS = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx950", "cuda/sm_90a")
+
+SHARE = 24
+"""Kernels that a process takes at a time: of one type, whose decoders it proves once."""
+
+NAME = "kernel"
+"""What all kernels are called here, so that equal ones are equal."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +64,22 @@ class Outcome:
     """What a compiler reported: registers of a thread, and what it spilled (bytes, or registers on AMD)."""
 
     kernel: Shipped
+    tir: str
+    """Digest of the kernel's TIR."""
     registers: int
     spilled: int
+    failure: str = ""
+    """Why it does not compile."""
 
     def __str__(self) -> str:
         gemm = self.kernel.gemm
         types = f"{gemm.weight} x {gemm.activation} g{gemm.group_size}"
-        found = f"{self.registers} registers, {self.spilled} spilled"
+        found = self.failure or f"{self.registers} registers, {self.spilled} spilled"
         return f"{self.kernel.target} {types}: {found}: {self.kernel.schedule}"
+
+
+Known = Mapping[tuple[str, str], tuple[int, int]]
+"""(target, digest of TIR) -> (registers, spilled)."""
 
 
 def problems(device: TileDevice) -> Iterator[Gemm]:
@@ -96,24 +113,133 @@ def kernels(target: str, every: int = 1, first: int = 0) -> list[Shipped]:
     return list((chosen if device.vendor == "amd" else tuned)(device, every, first))
 
 
-def compiled(kernel: Shipped) -> Outcome:
-    """Compile a kernel and return what its compiler reports."""
+def compiled(kernel: Shipped, known: Known | None = None) -> Outcome:
+    """Compile a kernel, unless an equal one is ``known``, and return what its compiler reports.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        If it does not compile.
+    """
+    import tvm
+
     schedule: Any = parse_schedule(kernel.schedule)
-    with tempfile.TemporaryDirectory(prefix="ladder-spills-") as folder:
-        built = build(kernel.gemm, get_device(kernel.target), Plan(((ANY_M, schedule),)), Path(folder))
-    (report,) = built.resources.values()
+    device = get_device(kernel.target)
+    with tvm_turn():
+        functions = {NAME: emit(kernel.gemm, device, schedule, NAME)}
+        text = tvm.ir.save_json(tvm.IRModule(functions))
+        tir = hashlib.sha256(text.encode()).hexdigest()[:16]
+        found = (known or {}).get((kernel.target, tir)) or reported(functions, device)
+    return Outcome(kernel, tir, *found)
+
+
+def reported(functions: Mapping[str, Any], device: TileDevice) -> tuple[int, int]:
+    """Return (registers, spilled) of the one function, as its compiler reports them."""
+    if device.vendor == "amd":
+        from ladder.lower.rocm.toolchain import resources_of
+
+        reports: Mapping[str, Mapping[str, int]] = resources_of(functions, device)
+    else:
+        from ladder.lower.cuda.toolchain import compile_functions
+
+        with tempfile.TemporaryDirectory(prefix="ladder-spills-") as folder:
+            reports = compile_functions(functions, device, Path(folder) / "kernel.so").resources
+    (report,) = reports.values()
     spilled = sum(count for name, count in report.items() if "spill" in name or name == "scratch_bytes")
-    return Outcome(kernel, report.get("vgpr", report.get("registers", 0)), spilled)
+    return report.get("vgpr", report.get("registers", 0)), spilled
 
 
-def summary(target: str, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+# ---- many of them -----------------------------------------------------------------------
+@dataclass(frozen=True)
+class Share:
+    """Kernels that one process compiles, what is known before, and when it stops."""
+
+    kernels: Sequence[Shipped]
+    known: Known
+    deadline: float
+
+    def outcomes(self) -> list[Outcome]:
+        """Compile what there is time for."""
+        known, found = dict(self.known), []
+        for kernel in self.kernels:
+            if time.time() > self.deadline:
+                break
+            try:
+                outcome = compiled(kernel, known)
+            except LadderError as error:
+                found.append(Outcome(kernel, "", 0, 0, str(error)))
+                continue
+            found.append(outcome)
+            known[kernel.target, outcome.tir] = outcome.registers, outcome.spilled
+        return found
+
+
+def shares(wanted: Iterable[Shipped], known: Known, seconds: float) -> Iterator[Share]:
+    """Yield the work: kernels of one type of weights and activations together, for all targets."""
+
+    def types(kernel: Shipped) -> tuple[str, str]:
+        return kernel.gemm.weight, kernel.gemm.activation
+
+    deadline = time.time() + seconds
+    for _, group in groupby(sorted(wanted, key=types), key=types):
+        together = list(group)
+        for first in range(0, len(together), SHARE):
+            yield Share(together[first : first + SHARE], known, deadline)
+
+
+def read_records(paths: Sequence[Path]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return what earlier runs recorded."""
+    lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+    rows = [json.loads(line) for line in lines]
+    return {(row[0], row[1]): (row[2], row[3]) for row in rows}
+
+
+def summary(target: str, wanted: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Return what was found of one target's kernels, JSON-able."""
     return {
         "target": target,
         "kernels": len(outcomes),
+        "distinct": len({outcome.tir for outcome in outcomes}),
+        "not compiled": wanted - len(outcomes),
+        "failing": [str(outcome) for outcome in outcomes if outcome.failure],
         "spilling": [str(outcome) for outcome in outcomes if outcome.spilled],
         "most_registers": max((outcome.registers for outcome in outcomes), default=0),
     }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what compiles."""
+    import tvm
+
+    from ladder.lower.cuda.toolchain import compiler_identity
+
+    llvm = tvm.get_global_func("target.llvm_version_major")()
+    return {
+        "ladder": ladder_version(),
+        "apache-tvm": tvm_version(),
+        "LLVM in it": str(llvm),
+        "CUDA": compiler_identity(),
+    }
+
+
+def run(options: argparse.Namespace) -> list[Outcome]:
+    """Compile the kernels that the options name; every outcome is recorded as soon as it is there."""
+    wanted = [kernel for target in options.target or TARGETS for kernel in kernels(target, options.every)]
+    known = read_records([*options.known, *([options.record] if options.record else [])])
+    work = list(shares(wanted, known, options.seconds))
+    found: list[Outcome] = []
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for outcomes in pool.imap_unordered(Share.outcomes, work):
+            found += outcomes
+            fresh = {(o.kernel.target, o.tir): (o.registers, o.spilled) for o in outcomes if o.tir}
+            fresh = {key: found for key, found in fresh.items() if key not in known}
+            known.update(fresh)
+            if options.record:
+                with options.record.open("a") as stream:
+                    stream.writelines(json.dumps([*key, *found]) + "\n" for key, found in fresh.items())
+            for outcome in filter(lambda each: each.spilled or each.failure, outcomes):
+                print(outcome, flush=True)
+    return found
 
 
 def main() -> None:
@@ -122,18 +248,21 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=TARGETS, help="[all]")
     parser.add_argument("--every", type=int, default=1, help="take one problem of so many [1]")
     parser.add_argument("--jobs", type=int, default=1, help="processes [1]")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after about so long")
+    parser.add_argument("--record", type=Path, help="outcomes, a line of JSON each: appended and read")
+    parser.add_argument("--known", type=Path, action="append", default=[], help="records of other runs")
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     options = parser.parse_args()
-    found = []
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
-        for target in options.target or TARGETS:
-            outcomes = list(pool.map(compiled, kernels(target, options.every), chunksize=4))
-            found.append(summary(target, outcomes))
-            print(json.dumps(found[-1], indent=1), flush=True)
+    outcomes = run(options)
+    parts = []
+    for target in options.target or TARGETS:
+        of_target = [outcome for outcome in outcomes if outcome.kernel.target == target]
+        parts.append(summary(target, len(kernels(target, options.every)), of_target))
+        print(json.dumps(parts[-1], indent=1), flush=True)
     if options.output:
-        write_json(options.output, {"targets": found})
-    sys.exit(any(part["spilling"] for part in found))
+        facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
+        write_json(options.output, {**facts, "targets": parts})
+    sys.exit(any(part["spilling"] or part["failing"] for part in parts))
 
 
 if __name__ == "__main__":

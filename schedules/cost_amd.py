@@ -15,7 +15,7 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
   blocks that share a unit take turns.
 * Dies have an L2 each and read what their blocks need through the fabric, whose cache holds the rest;
   the blocks that run at once on a die are ``raster`` row tiles by as many token tiles as it takes.
-* DRAM sustains the share that `targets` states, which was measured on an H200.
+* DRAM sustains the share that `targets` states: published measurements of kernels that only read.
 * Power lowers the clock as far as matrix cores are busy: to the sustained share of `targets` where they
   always are. `utilisation` counts clocks, so it says nothing of that.
 """
@@ -40,8 +40,12 @@ SIMDS = 4
 LDS_BYTES, L1_BYTES = 128, 64
 """Bytes per clock of a compute unit."""
 
-LAUNCH_SECONDS = 2.0e-6
-"""A kernel in a graph, start to start (an assumption: five times that of an H200)."""
+LAUNCH_SECONDS = 1.2e-6
+"""A kernel in a graph, start to start, less the start of its first block (`BLOCK_CLOCKS`).
+
+An MI210 takes 2.05 us from start to start of kernels that load and store 16 bytes per thread, alone or in a
+graph (RRZE-HPC's gpu-benches, commit 1038c5d, gpu-small-kernels; for MI300 nothing is published there).
+"""
 
 BLOCK_CLOCKS = 1500
 """Starting a block: its arguments, first addresses, and the latency of its first stage."""

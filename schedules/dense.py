@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ladder.ir.gemm import Gemm
+from schedules.estimate import Estimator
 from schedules.policy import rank
+from schedules.tuning import TuningDatabase
 from targets import TileDevice
 
 FEW_TOKENS = 16
@@ -32,8 +34,10 @@ def serves_dense(device: TileDevice, gemm: Gemm, tokens: int) -> bool:
 
 
 def predicted(device: TileDevice, gemm: Gemm, tokens: int) -> float:
-    """Return the seconds that our fastest kernel is predicted to take."""
-    return rank(gemm, device, tokens)[0].cost.seconds
+    """Return the seconds that our fastest kernel is predicted to take; what was measured alike counts."""
+    estimator = Estimator(gemm, device, TuningDatabase().measurements(device, gemm))
+    best = [candidate.schedule for candidate in rank(gemm, device, tokens)[:1]]
+    return min(estimator.seconds(schedule, tokens) for schedule in (*estimator.measured, *best))
 
 
 def predict_library(device: TileDevice, gemm: Gemm, tokens: int) -> float:

@@ -3,7 +3,8 @@
 Sources: CDNA2, CDNA3 and CDNA4 whitepapers, RDNA3 ISA guide and product datasheets (units,
 clock, bandwidth, dense matrix rates; L2: 32 channels of 128 bytes per clock on CDNA2, 16 on each
 die since); LLVM AMDGPU usage guide (LDS, wavefront, targets).
-Nothing here was measured; sustained fractions are those of the H200 (`targets.nvidia`).
+Nothing here was measured by this project; the matrix cores' sustained fraction is that of the H200
+(`targets.nvidia`). What DRAM sustains and how long it takes are published measurements: see `Chip`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,23 @@ PIPELINES: Mapping[str, tuple[str, ...]] = {"float16": ("mfma", "dot"), "int8": 
 
 @dataclass(frozen=True)
 class Chip:
-    """The constants in which architectures differ."""
+    """The constants in which architectures differ.
+
+    ``dram`` is (capacity, peak bytes per second, bytes per second of a kernel that only reads, latency).
+    The third and fourth are measurements: of MI210 (the die of an MI250) and MI300X those of RRZE-HPC's
+    gpu-benches (commit 1038c5d, gpu-stream's column "read" at its best, gpu-latency beyond the last cache:
+    1397 and 4199 GB/s, 690 and 880 ns); 4.2 TB/s (ROCm issue 5070) and 81 % of the peak (Ambati et al.,
+    "AMD MI300X GPU performance analysis", 2025) agree. Of MI350X 6914 GB/s (ROCm rocm-systems, pull request
+    8480: reads that bypass caches); its latency is taken for that of MI300X. Of the Radeon nothing: the
+    share is the H200's.
+    """
 
     arch: str
     title: str
     units: int
     clock: float
     wave: int
-    dram: tuple[int, float]
+    dram: tuple[int, float, float, float]
     l2: tuple[int, float]
     lds: int
     features: frozenset[str]
@@ -42,8 +52,9 @@ def _layers(chip: Chip) -> tuple[Layer, ...]:
         *(("global_load_lds_dwordx4",) if "load.lds.b128" in chip.features else ()),
     )
     lds = 128.0 * chip.units * chip.clock
+    capacity, peak, sustained, latency = chip.dram
     return (
-        Layer("dram", 16, (1, 4), chip.dram[0], chip.dram[1], DRAM_SUSTAINED, loads, 800e-9),
+        Layer("dram", 16, (1, 4), capacity, peak, sustained / peak, loads, latency),
         Layer("l2", 16, (1, 8), chip.l2[0], chip.l2[1], 0.8, loads, 300e-9),
         Layer("shared", 4, (32,), chip.lds, lds, 0.9, ("ds_read_b128", "ds_write_b128"), 60e-9),
         Layer(
@@ -109,7 +120,7 @@ GFX90A = _device(
         104,
         1.7e9,
         64,
-        (64 * GIB, 1638e9),
+        (64 * GIB, 1638e9, 1397e9, 690e-9),
         (8 * MIB, 4096 * 1.7e9),
         64 * KIB,
         CDNA2,
@@ -133,7 +144,7 @@ GFX942 = _device(
         304,
         2.1e9,
         64,
-        (192 * GIB, 5.3e12),
+        (192 * GIB, 5.3e12, 4.2e12, 880e-9),
         (32 * MIB, 16384 * 2.1e9),
         64 * KIB,
         CDNA3,
@@ -161,7 +172,7 @@ GFX950 = _device(
         256,
         2.4e9,
         64,
-        (288 * GIB, 8.0e12),
+        (288 * GIB, 8.0e12, 6.914e12, 880e-9),
         (32 * MIB, 16384 * 2.4e9),
         160 * KIB,
         CDNA4,
@@ -190,7 +201,7 @@ GFX1100 = _device(
         96,
         2.5e9,
         32,
-        (24 * GIB, 960e9),
+        (24 * GIB, 960e9, 960e9 * DRAM_SUSTAINED, 800e-9),
         (6 * MIB, 3.5e12),
         64 * KIB,
         RDNA3,

@@ -124,6 +124,11 @@ def list_types() -> tuple[TType, ...]:
     return tuple(_TYPES.values())
 
 
+def own_types() -> tuple[TType, ...]:
+    """Return the types that were registered beside the library's own, by name."""
+    return tuple(sorted(list_types()[_SHIPPED:], key=lambda ttype: ttype.name))
+
+
 def type_names() -> tuple[str, ...]:
     """Return the names of all registered types."""
     return tuple(_TYPES)
@@ -291,3 +296,4 @@ def _register_library() -> None:
 
 
 _register_library()
+_SHIPPED = len(_TYPES)

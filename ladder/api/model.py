@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -14,14 +13,12 @@ import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
 from ladder.api.branching import Branching, branches
+from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
-from ladder.frontend.torch_fx import import_fx
 from ladder.runtime.compile import target_of
-from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
-from schedules.dense import serves_dense
-from targets import get_device
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -128,9 +125,9 @@ class Compiler:
             try:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
-                serves = partial(serves_dense, get_device(target_of(place))) if copies else None
-                program = import_fx(module, examples, join=copies, serves=serves)
-                built = build_model(program, place)
+                packed_for = target_of(place) if copies else ""
+                prepared = prepared_for(module, examples, place, join=copies, packed_for=packed_for)
+                built = build_prepared(prepared, place)
                 run = separated(built.executable, module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)

@@ -141,3 +141,12 @@ def same_value(name: str, value: Any, constant: str) -> str:
     if is_a(value, float | complex | np.generic) and not value:
         return f"repr({name}) == {repr(value)!r}"  # 0.0 and -0.0
     return f"{name} == {constant}"
+
+
+def has_same_value(found: Any, value: Any) -> bool:
+    """Say what the condition of `same_value` says, of two scalars of one type."""
+    if is_a(value, float) and value != value:
+        return bool(found != found)
+    if is_a(value, float | complex | np.generic) and not value:
+        return repr(found) == repr(value)
+    return bool(found == value)

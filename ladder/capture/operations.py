@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import types
 from collections import OrderedDict, deque
@@ -227,14 +226,14 @@ class Operations(UserOperators):
 
     def _placeholder(self, var: str, example: Any) -> torch.fx.Node:
         segment = self.segment
-        for node, name, _ in segment.placeholders:
-            if name == var:
-                return node
-        graph = segment.graph
-        first = next((node for node in graph.nodes if node.op != "placeholder"), None)
-        with graph.inserting_before(first) if first is not None else contextlib.nullcontext():
+        known = segment.placed.get(var)
+        if known is not None:
+            return known
+        graph, last = segment.graph, segment.placeholders[-1][0] if segment.placeholders else None
+        with graph.inserting_before(None) if last is None else graph.inserting_after(last):
             node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
         segment.placeholders.append((node, var, example))
+        segment.placed[var] = node
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:

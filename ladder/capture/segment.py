@@ -30,9 +30,10 @@ from ladder.capture.kinds import (
     parts,
     same_value,
 )
+from ladder.capture.memory import class_dict, is_field
 from ladder.capture.nodes import Check, Dynamic, Node, Step
 from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
-from ladder.capture.table import ABSENT, WHOLE, Table, class_dict
+from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
 
@@ -66,6 +67,7 @@ class Segment:
         self.autocast_met = False
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
+        self.placed: dict[str, torch.fx.Node] = {}
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
@@ -157,6 +159,11 @@ class Segment:
             if not (by_identity(value) or by_value(value)):
                 self.pin(value, path)
             return value
+        if parent.pinned and is_field(parent.obj, key) and not by_value(value):
+            self.table.add(parent.obj, Field(key), value, path)
+            if not by_identity(value):
+                self.pin(value, path)
+            return value
         return self.meet(value, expression, path, stable=parent.stable)
 
     def meet(self, value: Any, expression: str, path: str, *, stable: bool) -> Any:
@@ -241,7 +248,7 @@ class Segment:
         self._classes.add((id(kind), name))
         if first and (id(kind), "") not in self._classes and _mutable_class(kind):
             self._classes.add((id(kind), ""))
-            self.check(f"{self.constant(kind)}.__mro__ is {self.constant(kind.__mro__)}", f"bases of {kind}")
+            self.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
         for owner in kind.__mro__:
             here = owner.__dict__
             if first and _mutable_class(owner):

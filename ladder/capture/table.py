@@ -1,25 +1,23 @@
-"""The part of a guard that is about objects that stay: checked in bulk, by version where that is known.
+"""The part of a guard that is about objects that stay: checked in bulk, by their memory where that is known.
 
 A model's modules, their dictionaries and parameters are the same objects call after call. What a
 record read in them is a table of (dictionary, key, value); a dictionary whose version has not
-changed since it was last checked needs no look at its entries.
+changed since it was last checked needs no look at its entries. See `ladder.capture.memory`.
 """
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import struct
-import sys
-import sysconfig
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from functools import partial
-from operator import attrgetter, contains, getitem, is_
+from collections.abc import Callable
+from itertools import compress
+from operator import attrgetter, contains, getitem, is_, not_
 from types import MappingProxyType
 from typing import Any
 
-from ladder.capture.kinds import by_value, same_value
+from ladder.capture import memory
+from ladder.capture.kinds import by_value, has_same_value
+from ladder.capture.memory import Memory, address_of_field, versioned, word_at
 
 
 class _Missing:
@@ -27,165 +25,121 @@ class _Missing:
         return "ABSENT"
 
 
-VERSION_OFFSET = 24
-"""Of ``ma_version_tag``, after the count of references, the type and the number of entries."""
-DICT_POINTER_OFFSET = -24
-"""Of an instance's pointer to its dictionary, where the class leaves that to the interpreter."""
 ABSENT = _Missing()
 WHOLE = _Missing()
 _instance_dict = attrgetter("__dict__")
 
 
-def _word(address: int) -> ctypes.Array[ctypes.c_char]:
-    """Return a view of the eight bytes of memory at `address`."""
-    return (ctypes.c_char * 8).from_address(address)
+class Field(str):
+    """A key that is the name of a field: of a function, or of a class."""
 
-
-def _version(home: Any) -> bytes:
-    """Return the version tag of a dictionary (PEP 509), which every change of it makes another."""
-    return bytes(_word(id(home) + VERSION_OFFSET))
-
-
-def _versions_are_known() -> bool:
-    """Say whether this Python keeps version tags where `_version` looks."""
-    plain = sys.implementation.name == "cpython" and struct.calcsize("P") == 8
-    special = hasattr(sys, "gettotalrefcount") or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
-    return plain and not special and sys.version_info < (3, 14) and _versions_work(_version)
-
-
-def _versions_work(version: Callable[[Any], Any]) -> bool:
-    """Try every way in which the dictionary of an instance or class changes."""
-
-    class Probe:
-        pass
-
-    def store(target: Any, value: int) -> None:
-        target.a = value
-
-    probe: Any = Probe()
-    probe.a = 1
-    inside, outside = vars(probe), class_dict(Probe)
-    changes: list[tuple[Any, Callable[[], Any]]] = [
-        (inside, lambda: setattr(probe, "a", 2)),
-        (inside, lambda: setattr(probe, "b", 2)),
-        (inside, lambda: inside.update(a=3)),
-        (inside, lambda: inside.__setitem__("a", 4)),
-        (inside, lambda: delattr(probe, "a")),
-        (inside, inside.clear),
-        (inside, lambda: inside.setdefault("a", 5)),
-        (inside, lambda: inside.pop("a")),
-        (inside, lambda: inside.__ior__({"a": 6})),
-        (inside, lambda: exec("a = 7", {}, inside)),
-        (inside, lambda: exec("a = 8", inside)),
-        (inside, inside.popitem),
-        (inside, lambda: vars(probe).__init__(a=9)),
-        (inside, lambda: object.__setattr__(probe, "a", 10)),
-        (inside, lambda: inside.__delitem__("a")),
-        (inside, lambda: setattr(probe, "a", 11)),
-        (outside, lambda: setattr(Probe, "c", 1)),
-        (outside, lambda: setattr(Probe, "c", 2)),
-        (outside, lambda: delattr(Probe, "c")),
-        # Enough times for the interpreter to specialise the instruction.
-        *((inside, partial(store, probe, value)) for value in range(100)),
-        *((outside, partial(store, Probe, value)) for value in range(100)),
-    ]
-    for target, change in changes:
-        before = version(target)
-        if version(target) != before:
-            return False
-        change()
-        if version(target) == before:
-            return False
-    return True
-
-
-def class_dict(kind: type) -> Any:
-    """Return the dictionary behind ``kind.__dict__``, or the read-only view if it is out of reach."""
-    found = gc.get_referents(kind.__dict__)
-    return found[0] if len(found) == 1 and type(found[0]) is dict else kind.__dict__
+    __slots__ = ()
 
 
 class Entry:
     """One fact: `key` of `home` is `value` (or `ABSENT`; or the keys are `value`, for `WHOLE`)."""
 
-    __slots__ = ("holds", "home", "key", "path", "value")
+    __slots__ = ("home", "key", "path", "value")
 
     def __init__(self, home: Any, key: Any, value: Any, path: str) -> None:
         self.home = home
         self.key = key
         self.value = value
         self.path = path
-        self.holds = _condition(home, key, value)
+
+    def holds(self) -> bool:
+        """Look whether it is so."""
+        home, key, value = self.home, self.key, self.value
+        if key is WHOLE:
+            return list(home) == value and [*map(type, home)] == [*map(type, value)]
+        if type(key) is Field:
+            return getattr(home, key) is value
+        found = dict.get(home, key, ABSENT) if isinstance(home, dict) else home.get(key, ABSENT)
+        if found is value:
+            return True
+        return by_value(value) and type(found) is type(value) and has_same_value(found, value)
 
 
-def _condition(home: Any, key: Any, value: Any) -> Callable[[], bool]:
-    if key is WHOLE:
-        return lambda: list(home) == value and [*map(type, home)] == [*map(type, value)]
-    get = partial(dict.get, home) if isinstance(home, dict) else home.get
-    if by_value(value):
-        test: Callable[[Any], bool] = eval(
-            f"lambda found: {same_value('found', value, 'value')}", {"value": value}
-        )
-        return lambda: type(found := get(key, ABSENT)) is type(value) and test(found)
-    return lambda: get(key, ABSENT) is value
+class Place:
+    """Facts that hold as long as one word of memory stays as it is: of a dictionary, or of one field.
+
+    `address`: of the word; None where that is not known.
+    """
+
+    __slots__ = ("address", "entries")
+
+    def __init__(self, home: Any, key: Any) -> None:
+        if type(key) is Field:
+            self.address = address_of_field(home, key)
+        else:
+            self.address = id(home) + memory.VERSION_OFFSET if memory.KNOWN and versioned(home) else None
+        self.entries: list[Entry] = []
+
+    def word(self) -> bytes:
+        """Return the word if the facts hold, else one that it cannot be."""
+        hold = all(entry.holds() for entry in self.entries)
+        return word_at(self.address or 0) if hold else b"changed!"
 
 
 class Table:
     """All facts of one record.
 
-    `words` are the version tags of the homes, then the instances' pointers to their dictionaries, as
-    views of memory; `seen` is what they were together when the facts were last seen to hold.
+    `memory` are the words of the places, then others that must be what they were; `seen` is what all were
+    when the facts were last seen to hold.
     """
 
     def __init__(self) -> None:
-        self.entries: dict[int, list[Entry]] = {}
-        self.homes: list[Any] = []
+        self.places: dict[Any, Place] = {}
         self.empty: list[Any] = []
         self.instances: dict[int, tuple[Any, Any]] = {}
-        self.kinds: dict[int, tuple[Any, type]] = {}
-        self.words: tuple[Any, ...] = ()
+        self.kinds: dict[int, tuple[Any, Any]] = {}
+        self.held: list[Any] = []
+        self.memory: Memory | None = None
         self.seen = b""
         self.facts: list[Entry] = []
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
         """Add a fact."""
-        if id(home) not in self.entries:
-            self.entries[id(home)] = []
-            self.homes.append(home)
-        self.entries[id(home)].append(Entry(home, key, value, path))
+        name = (id(home), str(key)) if type(key) is Field else id(home)
+        place = self.places.get(name)
+        if place is None:
+            place = self.places[name] = Place(home, key)
+        place.entries.append(Entry(home, key, value, path))
 
     def finish(self, first: int) -> list[Entry]:
         """Prepare for use; `first` is the number of the first fact. Returns all facts."""
         self.first = first
         self.rows: list[list[tuple[int, Entry]]] = []
-        for home in self.homes:
-            row = []
-            for entry in self.entries[id(home)]:
-                row.append((first + len(self.facts), entry))
-                self.facts.append(entry)
-            self.rows.append(row)
+        for place in self.places.values():
+            numbers = range(first + len(self.facts), first + len(self.facts) + len(place.entries))
+            self.rows.append([*zip(numbers, place.entries, strict=True)])
+            self.facts += place.entries
         self._sort()
-        if VERSIONS_ARE_KNOWN and all(map(_versioned, self.homes)):
+        if memory.KNOWN and all(place.address is not None for place in self.places.values()):
             self._watch()
         return self.facts
 
     def _watch(self) -> None:
-        pairs = [pair for pair in self.instances.values() if _points_to(*pair)]
-        self.instances = {key: pair for key, pair in self.instances.items() if not _points_to(*pair)}
-        tags = [_word(id(home) + VERSION_OFFSET) for home in self.homes]
-        self.words = (*tags, *(_word(id(owner) + DICT_POINTER_OFFSET) for owner, _ in pairs))
-        self.held = pairs
-        # What the recorded run itself has changed is looked at in the next call.
-        hold = [all(entry.holds() for _, entry in row) for row in self.rows]
-        now = [bytes(tag) if held else b"changed!" for tag, held in zip(tags, hold, strict=True)]
-        self.seen = b"".join([*now, *map(bytes, self.words[len(tags) :])])
+        """Have the memory of objects read instead of asking them, where it says what they would."""
+        words = [(place.address or 0, place.word()) for place in self.places.values()]
+        for rows, word_of in ((self.instances, memory.dict_pointer), (self.kinds, memory.class_pointer)):
+            found = {key: word_of(*pair) for key, pair in rows.items()}
+            words += [word for word in found.values() if word is not None]
+            self.held += [rows.pop(key) for key, word in found.items() if word is not None]
+        counts = {id(home): home for home in self.empty if versioned(home)}
+        self.empty = [home for home in self.empty if id(home) not in counts]
+        self.held += list(counts.values())
+        words += [(at + memory.ENTRIES_OFFSET, struct.pack("n", 0)) for at in counts]
+        self.memory = Memory([address for address, _ in words])
+        self.seen = b"".join(word for _, word in words)
 
     def _sort(self) -> None:
         """Arrange the facts for `unchanged`."""
-        entries = [entry for home in self.homes for entry in self.entries[id(home)]]
+        entries = self.facts
         plain = (dict, OrderedDict, MappingProxyType)
-        single = [entry for entry in entries if entry.key is not WHOLE and type(entry.home) in plain]
-        self.whole = [entry for entry in entries if entry not in single]
+        alone = [entry.key is not WHOLE and type(entry.home) in plain for entry in entries]
+        single = [*compress(entries, alone)]
+        self.whole = [*compress(entries, map(not_, alone))]
         there = [(entry.home, entry.key, entry.value) for entry in single if entry.value is not ABSENT]
         missing = [(entry.home, entry.key) for entry in single if entry.value is ABSENT]
         self.there: Any = tuple(zip(*there, strict=True)) or ((), (), ())
@@ -202,8 +156,9 @@ class Table:
 
     def recheck(self) -> int:
         """Return 0 if all facts hold, else the number of one that does not."""
-        now = b"".join(self.words)
-        for number in _differing(now, self.seen, 0, len(now)) if now else range(len(self.rows)):
+        now = b"" if self.memory is None else self.memory.take().tobytes()
+        changed = memory.differing(now, self.seen, 0, len(now))
+        for number in range(len(self.rows)) if self.memory is None else changed:
             if number >= len(self.rows):
                 return self.first + len(self.facts)
             for at, entry in self.rows[number]:
@@ -216,12 +171,11 @@ class Table:
         """Return the lines of the guard; each returns a number where a fact does not hold."""
         lines = []
         last = self.first + len(self.facts)
-        if self.words:
-            lines.append(f"if {constant(b''.join)}({constant(self.words)}) != {constant(self)}.seen:")
-            lines += [f"    failed = {constant(self.recheck)}()", "    if failed: return failed"]
-        elif self.homes:
-            lines += [f"if not {constant(self.unchanged)}():", f"    failed = {constant(self.recheck)}()"]
-            lines.append("    if failed: return failed")
+        failed = ["    failed = " + constant(self.recheck) + "()", "    if failed: return failed"]
+        if self.memory is not None and self.memory.count:
+            lines += [f"if {constant(self.memory.take)}().tobytes() != {constant(self)}.seen:", *failed]
+        elif self.facts:
+            lines += [f"if not {constant(self.unchanged)}():", *failed]
         if self.empty:
             lines.append(f"if any({constant(tuple(self.empty))}): return {last}")
         if self.instances:
@@ -232,29 +186,3 @@ class Table:
             values, kinds = zip(*self.kinds.values(), strict=True)
             lines.append(f"if [*map(type, {constant(values)})] != {constant(list(kinds))}: return {last}")
         return lines
-
-
-def _versioned(home: Any) -> bool:
-    return type(home) in (dict, OrderedDict)
-
-
-def _points_to(owner: Any, inside: Any) -> bool:
-    """Say whether `owner` keeps its pointer to its dictionary `inside` where it is looked for."""
-    managed = 1 << 4  # Py_TPFLAGS_MANAGED_DICT
-    here = bool(type(owner).__flags__ & managed)
-    return here and bytes(_word(id(owner) + DICT_POINTER_OFFSET)) == struct.pack("P", id(inside))
-
-
-def _differing(now: bytes, before: bytes, start: int, end: int) -> Iterator[int]:
-    """Yield the numbers of the words in which two memories differ."""
-    if now[start:end] == before[start:end]:
-        return
-    if end - start == 8:
-        yield start // 8
-        return
-    middle = (start + end) // 16 * 8
-    yield from _differing(now, before, start, middle)
-    yield from _differing(now, before, middle, end)
-
-
-VERSIONS_ARE_KNOWN = _versions_are_known()

@@ -274,6 +274,11 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.mutated: set[int] = set()
         self.operators = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Leave the mode undecorated: torch's decorator would import the whole of ``torch._dynamo``."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note `func`, then run it."""
         kwargs = kwargs or {}

@@ -294,7 +294,7 @@ def compile_model(
         typer.Argument(help="An ONNX model, or python:module:function (it returns the model and arguments)."),
     ],
     output: Annotated[Path | None, typer.Option(help="The file. [the model's name].ladder")] = None,
-    target: Annotated[str, typer.Option(help="Device of this machine. [its CPU]")] = "",
+    target: Annotated[str, typer.Option(help="Device of this machine. [the example's, else its CPU]")] = "",
     as_json: Json = False,
 ) -> None:
     """Compile a whole model into one file that `ladder.load` runs without its source or a compiler."""
@@ -319,7 +319,8 @@ def report(
     ],
     output: Annotated[Path | None, typer.Option(help="The page. [the model's name].html")] = None,
     target: Annotated[
-        str, typer.Option(help="Device; one that is not here gives least times. [this CPU]")
+        str,
+        typer.Option(help="Device; one that is not here gives least times. [the example's, else this CPU]"),
     ] = "",
     sizes: Annotated[str, typer.Option(help="Symbolic sizes, e.g. batch=8,seq=128. [1 each]")] = "",
     as_json: Json = False,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder.cli.console import Step, silent
-from ladder.cli.model_report import PYTHON, called, moved, place_of
+from ladder.cli.model_report import PYTHON, place_of, placed
 from ladder.runtime.model.saved import save_model
 from ladder.runtime.model.whole import WholeModel
 from tile_types.errors import DeviceError, ParseError
+
+if TYPE_CHECKING:
+    import torch
+
+    from targets import TileDevice
 
 
 def run_compile(target: str, output: Path | None, device: str = "", step: Step = silent) -> dict[str, Any]:
@@ -23,7 +28,7 @@ def run_compile(target: str, output: Path | None, device: str = "", step: Step =
     output
         The file; by default the model's name with ``.ladder``, in the current folder.
     device
-        Name of a target; by default this machine's CPU.
+        Name of a target; by default that of a function's arguments, else this machine's CPU.
 
     Returns
     -------
@@ -52,21 +57,27 @@ def run_compile(target: str, output: Path | None, device: str = "", step: Step =
 
 def compiled(target: str, device: str) -> tuple[str, WholeModel]:
     """Return the device's name and the compiled model."""
-    chosen, where = place_of(device)
-    if where is None:
-        raise DeviceError(
-            f"{chosen.name} is not here: models are compiled where they run, and copied as files"
-        )
     if target.startswith(PYTHON):
         from ladder.api.freeze import freeze
 
-        model, arguments = moved(called(target), where)
+        chosen, where, model, arguments = placed(target, device)
+        _require_here(chosen, where)
         return chosen.name, freeze(model, arguments, {}).whole()
     if Path(target).suffix != ".onnx":
         raise ParseError(f"{target!r} is no ONNX model (.onnx), and no {PYTHON}module:function")
     from ladder.api.onnx_model import OnnxModel
 
-    return chosen.name, OnnxModel(target).on(where)
+    chosen, where = place_of(device)
+    return chosen.name, OnnxModel(target).on(_require_here(chosen, where))
+
+
+def _require_here(chosen: TileDevice, where: torch.device | None) -> torch.device:
+    """Return where a target is, or raise."""
+    if where is None:
+        raise DeviceError(
+            f"{chosen.name} is not here: models are compiled where they run, and copied as files"
+        )
+    return where
 
 
 def as_fields(found: dict[str, Any]) -> dict[str, str]:

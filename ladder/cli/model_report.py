@@ -132,7 +132,8 @@ def run_report(
         Path of an ONNX model or of an exported one, or ``python:module:function``: a function without
         parameters that returns ``(model, arguments...)``.
     device
-        Name of a target; by default this machine's CPU, or what an exported model is for.
+        Name of a target; by default that of a function's arguments, what an exported model is for, or else
+        this machine's CPU.
     sizes
         Symbolic sizes; 1 for those left out.
     step
@@ -193,8 +194,7 @@ def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Step) -> Mod
 def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) -> ModelReport:
     from ladder.api.freeze import freeze
 
-    chosen, where = place_of(device)
-    model, arguments = moved(called(target), where or torch.device("cpu"))
+    chosen, where, model, arguments = placed(target, device)
     step("capturing and compiling")
     frozen = freeze(model, arguments, {})
     whole = frozen.whole()
@@ -205,12 +205,28 @@ def _of_function(target: str, device: str, sizes: dict[str, int], step: Step) ->
     return _present(name, whole, chosen, sizes, step, tensors)
 
 
-def moved(found: Any, where: torch.device) -> tuple[Any, tuple[Any, ...]]:
-    """Return a model and its arguments on a device."""
+def placed(target: str, device: str) -> tuple[TileDevice, torch.device | None, Any, tuple[Any, ...]]:
+    """Make what ``python:module:function`` names, for a device.
+
+    Parameters
+    ----------
+    target
+        ``python:module:function``; the function returns a model, or it and its arguments.
+    device
+        Name of a target; by default where the arguments are.
+
+    Returns
+    -------
+    The target; where it is here, None if it is not; model and arguments, there or else on the CPU.
+    """
+    found = called(target)
     model, arguments = (found[0], found[1:]) if isinstance(found, tuple) else (found, ())
-    if isinstance(model, torch.nn.Module) and where.type != "cpu":
-        model = model.to(where)
-    return model, tuple(x.to(where) if isinstance(x, torch.Tensor) else x for x in arguments)
+    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+    chosen, where = place_of(device or (target_of(tensors[0].device) if tensors else ""))
+    there = where or torch.device("cpu")
+    if isinstance(model, torch.nn.Module):
+        model = model.to(there)
+    return chosen, where, model, tuple(x.to(there) if isinstance(x, torch.Tensor) else x for x in arguments)
 
 
 def called(target: str) -> Any:
@@ -288,8 +304,8 @@ def _absent(
 def plan_for_device(program: Program, device: TileDevice) -> Plan:
     """Return the plan of a program for any device; nothing is compiled."""
     from ladder.partition import partition, simplify
-    from ladder.runtime.model.build import updated_inputs
     from ladder.runtime.model.plan import make_plan
+    from ladder.runtime.model.prepared import updated_inputs
 
     graph = simplify(program.graph, device)
     packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ import torch.fx
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
+from schedules.dense import serves_dense
+from targets import get_device
 
 Node = torch.fx.Node
 Key = tuple[Any, ...]
@@ -46,6 +49,11 @@ FUNCTIONS: Mapping[str, str] = {
     "aten.tanh.default": "tanh",
 }
 """Functions of one number that kernels apply to sums."""
+
+
+def served_on(target: str) -> Serves | None:
+    """Return which products the kernels of a target serve; None where there is no target."""
+    return partial(serves_dense, get_device(target)) if target else None
 
 
 def joined_products(

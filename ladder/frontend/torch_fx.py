@@ -18,6 +18,7 @@ import torch.fx
 
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.functions import name_functions
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
@@ -26,6 +27,7 @@ from ladder.frontend.joined import (
     dense_gemm,
     is_packed,
     joined_products,
+    served_on,
     stored_weight,
     width_of,
 )
@@ -54,7 +56,7 @@ def import_fx(
     name: str = "model",
     *,
     join: bool = False,
-    serves: Serves | None = None,
+    packed_for: str = "",
 ) -> Program:
     """Import a graph.
 
@@ -68,8 +70,9 @@ def import_fx(
         Of the tile graph.
     join
         Whether products of one value become one product of their weights side by side.
-    serves
-        Which products of plain halves are computed by kernels of ours, on packed copies; by default none.
+    packed_for
+        Target whose kernels compute products of plain halves, on packed copies, where `schedules.dense`
+        finds that they serve; empty: none.
 
     Raises
     ------
@@ -81,7 +84,7 @@ def import_fx(
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(arguments, examples, strict=True):
         node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
-    return _Walk(traced, name, join, serves).program()
+    return _Walk(traced, name, join, served_on(packed_for)).program()
 
 
 def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -97,6 +100,7 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     traced.graph.eliminate_dead_code()
+    name_functions(traced)
     return traced
 
 

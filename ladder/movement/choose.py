@@ -35,11 +35,12 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
         If it is no loop over rows.
     """
     plain = decompose(graph)
-    known = bound(plain)
-    found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain)]
+    known, blocks = bound(plain), (machine.wave, machine.threads)
+    found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, False, *blocks)]
     scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))
     if any(scattered):
-        found += [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, tiles=True)]
+        tiles = mappings(plain, True, *blocks)
+        found += [rewrite(instantiate(known, mapping)) for mapping in tiles]
     elif any(isinstance(step, Move) and alternates(found[0], step) for step in found[0].steps):
         found += [rewrite(instantiate(known, mapping)) for mapping in spreads(plain)]
     return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))

@@ -43,6 +43,11 @@ class Mapping:
     threads: int = 256
     spread: int = 1
 
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return self.lanes * self.teams if self.lanes > 1 else self.threads
+
     def __str__(self) -> str:
         if self.tile[0]:
             shape = f"tile {self.tile[0]}x{self.tile[1]}"
@@ -78,19 +83,29 @@ LONGEST = 1024
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
-def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
+def mappings(graph: Graph, tiles: bool = False, wave: int = WARP, most: int = LONGEST) -> list[Mapping]:
     """Return the mappings that a chain can have, best guess first.
 
     Parameters
     ----------
     tiles
         Those that pass tiles through shared memory instead.
+    wave
+        Threads of which blocks are made.
+    most
+        Threads of a block at most.
 
     Raises
     ------
     ScheduleError
         If the chain is no loop over rows.
     """
+    every = _all_mappings(graph, tiles, wave)
+    found = [mapping for mapping in every if mapping.block <= most and mapping.block % wave == 0]
+    return found or ([] if tiles else [Mapping(most)])
+
+
+def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     rows = loop_axes(graph, graph.outputs)
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
@@ -103,7 +118,7 @@ def mappings(graph: Graph, tiles: bool = False) -> list[Mapping]:
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     columns = held_columns(graph, rows)
     if columns is None:
-        return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents))]
+        return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents, wave))]
     width = _width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
 
@@ -206,11 +221,11 @@ def _preference(mapping: Mapping, count: Extent, width: int) -> float:
     return abs(mapping.num * width - 16) / 16 + idle
 
 
-def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent]) -> int:
+def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent], wave: int) -> int:
     """Return the threads that share a row which is read again for each use."""
     counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs] + extents
     known = [count for count in counts if isinstance(count, int)]
     width = _width(graph, rows)
     largest = max(known) if len(known) == len(counts) else LONGEST * width
     vectors = -(-largest // (width * 2))
-    return min(LONGEST, max(WARP, 1 << max(0, vectors - 1).bit_length()))
+    return min(LONGEST, max(wave, 1 << max(0, vectors - 1).bit_length()))

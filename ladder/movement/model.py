@@ -172,6 +172,8 @@ class Machine:
         Of a multiprocessor.
     issue
         Operations of all lanes per second.
+    wave, threads
+        Lanes of which blocks are made, and of a block at most.
     """
 
     device: float = 4.25e12
@@ -185,6 +187,8 @@ class Machine:
     life: float = 1.8e-6
     resident_lanes: int = 2048
     issue: float = 132 * 128 * 1.7e9
+    wave: int = WARP
+    threads: int = 1024
 
 
 HOPPER = Machine()

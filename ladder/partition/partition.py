@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from ladder.ir.attention_found import SPELT_OUT
+from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
 from ladder.ir.graph import Graph, Node
@@ -37,6 +38,7 @@ ATTENTION = (
     rewriting("attention spelt out", SPELT_OUT),
     rewriting("views of its operands", LAYOUT_FOLDING),
     rewriting("attention takes in what lies around it", ATTENTION_FORMS),
+    rewriting("queries by tokens", QUERY_LAYOUT),
     Pass("merge equal masks", merge_equal),
 )
 

@@ -41,6 +41,9 @@ SOURCES_FILE = "sources.json"
 """Stage -> text; apart from the manifest, because looking up a kernel need not read it."""
 
 
+NOTES = ("plans", "models")
+"""Folders of notes that can be made again: schedules that were chosen, models that were imported."""
+
 STALE_SECONDS = 3600.0
 """A temporary folder older than this belongs to a process that was killed."""
 
@@ -52,11 +55,11 @@ SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/partition"
 
 
 @cache
-def source_digest() -> str:
-    """Return a digest of every source file that takes part in making a kernel."""
+def source_digest(packages: tuple[str, ...] = SOURCES) -> str:
+    """Return a digest of every source file that takes part in making a kernel, or of other packages."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for package in SOURCES:
+    for package in packages:
         for path in sorted((root / package).rglob("*.py")):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
@@ -96,11 +99,12 @@ class Identity:
         """
         parts = (device.name, device.target, device.compile_options, sorted(device.features), device.cores)
         return Identity(
-            repr(parts), _type_text(gemm.weight) if gemm else "", _compiler(device) if compiled else ""
+            repr(parts), type_text(gemm.weight) if gemm else "", _compiler(device) if compiled else ""
         )
 
 
-def _type_text(name: str) -> str:
+def type_text(name: str) -> str:
+    """Return what tells types of one name apart: widths and all values of the elements."""
     from tile_types import get_type
 
     element = get_type(name).element_type
@@ -362,7 +366,7 @@ class KernelCache:
         return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
 
     def clear(self) -> int:
-        """Remove all kernels and plans; tuning results stay. Returns how many kernels were removed.
+        """Remove all kernels and notes; tuning results stay. Returns how many kernels were removed.
 
         Raises
         ------
@@ -377,8 +381,8 @@ class KernelCache:
                 with contextlib.suppress(FileNotFoundError):
                     folder.rename(doomed / "entry")
                     removed += 1
-            if (self.root / "plans").is_dir():
-                shutil.rmtree(self.root / "plans", ignore_errors=True)
+            for notes in NOTES:
+                shutil.rmtree(self.root / notes, ignore_errors=True)
             if self.temporary.is_dir():
                 self._sweep()
         except OSError as error:

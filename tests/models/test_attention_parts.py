@@ -210,6 +210,37 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
 
 
+class Turned(nn.Module):
+    """Attention of rotated queries, as Llama has it."""
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        q, k, v = (part.view(2, 9, 4, 16).transpose(1, 2) for part in x.split(64, -1))
+        cos, sin = angles.cos(), angles.sin()
+        q, k = (y * cos + torch.cat((-y[..., 8:], y[..., :8]), -1) * sin for y in (q, k))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def test_queries_are_computed_token_by_token() -> None:
+    """Then so is attention's result, which nobody copies."""
+    torch.manual_seed(0)
+    x, angles = torch.randn(2, 9, 192), torch.randn(9, 16)
+    found: list[Graph] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graph = import_fx(module, examples).graph
+        found.extend((graph, simplify(graph, DEVICE)))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(Turned(), backend=backend)(x, angles)
+    before, after = found
+    (node,) = (node for node in after.nodes if node.operator == "attention")
+    q = after.producer(node.inputs[0])
+    assert (q.operator, after.tile(q.inputs[0]).shape) == ("transpose", (2, 9, 4, 16))
+    given = [x.double().numpy(), angles.double().numpy()]
+    assert np.allclose(evaluate(after, given), evaluate(before, given), atol=1e-12)
+
+
 def test_nothing_to_attend_to_is_torchs() -> None:
     g = GraphBuilder("part")
     q, k, v = (g.input(n, "float16", (1, 2, t, 64)) for n, t in (("q", 1), ("k", 0), ("v", 0)))

@@ -1,8 +1,10 @@
-"""Chains for NVIDIA GPUs, executed by the simulator: right, in bounds, without races."""
+"""Chains for GPUs, executed by the simulator: right, in bounds, without races."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +18,21 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
+from ladder.movement.machines import machine_of
 from ladder.movement.mapping import Mapping
 from ladder.partition import simplify
-from ladder.simulate import simulate_launch
+from ladder.simulate import SimulationResult, simulate_launch
+from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 NUMPY = {"float32": np.float32, "float16": np.float16}
+TARGETS = ["cuda/sm_90a", "cuda/sm_80", "rocm/gfx942"]
+DAY = int(os.environ["LADDER_TEST_DAY"])
+
+
+def of_today(names: Sequence[str], count: int) -> list[str]:
+    """Return some of many names; others every day."""
+    return [names[(count * DAY + number) % len(names)] for number in range(count)]
 
 
 def softmax(width: int, ttype: str) -> Graph:
@@ -98,6 +109,19 @@ def test_simulated(case: str) -> None:
     check(make(width, ttype), NUMPY[ttype])
 
 
+@pytest.mark.parametrize("case", of_today(list(CASES), 4))
+@pytest.mark.parametrize("target", ["rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100"])
+def test_simulated_on_amd(case: str, target: str) -> None:
+    make, width, ttype = CASES[case]
+    check(make(width, ttype), NUMPY[ttype], device=target)
+
+
+def simulated(function: Any, target: str, arrays: Sequence[Any], outputs: Sequence[int]) -> SimulationResult:
+    """Execute a kernel for a target."""
+    device = get_device(target)
+    return simulate_launch(function, arrays, outputs=outputs, calls=FAMILIES[device.kind](device.arch))
+
+
 def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a") -> None:
     """Simulate a chain on random inputs and compare with the reference."""
     rng = np.random.default_rng(0)
@@ -105,8 +129,9 @@ def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str
     outputs = [np.full(graph.tile(value).shape, np.nan, dtype) for value in graph.outputs]
     function = emit_chain(graph, get_device(device), "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
-    result = simulate_launch(function, [*inputs, *outputs], outputs=places)
+    result = simulated(function, device, [*inputs, *outputs], places)
     assert not result.findings, result.report()
+    assert not result.bank_conflicts, result.bank_conflicts
     expected = evaluate(graph, inputs)
     for got, exact in zip(outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
         error = np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact)
@@ -132,7 +157,7 @@ def cached(heads: int, kept: int, tokens: int, size: int, ttype: str) -> Graph:
     return g.finish(g.add("relu", parts[0]), *puts)
 
 
-@pytest.mark.parametrize("target", ["cuda/sm_90a", "cuda/sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("ttype", NUMPY)
 @pytest.mark.parametrize(("tokens", "size"), [(1, 16), (3, 8), (2, 5)])
 def test_rows_are_put_in_place(target: str, ttype: str, tokens: int, size: int) -> None:
@@ -144,7 +169,7 @@ def test_rows_are_put_in_place(target: str, ttype: str, tokens: int, size: int) 
     inside = ids < 8
     outputs = [np.full(graph.tile(graph.outputs[0]).shape, np.nan, NUMPY[ttype]), *(c.copy() for c in caches)]
     function = emit_chain(graph, get_device(target), "chain")
-    result = simulate_launch(function, [x, ids, *outputs], outputs=(2, 3, 4))
+    result = simulated(function, target, [x, ids, *outputs], (2, 3, 4))
     assert {finding.kind for finding in result.findings} <= {"unwritten"}, result.report()
     queries, keys, values = np.split(x, [4 * size, 6 * size], axis=2)
     heads = [part.reshape(2, tokens, -1, size).transpose(0, 2, 1, 3) for part in (queries, keys, values)]
@@ -157,11 +182,22 @@ def test_rows_are_put_in_place(target: str, ttype: str, tokens: int, size: int) 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_measured_programs(name: str) -> None:
     """What `benchmarks.chains` measures is right in the first mappings of the model."""
+    check_program(name, "cuda/sm_90a", 4)
+
+
+@pytest.mark.parametrize("name", of_today(list(PROGRAMS), 4))
+def test_measured_programs_on_amd(name: str) -> None:
+    """All of them in all mappings were right, on gfx90a, gfx942 and gfx1100."""
+    check_program(name, "rocm/gfx942", 4)
+
+
+def check_program(name: str, target: str, count: int) -> None:
+    """Check the mappings that the model ranks first."""
     program = PROGRAMS[name]
     arguments = [torch.zeros(shape, dtype=torch.float16) for shape in program.shapes["small"]]
     graph = simplify(import_fx(make_fx(program.function)(*arguments), arguments).graph)
-    for moves in ranked(graph)[:4]:
-        check(graph, np.float16, moves.mapping)
+    for moves in ranked(graph, machine_of(get_device(target)))[:count]:
+        check(graph, np.float16, moves.mapping, target)
 
 
 @pytest.mark.parametrize("case", [softmax, residual_norm, rotary])
@@ -183,7 +219,7 @@ def test_tiles_at_edges(ttype: str) -> None:
         pytest.fail("no mapping with tiles")
 
 
-@pytest.mark.parametrize("target", ["cuda/sm_90a", "cuda/sm_80"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("width", [64, 1000, 7])
 def test_tokens_are_quantized_in_the_chain(target: str, width: int) -> None:
     """Codes and scales as the kernel for tokens gives them, ties to even."""
@@ -196,7 +232,7 @@ def test_tokens_are_quantized_in_the_chain(target: str, width: int) -> None:
     values[:, 0], values[2] = 127, 0
     outputs = [np.full((3, width), 99, np.int8), np.full(3, np.nan, np.float32)]
     function = emit_chain(graph, get_device(target), "chain")
-    result = simulate_launch(function, [values, *outputs], outputs=(1, 2))
+    result = simulated(function, target, [values, *outputs], (1, 2))
     assert not result.findings, result.report()
     assert np.array_equal(outputs[0], np.rint(np.maximum(values, 0)).astype(np.int8))
     assert outputs[1].tolist() == [1.0, 1.0, 2.0**-126]

@@ -14,10 +14,13 @@ from torch import Tensor, nn
 import ladder
 from ladder import knobs
 from ladder.api.model import Compiled
+from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
-from ladder.runtime.model.build import Built, build_model, updated_inputs
+from ladder.runtime.model.build import Built, build_model
+from ladder.runtime.model.prepared import updated_inputs
+from targets import TileDevice
 
 CPU = torch.device("cpu")
 
@@ -105,10 +108,16 @@ def test_changed_weights_are_joined_again() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
-def test_few_tokens_by_packed_halves(dtype: torch.dtype, bound: float) -> None:
+def test_few_tokens_by_packed_halves(
+    dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model, x = Gated(True).eval().to(dtype), torch.randn(3, 64).to(dtype)
-    few, many = (built(model, x, serves=lambda gemm, rows, most=most: rows <= most) for most in (4, 2))
+    plans = []
+    for most in (4, 2):
+        monkeypatch.setattr(joined, "serves_dense", lambda device, gemm, rows, most=most: rows <= most)
+        plans.append(built(model, x, packed_for="cpu"))
+    few, many = plans
     assert kinds(few[0]).count("gemm") == 2
     assert kinds(many[0]).count("gemm") == 0
     with torch.no_grad():
@@ -132,17 +141,18 @@ class StoredByInputs(nn.Module):
 
 
 @pytest.mark.parametrize("ours", [True, False])
-def test_weights_stored_by_inputs(ours: bool) -> None:
+def test_weights_stored_by_inputs(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The function behind a product of ours is its epilogue; torch's product takes the bias."""
     torch.manual_seed(0)
     model, x = StoredByInputs().eval().bfloat16(), torch.randn(40, 64).bfloat16()
     asked = []
 
-    def serves(gemm: Gemm, rows: int) -> bool:
+    def serves(device: TileDevice, gemm: Gemm, rows: int) -> bool:
         asked.append((gemm.n, gemm.bias, gemm.epilogue, rows))
         return ours
 
-    plan, examples = built(model, x, serves=serves)
+    monkeypatch.setattr(joined, "serves_dense", serves)
+    plan, examples = built(model, x, packed_for="cpu")
     assert sorted(asked)[-1] == (256, True, ("gelu_tanh",), 40)
     executors = [executor for _, executor, _, _ in plan.plan.table()]
     assert any("gelu_tanh" in executor for executor in executors) == ours

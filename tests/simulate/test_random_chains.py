@@ -1,7 +1,8 @@
-"""Random chains for NVIDIA GPUs on the simulator, in some of their mappings: right and in bounds."""
+"""Random chains for GPUs on the simulator, in some of their mappings: right and in bounds."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping
 
@@ -12,8 +13,10 @@ import pytest
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
+from ladder.movement.machines import machine_of
 from ladder.partition.rows import row_axes
 from ladder.simulate import simulate_launch
+from ladder.simulate.operator import FAMILIES
 from targets import get_device
 from tile_types.errors import ScheduleError
 
@@ -24,7 +27,9 @@ UNARY = ("neg", "exp", "silu", "relu", "square", "sigmoid", "gelu", "tanh")
 BINARY = ("add", "sub", "mul", "maximum")
 
 SEEDS = range(10)
-"""A thousand others have been tried."""
+"""A thousand others have been tried on NVIDIA GPUs, and 360 on AMD GPUs."""
+
+AMD = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100")
 
 
 class Drawn:
@@ -101,7 +106,19 @@ STEPS: Mapping[str, Callable[[Drawn, str, str], str]] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_chain(seed: int) -> None:
-    drawn = Drawn(seed)
+    check(seed, "cuda/sm_90a")
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_random_chain_on_amd(number: int) -> None:
+    """Others every day."""
+    day = int(os.environ["LADDER_TEST_DAY"])
+    check(100 + (6 * day + number) % 300, AMD[number % 3])
+
+
+def check(seed: int, target: str) -> None:
+    """Simulate a chain in two of its mappings, and compare."""
+    drawn, device = Drawn(seed), get_device(target)
     graph, dtype = drawn.chain(), DTYPES[drawn.ttype]
     if row_axes(graph, graph.outputs) is None:
         return  # the partition cuts it
@@ -109,15 +126,17 @@ def test_random_chain(seed: int) -> None:
     inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(dtype) for node in graph.inputs]
     exact = evaluate(graph, inputs)
     exact = exact if isinstance(exact, tuple) else (exact,)
-    for moves in drawn.random.sample(ranked(graph), min(2, len(ranked(graph)))):
+    best = ranked(graph, machine_of(device))
+    for moves in drawn.random.sample(best, min(2, len(best))):
         outputs = [np.full(graph.tile(value).known_shape, np.nan, dtype) for value in graph.outputs]
         try:
-            function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", moves.mapping)
+            function = emit_chain(graph, device, "chain", moves.mapping)
         except ScheduleError:  # tiles need alignments that the emitter looks for
             assert moves.mapping.tile[0] or moves.mapping.spread > 1
             continue
         places = tuple(range(len(inputs), len(inputs) + len(outputs)))
-        result = simulate_launch(function, [*inputs, *outputs], outputs=places)
+        calls = FAMILIES[device.kind](device.arch)
+        result = simulate_launch(function, [*inputs, *outputs], outputs=places, calls=calls)
         assert not result.findings, result.report()
         for got, want in zip(outputs, exact, strict=True):
             bound = BOUNDS[drawn.ttype] * max(1.0, float(np.abs(want).max()))

@@ -67,15 +67,14 @@ def test_waves_that_do_not_divide_a_tile_are_refused() -> None:
 def test_the_policy_keeps_matrix_cores_or_memory_busy(device: TileDevice) -> None:
     """Issue 4: 80 % of the matrix cores at 8192^3 in fp16, 85 % of memory at M = 1.
 
-    Of its peak where weights have 16 bits; of what it sustains where they have four, as a launch takes 2 us
-    of 28.
+    Of what kernels that only read get from memory, which is 85 % of the peak on an MI210 and 79 % on an
+    MI300X (`targets.amd`): no kernel reaches 85 % of the peak itself.
     """
     chosen = rank(SQUARE, device, 8192)[0].schedule
     blocks = resources(SQUARE, device, chosen).blocks_per_unit
     assert utilisation(SQUARE, device, chosen, 8192, blocks) >= 0.8
     dram = device.layer("dram")
     for n, k in ((28672, 8192), (8192, 28672)):
-        cost = rank(Gemm(n, k, "int4", group_size=128), device, 1)[0].cost
-        assert cost.bytes / cost.seconds >= 0.85 * dram.bandwidth * dram.sustained
-        plain = rank(Gemm(n, k, "float16", scale=False), device, 1)[0].cost
-        assert plain.bytes / plain.seconds >= 0.85 * dram.bandwidth
+        for gemm in (Gemm(n, k, "int4", group_size=128), Gemm(n, k, "float16", scale=False)):
+            cost = rank(gemm, device, 1)[0].cost
+            assert cost.bytes / cost.seconds >= 0.93 * dram.bandwidth * dram.sustained

@@ -46,12 +46,14 @@ def emit_chain(graph: Graph, device: TileDevice, name: str, mapping: Mapping | N
     return NESTS[device.kind](Chain.of(graph), device, name, mapping)
 
 
-def movement_of(graph: Graph) -> MovementGraph:
+def movement_of(graph: Graph, target: str) -> MovementGraph:
     """Return the movement graph that the model ranks first for a chain on a GPU: what moves, and where."""
     from ladder.lower.chain.puts import Chain
     from ladder.movement.choose import ranked
+    from ladder.movement.machines import machine_of
+    from targets import get_device
 
-    return ranked(Chain.of(graph).graph)[0]
+    return ranked(Chain.of(graph).graph, machine_of(get_device(target)))[0]
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
@@ -59,36 +61,39 @@ def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     from ladder.movement.decompose import decompose
 
     plain = replace(chain, graph=decompose(chain.graph))
-    return _emitted(name, device, partial(CpuNest, plain))
+    return _emitted(name, True, partial(CpuNest, plain))
 
 
-def _cuda(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
+def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
+    from ladder.lower.chain.dialect import dialect_of
     from ladder.lower.chain.gpu import GpuNest
     from ladder.movement.choose import ranked
     from ladder.movement.decompose import decompose
+    from ladder.movement.machines import machine_of
 
     plain = replace(chain, graph=decompose(chain.graph))
-    wanted = [mapping] if mapping is not None else [moves.mapping for moves in ranked(chain.graph)]
+    best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
+    wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
     if chain.puts:
         wanted = [candidate for candidate in wanted if not candidate.tile[0]]
     for number, candidate in enumerate(wanted):
         try:
-            return _emitted(name, device, partial(GpuNest, plain, device, candidate))
+            dialect = dialect_of(device)
+            return _emitted(name, dialect.noalias, partial(GpuNest, plain, dialect, candidate))
         except ScheduleError:
             if number == len(wanted) - 1:
                 raise
     raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
 
 
-def _emitted(name: str, device: TileDevice, nest: Callable[[], Any]) -> Any:
+def _emitted(name: str, noalias: bool, nest: Callable[[], Any]) -> Any:
     from ladder.lower import builder as b
 
-    # A kernel that starts early must not read before it has waited, whatever compilers know of its arguments.
-    with b.function(name, noalias="pdl" not in device.features) as result:
+    with b.function(name, noalias=noalias) as result:
         nest().emit()
     return result.func
 
 
-NESTS: dict[str, Callable[..., Any]] = {"llvm": _cpu, "cuda": _cuda}
+NESTS: dict[str, Callable[..., Any]] = {"llvm": _cpu, "cuda": _gpu, "rocm": _gpu}
 """Target kind -> emits the PrimFunc."""

@@ -3,8 +3,8 @@
 A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
 would touch a line of memory per element. A block reads the tile in vectors along the input's axis, puts it
 into shared memory transposed, and goes on as if the input lay as the result does. Columns are swizzled so
-that neither side has bank conflicts: 16-byte chunk c of row r lies at chunk ``c ^ (r / V) % 8``, V being the
-elements of a vector along rows.
+that neither side has bank conflicts: 16-byte chunk c of row r lies at ``c ^ (r / V * S) % 8 ^ r % 2 * 4``.
+V is the elements of a vector along rows; S spreads the few vectors of a low tile over all eight chunks.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import tvm_ffi
 from tvm import tirx
-from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.lower import builder as b
+from ladder.lower.chain.dialect import joined
 from ladder.lower.chain.nest import BYTES
 from ladder.lower.chain.values import Index, stored_type
 from ladder.lower.chain.vectors import Shared, element
@@ -33,6 +33,9 @@ Expr = Any
 
 CHUNK = 4
 """32-bit words of a chunk: what one lane reads from shared memory at once."""
+
+CHUNKS = 8
+"""Chunks that all banks hold once."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class Exchange:
         """Emit the reads of a tile along its rows, and its transposition; a barrier follows."""
         for staged in self.staged:
             self.fill_one(staged, outer, first_row, first_column, thread, threads)
-        b.block_sync()
+        self.nest.dialect.sync()
 
     def fill_one(
         self, staged: Staged, outer: Sequence[Expr], row: Expr, column: Expr, thread: Expr, threads: int
@@ -187,18 +190,18 @@ class Exchange:
 
     def put(self, staged: Staged, group: Expr, lane: int, word: Expr, elements: Sequence[Expr]) -> None:
         """Store neighbouring columns of one row as a word."""
-        if len(elements) == 1:
-            value = T.reinterpret("uint32", elements[0])
-        else:
-            low, high = (T.Cast("uint32", T.reinterpret("uint16", half)) for half in elements)
-            value = low | (high << T.uint32(16))
+        value = elements[0] if len(elements) == 1 else joined(*elements)
         chunk, within = tirx.floordiv(word, CHUNK), tirx.floormod(word, CHUNK)
         at = self.word(staged, group * self.span + lane, group, chunk) + within
-        b.store(self.nest.shared, value, at)
+        b.store(self.nest.dialect.shared, value, at)
 
     def word(self, staged: Staged, row: Expr, group: Expr, chunk: Expr) -> Expr:
         """Return the first word of a chunk."""
-        swizzled = tirx.bitwise_xor(chunk, tirx.floormod(group, 8))
+        spread = max(1, CHUNKS * self.span // self.tile_rows)
+        places = tirx.bitwise_xor(
+            tirx.floormod(group * spread, CHUNKS), tirx.floormod(row, 2) * (CHUNKS // 2)
+        )
+        swizzled = tirx.bitwise_xor(chunk, self.values.simplified(places))
         return staged.first + row * self.pitch(staged.dtype) + swizzled * CHUNK
 
     # out of it ---------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ class Exchange:
             chunk = self.values.simplified(tirx.floordiv(first + access, CHUNK))
             within = self.values.simplified(tirx.floormod(first + access, CHUNK))
             places.append(self.word(staged, row, group, chunk) + within)
-        return Shared(self.nest.shared, words, tuple(places))
+        return Shared(self.nest.dialect, words, tuple(places))
 
 
 def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
@@ -308,7 +311,8 @@ def _emit_vectors(nest: GpuNest, exchange: Exchange) -> None:
 def _emit_rows(nest: GpuNest, exchange: Exchange) -> None:
     """Emit tiles of whole rows: teams of lanes take the tile's rows in turns."""
     rows, teams, lanes = nest.mapping.tile[0], nest.mapping.teams, nest.lanes
-    check(lanes <= 32 and nest.mapping.num > 0, "rows of a tile belong to one warp, which holds them")
+    wave = nest.dialect.wave
+    check(lanes <= wave and nest.mapping.num > 0, "rows of a tile belong to one warp, which holds them")
     check(rows % teams == 0, "a tile has the same number of rows for each team")
     check(isinstance(nest.count, int) and nest.count % rows == 0, "the last tile is not whole")
     block, thread = nest.start(tirx.floordiv(nest.count, rows), teams * lanes, exchange.words)

@@ -1,4 +1,4 @@
-"""The loop nest of a chain on NVIDIA GPUs, as its `Mapping` says.
+"""The loop nest of a chain on GPUs, as its `Mapping` says and a `Dialect` spells it.
 
 Threads alone take vectors of neighbouring elements of any row. Lanes that share a row hold its vectors in
 registers from the first reduction to the last result where it fits, else read it again; reductions end in
@@ -18,21 +18,19 @@ from tvm.script import tirx as T
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
+from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, stored_type
-from ladder.lower.chain.vectors import APPROXIMATE, WIDE, Vectors
-from ladder.lower.cuda.launch import Overlap
+from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
-from targets import TileDevice
 
 Expr = Any
 Piece = tuple[str, int, int, Expr, Expr]
 """(result, trailing axes that count as one, width, start, stop)."""
 
-WARP = 32
 SLOTS = 32
 """Reductions over a block that one kernel can hold; each has its own place, so one barrier is enough."""
 
@@ -44,20 +42,19 @@ class GpuNest(Nest):
     ----------
     chain
         What it computes.
-    device
-        The GPU.
+    dialect
+        How the GPU's kernels are written.
     mapping
         How it lies over the GPU.
     """
 
-    def __init__(self, chain: Chain, device: TileDevice, mapping: Mapping) -> None:
+    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping) -> None:
         super().__init__(chain, align=WIDE)
-        graph = self.graph
+        graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
-        self.vectors = Vectors(graph, self.values, self.buffers, self.address)
-        self.overlap = Overlap(device)
+        self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
         if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
-            self.values.lowerings = APPROXIMATE
+            self.values.lowerings = dialect.cheap
         self.alone = False
         self.slot = 0
         self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
@@ -91,17 +88,8 @@ class GpuNest(Nest):
         words
             32-bit words of shared memory.
         """
-        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))
-        b.device()
-        (block,) = b.block_index([blocks])
-        thread = b.thread_index(threads)
-        if words:
-            pool = b.shared_pool()
-            self.shared = pool.alloc((words,), "uint32", align=128)
-            pool.commit()
-        self.overlap.release()
-        self.overlap.wait()
-        return block, thread
+        block, self.thread = self.dialect.start(blocks, threads, words)
+        return block, self.thread
 
     # what lies in vectors ----------------------------------------------------------------------------
     def layout(self, value: str) -> tuple[int, int]:
@@ -332,7 +320,8 @@ class GpuNest(Nest):
     def emit_rows(self) -> None:
         """Emit a row per team of lanes."""
         teams = self.mapping.teams
-        words = SLOTS * WARP if self.lanes > WARP else 0
+        wave = self.dialect.wave
+        words = SLOTS * wave if self.lanes > wave else 0
         check(teams == 1 or not words, "rows of several warps share no block: they meet at its barrier")
         blocks = tirx.floordiv(self.count + teams - 1, teams)
         block, thread = self.start(blocks, teams * self.lanes, words)
@@ -523,17 +512,27 @@ class GpuNest(Nest):
 
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
-        value = _shuffled(it, value, min(self.lanes, WARP))
-        warps = self.lanes // WARP
+        wave, shared = self.dialect.wave, self.dialect.shared
+        value = self.exchanged(it, value, min(self.lanes, wave))
+        warps = self.lanes // wave
         if warps <= 1:
             return value
         check(self.slot < SLOTS, f"a chain of more than {SLOTS} reductions over a block")
-        place, self.slot = self.slot * WARP, self.slot + 1
-        with b.when(tirx.floormod(self.lane, WARP) == 0):
-            b.store(self.shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, WARP))
-        b.block_sync()
-        read = b.bind(T.reinterpret(it.dtype, self.shared[place + tirx.floormod(self.lane, warps)]))
-        return _shuffled(it, read, warps)
+        place, self.slot = self.slot * wave, self.slot + 1
+        with b.when(tirx.floormod(self.lane, wave) == 0):
+            b.store(shared, T.reinterpret("uint32", value), place + tirx.floordiv(self.lane, wave))
+        self.dialect.sync()
+        read = b.bind(T.reinterpret(it.dtype, shared[place + tirx.floormod(self.lane, warps)]))
+        return self.exchanged(it, read, warps)
+
+    def exchanged(self, it: Reduction, value: Expr, lanes: int) -> Expr:
+        """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
+        value, distance = b.bind(value), 1
+        while distance < lanes:
+            other = self.dialect.exchange(value, distance, self.thread)
+            value = b.bind(it.combine(value, other))
+            distance *= 2
+        return value
 
 
 def known(expression: Expr) -> Expr:
@@ -549,13 +548,3 @@ def same(a: Expr, b: Expr) -> bool:
 def _kept(value: Expr) -> Expr:
     """Return a value in a register of its own."""
     return b.Variable(str(value.ty.dtype), value).value
-
-
-def _shuffled(it: Reduction, value: Expr, lanes: int) -> Expr:
-    """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
-    value, distance = b.bind(value), lanes // 2
-    while distance:
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
-        value = b.bind(it.combine(value, other))
-        distance //= 2
-    return value

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.rocm.dialect import as_type, intrinsic
+from tile_types import TirOps, TType
 
 Expr = Any
 
@@ -100,6 +101,12 @@ class RocmMachine(TirMachine):
     def _do_halves(self, low: Expr, high: Expr) -> Expr:
         parts = [T.Cast("float16", T.reinterpret(part, dtype="float32")) for part in (low, high)]
         return as_type(T.Shuffle(parts, [0, 1]), "uint32")
+
+    def _do_reference(self, code: Expr, ttype: TType, core: str) -> Expr:
+        if core != "bfloat16":
+            return super()._do_reference(code, ttype, core)
+        value = T.Cast("float32", ttype.evaluate(code, TirOps()))  # TVM casts no bfloat16 on AMD GPUs
+        return join_bfloat(value, T.float32(0))
 
     def _do_narrow(self, x: Expr, core: str) -> Expr:
         return self._narrow(x, core, 1.0)

@@ -196,27 +196,45 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     CompilerError
         If TVM, LLVM or the linker rejects the kernel, or ROCm's loader would.
     """
-    import tvm
-
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         raise MissingToolError("exporting a kernel needs a C compiler to link it; install gcc")
-    command = linker()
     with tempfile.TemporaryDirectory(prefix="ladder-rocm-") as folder:
-        paths = {name: Path(folder) / name for name in ("tir", "assembly", "code_object")}
-        paths["tir"].write_text(tvm.ir.save_json(tvm.IRModule(dict(functions))))
-        request = {
-            **{name: str(path) for name, path in paths.items()},
-            "library": str(library),
-            "target": device.tvm_target,
-            "linker": command,
-            "abi": CODE_OBJECT - 2,
-        }
-        with yielded_turn():
-            log = _ask_one(request, device)
-        binary, source = paths["code_object"].read_bytes(), paths["assembly"].read_text()
+        assembly = Path(folder) / "assembly"
+        written = {"assembly": str(assembly), "library": str(library)}
+        binary, log = _compiled(functions, device, {**written, "linker": linker()})
+        source = assembly.read_text()
     require_loadable(binary, device.arch, CODE_OBJECT)
     source = re.sub(r"(?<=code_object_version )\d+", str(CODE_OBJECT), source)
     return Compilation(source, binary, log, read_resources(binary))
+
+
+def resources_of(functions: Mapping[str, Any], device: TileDevice) -> dict[str, dict[str, int]]:
+    """Compile PrimFuncs as far as object files and return function -> what its metadata says.
+
+    It needs no linker, and what it makes cannot be loaded.
+
+    Raises
+    ------
+    CompilerError
+        If TVM or LLVM rejects a kernel.
+    """
+    return read_resources(_compiled(functions, device, {"linker": ()})[0])
+
+
+def _compiled(
+    functions: Mapping[str, Any], device: TileDevice, request: Mapping[str, Any]
+) -> tuple[bytes, str]:
+    """Return the binary that a worker makes of PrimFuncs, and what was printed meanwhile."""
+    import tvm
+
+    with tempfile.TemporaryDirectory(prefix="ladder-rocm-") as folder:
+        tir, binary = Path(folder) / "tir", Path(folder) / "code_object"
+        tir.write_text(tvm.ir.save_json(tvm.IRModule(dict(functions))))
+        paths = {"tir": str(tir), "code_object": str(binary)}
+        whole = {**request, **paths, "target": device.tvm_target, "abi": CODE_OBJECT - 2}
+        with yielded_turn():
+            log = _ask_one(whole, device)
+        return binary.read_bytes(), log
 
 
 def _ask_one(request: Mapping[str, Any], device: TileDevice) -> str:

@@ -18,7 +18,7 @@ ABI_VERSION_AT = 8
 
 
 class Linker:
-    """Links the object that TVM hands over, and keeps the code object."""
+    """Links the object that TVM hands over, and keeps the code object; without a command, the object."""
 
     def __init__(self) -> None:
         self.command: list[str] = []
@@ -29,6 +29,11 @@ class Linker:
         """Answer TVM's request for a code object."""
         marked = bytearray(bytes(binary))
         marked[ABI_VERSION_AT] = self.abi
+        self.linked = self.link(bytes(marked)) if self.command else bytes(marked)
+        return self.linked
+
+    def link(self, marked: bytes) -> bytes:
+        """Return the code object of an object file."""
         with tempfile.TemporaryDirectory(prefix="ladder-rocm-") as folder:
             source, result = Path(folder) / "kernel.o", Path(folder) / "kernel.co"
             source.write_bytes(marked)
@@ -36,21 +41,21 @@ class Linker:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise RuntimeError(f"{' '.join(self.command)} failed: {done.stderr.strip()}")
-            self.linked = result.read_bytes()
-        return self.linked
+            return result.read_bytes()
 
 
 def compile_module(request: dict[str, Any], linker: Linker) -> dict[str, Any]:
-    """Compile one module into a library, and write code object and assembly beside it."""
+    """Compile one module; write its code object and, where the request names them, assembly and library."""
     import tvm
     from tvm.target import Target
 
     linker.command, linker.abi, linker.linked = request["linker"], request["abi"], b""
     module = tvm.ir.load_json(Path(request["tir"]).read_text())
     built = tvm.compile(module, target=Target(request["target"]), tir_pipeline="tirx")
-    Path(request["assembly"]).write_text(built.mod.imports[0].inspect_source("asm"))
     Path(request["code_object"]).write_bytes(linker.linked)
-    built.export_library(request["library"])
+    if "library" in request:
+        Path(request["assembly"]).write_text(built.mod.imports[0].inspect_source("asm"))
+        built.export_library(request["library"])
     return {}
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from ladder.partition import partition, simplify
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
 from ladder.runtime.model.attention import attention_job
@@ -15,14 +14,17 @@ from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.prepared import Prepared, prepare
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.ir.gemm import Gemm
     from ladder.ir.graph import Graph
     from ladder.partition import Part
     from ladder.runtime.model.program import Program
     from targets import TileDevice
+    from tile_types.tile import Extent
 
 
 JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
@@ -66,30 +68,45 @@ def build_model(program: Program, where: torch.device) -> Built:
     """
     from targets import get_device
 
+    return build_prepared(prepare(program, get_device(target_of(where))), where)
+
+
+def build_prepared(prepared: Prepared, where: torch.device) -> Built:
+    """Find or build the kernels of what was prepared for this device, and lay out its plan.
+
+    Raises
+    ------
+    LadderError
+        If a part has no executor there; the message names it.
+    """
+    from targets import get_device
+
     device = get_device(target_of(where))
-    graph = simplify(program.graph, device)
-    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    updated = updated_inputs(program, graph)
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
+    program, parts = prepared.program, prepared.parts
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
     entries = {number: kernel.entry for number, kernel in kernels.items()}
     entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
-    plan = make_plan(graph, parts, entries, family)
+    plan = make_plan(program.graph, parts, entries, family)
     loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
-    return Built(replace(program, graph=graph), plan, named, executable)
+    return Built(program, plan, named, executable)
 
 
 def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Request]:
-    """Return number of a quantized product among the parts -> the request for its kernels."""
-    found = {}
+    """Return number of a quantized product among the parts -> the request for its kernels.
+
+    Equal problems are scheduled once.
+    """
+    found: dict[int, Request] = {}
+    known: dict[tuple[Gemm, Extent], Request] = {}
     for number, part in enumerate(parts):
         if part.gemm is not None:
             rows = part.graph.tile(part.graph.outputs[0]).shape[0]
-            found[number] = request_for(part.gemm, device, rows)
+            asked = part.gemm, rows
+            found[number] = known[asked] = known.get(asked) or request_for(part.gemm, device, rows)
     return found
 
 
@@ -103,12 +120,6 @@ def build_kernels(
         jobs += jobs_of(request)[1]
     kernels = find_or_build(jobs)
     return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
-
-
-def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
-    """Return result of the graph -> the input that takes it."""
-    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
-    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
 
 
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:

@@ -204,6 +204,26 @@ def _fma(t: Translator, call: CallView) -> Read:
     return read
 
 
+def _of_normals(function: Function) -> Callable[[Translator, CallView], Read]:
+    """V_EXP, V_RCP and V_RSQ of float32 in LLVM's bare intrinsics: subnormal operands and results are 0."""
+
+    def flush(x: Array) -> Array:
+        kept: Array = np.where(np.abs(x) < LEAST_SUM, np.copysign(np.float32(0), x), x)
+        return kept
+
+    def translate(t: Translator, call: CallView) -> Read:
+        value = t.read(call.operands[0])
+
+        def read(c: Cohort) -> Value:
+            with np.errstate(all="ignore"):
+                found = function(flush(np.asarray(value(c), np.float32)).astype(np.float64))
+                return flush(found.astype(np.float32))
+
+        return read
+
+    return translate
+
+
 READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.perm": _words(perm),
     "llvm.amdgcn.ubfe": _words(_field(signed=False)),
@@ -216,6 +236,9 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.sdot8": _words(_dot(4, (True, True))),
     "llvm.amdgcn.udot8": _words(_dot(4, (False, False))),
     "llvm.amdgcn.fmed3": _of_floats(_median, "float32"),
+    "llvm.amdgcn.exp2": _of_normals(np.exp2),
+    "llvm.amdgcn.rcp": _of_normals(lambda x: 1.0 / x),
+    "llvm.amdgcn.rsq": _of_normals(lambda x: 1.0 / np.sqrt(x)),
     "llvm.fma": _fma,
     "tirx.fma": _fma,
 }

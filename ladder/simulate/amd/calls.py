@@ -27,6 +27,11 @@ conflicts are counted as if it had 32."""
 
 CORES = {core.arch: core for core in (mfma.CDNA2, mfma.CDNA3, mfma.CDNA4)}
 
+RDNA_WAVE = 32
+RDNA = {"gfx1100"}
+"""Architectures of which the simulator knows all but the matrix instructions; their LDS has 32 banks for each
+half of a workgroup processor (RDNA3 ISA, section 1.1), whose passes are taken to serve lanes in order."""
+
 INTRINSICS = ("tirx.call_llvm_intrin", "tirx.call_llvm_pure_intrin")
 
 
@@ -82,23 +87,19 @@ def calls_for(arch: str) -> Calls:
     UnknownCallError
         If the simulator does not know the architecture; names those it does.
     """
-    if arch not in CORES:
-        raise UnknownCallError(f"the simulator does not know {arch}; it knows {', '.join(CORES)}")
-    core = CORES[arch]
-    reads: dict[str, Callable[[Translator, CallView], Any]] = {
-        **lanes.READS,
-        **arithmetic.READS,
-        **arithmetic.rows_of(core.bytes_as, core.flushes),
-        **mfma.rows(core),
-    }
-
+    if arch not in CORES and arch not in RDNA:
+        raise UnknownCallError(f"the simulator does not know {arch}; it knows {', '.join([*CORES, *RDNA])}")
+    reads: dict[str, Callable[[Translator, CallView], Any]] = {**lanes.READS, **arithmetic.READS}
+    if arch in CORES:
+        core = CORES[arch]
+        reads |= {**arithmetic.rows_of(core.bytes_as, core.flushes), **mfma.rows(core)}
     return Calls(
         reads=reads,
         steps=dict.fromkeys(HINTS, _nothing),
         stops={"tirx.tvm_storage_sync": _barrier, "llvm.amdgcn.s.barrier": _barrier},
         helpers=_no_helpers,
-        lanes=WAVE,
-        banks=LDS,
+        lanes=WAVE if arch in CORES else RDNA_WAVE,
+        banks=LDS if arch in CORES else Banks(RDNA_WAVE),
         named=_named,
     )
 

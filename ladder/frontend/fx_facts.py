@@ -1,0 +1,137 @@
+"""All that decides what an fx graph becomes, as JSON-able data: equal facts, equal tile graphs.
+
+Facts are for graphs as capture makes them: operators of torch and of Ladder on tensors and numbers. What
+cannot be named in another process (functions of a program, tensors held by the graph, fakes) has no facts.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx
+
+_NATIVES = tuple(getattr(torch._C, f"_{name}") for name in ("nn", "linalg", "fft", "special"))
+HOMES: tuple[Any, ...] = (torch, torch.nn.functional, *_NATIVES, operator, math, builtins)
+"""Where functions that graphs call are found by name."""
+
+OPERATORS = ("aten", "prims", "ladder")
+"""Namespaces of registered operators whose meaning the versions of torch and Ladder decide."""
+
+SETTINGS: tuple[Any, ...] = (
+    *(torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.get_default_dtype),
+    *(torch._C._get_deterministic_algorithms, torch._C._get_cudnn_enabled, torch._C._get_mkldnn_enabled),
+    *(torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack),
+    torch.is_autocast_cache_enabled,
+)
+"""What reads the state of torch on which tracing depends."""
+
+
+class Unnameable(Exception):
+    """Something in a graph has no name in other processes."""
+
+
+def facts_of(module: torch.fx.GraphModule, examples: Sequence[Any]) -> dict[str, Any] | None:
+    """Return what decides the import of a graph for arguments like these; None if that has no name.
+
+    Parameters
+    ----------
+    module
+        The graph.
+    examples
+        One argument per placeholder.
+    """
+    try:
+        return {
+            "nodes": [_node(node) for node in module.graph.nodes],
+            "examples": [_example(value) for value in examples],
+            "objects": _first([id(value) for value in examples]),
+            "memory": _first([_memory(value) for value in examples]),
+            "state": [repr(read()) for read in SETTINGS],
+            "autocast": [[torch.is_autocast_enabled(kind), _autocast(kind)] for kind in ("cpu", "cuda")],
+            "torch": torch.__version__,
+        }
+    except Unnameable:
+        return None
+
+
+def _autocast(kind: str) -> str:
+    return str(torch.get_autocast_dtype(kind))
+
+
+def _first(keys: Sequence[int]) -> list[int]:
+    """Return for each key where it is met first."""
+    seen: dict[int, int] = {}
+    return [seen.setdefault(key, at) for at, key in enumerate(keys)]
+
+
+def _memory(value: Any) -> int:
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else id(value)
+
+
+def _node(node: torch.fx.Node) -> list[Any]:
+    if node.op in ("get_attr", "call_module"):
+        raise Unnameable(node.op)
+    target = _function(node.target) if node.op == "call_function" else str(node.target)
+    return [node.name, node.op, target, _value(node.args), _value(node.kwargs)]
+
+
+@cache
+def _function(target: Any) -> str:
+    """Return the name by which a function is found again."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        name = str(target)
+        if name.partition(".")[0] in OPERATORS:
+            return f"torch.ops.{name}"
+        raise Unnameable(name)
+    name = getattr(target, "__name__", "")
+    owner = (getattr(target, "__module__", None) or "torch").partition(".")[0]
+    home = next((home for home in HOMES if getattr(home, name, None) is target), None)
+    if home is None or owner not in ("torch", "_operator", "operator", "math", "builtins"):
+        raise Unnameable(repr(target))
+    return f"{home.__name__}.{name}"
+
+
+_PLAIN = (bool, int, str, type(None))
+_PRINTED = (float, complex, torch.dtype, torch.device, torch.layout, torch.memory_format, type(...))
+_SEQUENCES = (tuple, list, torch.Size, torch.fx.immutable_collections.immutable_list)
+
+
+def _value(value: Any) -> Any:
+    """Return an argument so that other values, and values of other types, are other data."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind in _PRINTED:
+        return {kind.__name__: repr(value)}
+    if isinstance(value, torch.fx.Node):
+        return {"%": value.name}
+    if kind in _SEQUENCES:
+        return {kind.__name__: [_value(item) for item in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[str(key), _value(item)] for key, item in value.items()]}
+    if kind is slice:
+        return {"slice": [_value(item) for item in (value.start, value.stop, value.step)]}
+    if isinstance(value, torch._ops.OpOverload):
+        return {"operator": _function(value)}
+    raise Unnameable(repr(value))
+
+
+def _example(value: Any) -> Any:
+    """Return what an import reads of an argument: of tensors all but the elements."""
+    if not isinstance(value, torch.Tensor):
+        return _value(value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        raise Unnameable(repr(type(value)))
+    return {
+        "tensor": [
+            *(type(value).__name__, str(value.dtype), str(value.device)),
+            *(tuple(value.shape), value.stride(), value.storage_offset()),
+            *(value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference()),
+        ]
+    }

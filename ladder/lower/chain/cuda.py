@@ -1,0 +1,110 @@
+"""Chains in PTX: vector accesses, shuffles, approximate instructions, early launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.values import Index
+from ladder.lower.cuda.launch import Overlap
+from targets import TileDevice
+
+Expr = Any
+
+ACCESS = {4: ".v4", 2: ".v2", 1: ""}
+"""Words of an access -> its suffix."""
+
+LOG2_E = 1.4426950408889634
+
+HELPER = """
+__forceinline__ __device__ float ladder_{name}(float x) {{
+  float result;
+  asm("{instruction} %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}}
+"""
+INSTRUCTIONS = {"reciprocal": "rcp.approx.ftz.f32", "power_of_two": "ex2.approx.ftz.f32"}
+"""Helper -> its one instruction; what is too small for a normal float32 becomes 0."""
+
+PACK = """
+__forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high) {{
+  unsigned int packed;
+  asm("cvt.rn.{ptx}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}}
+"""
+PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
+
+
+def _helped(name: str, x: Expr) -> Expr:
+    source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
+    return b.call_inline(f"ladder_{name}", source, "float32", x)
+
+
+def _exponential(x: Expr) -> Expr:
+    """Return a power of two: one instruction of the special function unit and one product."""
+    return _helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
+
+
+def _quotient(x: Expr, y: Expr) -> Expr:
+    """Return a product with a reciprocal, both within 2^-22."""
+    return x * _helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
+
+
+class CudaDialect(Dialect):
+    """NVIDIA GPUs."""
+
+    cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
+        "exp": _exponential,
+        "div": _quotient,
+        "rsqrt": T.rsqrt,
+    }
+
+    def __init__(self, device: TileDevice) -> None:
+        super().__init__(device)
+        self.overlap = Overlap(device)
+
+    @property
+    def noalias(self) -> bool:
+        """A kernel that starts early must not read before it has waited, whatever is known of arguments."""
+        return not self.overlap.possible
+
+    def start(self, blocks: Expr, threads: int, words: int) -> tuple[Expr, Expr]:
+        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))
+        b.device()
+        (block,) = b.block_index([blocks])
+        thread = b.thread_index(threads)
+        if words:
+            pool = b.shared_pool()
+            self.shared = pool.alloc((words,), "uint32", align=128)
+            pool.commit()
+        self.overlap.release()
+        self.overlap.wait()
+        return block, thread
+
+    def sync(self) -> None:
+        b.block_sync()
+
+    def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
+        space = "shared" if self.shared is not None and buffer.same_as(self.shared) else "global"
+        target = (registers[first + word] for word in range(count))
+        b.ptx(f"ld.{space}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
+
+    def load_one(self, register: Any, buffer: Any, index: Index) -> None:
+        bits = str(register.dtype).removeprefix("uint")
+        b.ptx(f"ld.global.u{bits}", register[0], buffer.ptr_to(list(index)))
+
+    def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
+        b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
+
+    def exchange(self, value: Expr, distance: int, thread: Expr) -> Expr:
+        return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
+
+    def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        source = PACK.format(name=dtype, ptx=PACKED[dtype])
+        return b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)

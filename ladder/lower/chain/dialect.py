@@ -1,0 +1,147 @@
+"""What GPUs differ in where chains are concerned: launches, accesses, exchanges between lanes, 16-bit floats.
+
+A vendor's table of these is a `Dialect`; `ladder.lower.chain.gpu` emits the same loop nest in each.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.lower import builder as b
+from ladder.lower.chain.values import Index
+from targets import TileDevice
+
+Expr = Any
+
+HALVES = ("float16", "bfloat16")
+
+
+class Dialect(ABC):
+    """How one vendor's kernels are written.
+
+    Parameters
+    ----------
+    device
+        The GPU that is compiled for.
+    """
+
+    cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
+    """What operators become where every result is rounded to 16 bits: their errors vanish in that."""
+
+    def __init__(self, device: TileDevice) -> None:
+        self.device = device
+        self.wave = device.warp
+        """Lanes that exchange values."""
+        self.shared: Any = None
+        """Shared memory as uint32 words, once a kernel with some has begun."""
+
+    @property
+    def noalias(self) -> bool:
+        """Whether compilers may take arguments for apart from each other, and read them at any time."""
+        return True
+
+    # ---- launch --------------------------------------------------------------------------------------
+    @abstractmethod
+    def start(self, blocks: Expr, threads: int, words: int) -> tuple[Expr, Expr]:
+        """Begin the device's part, with 32-bit words of shared memory. Return block and thread."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Emit a barrier of the block."""
+
+    # ---- accesses ------------------------------------------------------------------------------------
+    @abstractmethod
+    def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
+        """Emit one access: ``count`` words of a buffer, global or shared, into ``registers[first..]``."""
+
+    @abstractmethod
+    def load_one(self, register: Any, buffer: Any, index: Index) -> None:
+        """Emit the load of one element into a register of its size, where the branch around says so."""
+
+    @abstractmethod
+    def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
+        """Emit one access: words become the elements from an index on."""
+
+    # ---- between lanes -------------------------------------------------------------------------------
+    @abstractmethod
+    def exchange(self, value: Expr, distance: int, thread: Expr) -> Expr:
+        """Return the 32-bit value of the lane at a distance, a power of two below the wave.
+
+        Where all lanes of each half hold the same, as in a reduction from distance 1 on, it may be another
+        lane of the other half.
+
+        Parameters
+        ----------
+        thread
+            This thread's number within the block.
+        """
+
+    # ---- elements ------------------------------------------------------------------------------------
+    def widened(self, bits: Expr, dtype: str, wanted: str) -> Expr:
+        """Return an element of a stored type, given as unsigned bits, in the type that is computed with."""
+        value = T.reinterpret(dtype, bits)
+        return value if dtype == wanted else T.Cast(wanted, value)
+
+    def element(self, buffer: Any, index: Index, dtype: str, wanted: str) -> Expr:
+        """Return one element of a buffer in the type that is computed with."""
+        value = buffer[index]
+        return value if dtype == wanted else T.Cast(wanted, value)
+
+    def unchanged(self, value: Expr, dtype: str) -> Expr | None:
+        """Return the bits of what was widened to ``value``, if that is all that happened to it."""
+        if isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == dtype:
+            value = value.value
+        return T.reinterpret("uint16", value) if str(value.ty.dtype) == dtype else None
+
+    def rounded(self, value: Expr, dtype: str) -> Expr:
+        """Return a value as it is stored."""
+        return value if str(value.ty.dtype) == dtype else T.Cast(dtype, value)
+
+    @abstractmethod
+    def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        """Return two float32 values as 16-bit floats in one word, rounded to nearest even."""
+
+    # ---- made of these -------------------------------------------------------------------------------
+    def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:
+        """Return elements as 32-bit words, the first in the low bits."""
+        if dtype not in HALVES:
+            return [b.bind(T.reinterpret("uint32", self.rounded(value, dtype))) for value in found]
+        return [
+            b.bind(self._pair(low, high, dtype)) for low, high in zip(found[::2], found[1::2], strict=True)
+        ]
+
+    def _pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        """Return two elements in one word: what was loaded as it is, else rounded together."""
+        plain = [self.unchanged(value, dtype) for value in (low, high)]
+        if None not in plain:
+            return joined(*plain)
+        return self.rounded_pair(_single(low), _single(high), dtype)
+
+
+def _single(value: Expr) -> Expr:
+    return value if str(value.ty.dtype) == "float32" else T.Cast("float32", value)
+
+
+def joined(low: Expr, high: Expr) -> Expr:
+    """Return two uint16 in one word."""
+    first, second = (T.Cast("uint32", half) for half in (low, high))
+    return first | (second << T.uint32(16))
+
+
+def halves_of(words: Any, lane: int) -> Expr:
+    """Return the uint16 of one lane of a vector of 16-bit elements."""
+    return T.Cast("uint16", words[lane // 2] >> T.uint32(16 * (lane % 2)))
+
+
+def dialect_of(device: TileDevice) -> Dialect:
+    """Return how kernels for a GPU are written."""
+    from ladder.lower.chain.cuda import CudaDialect
+    from ladder.lower.chain.rocm import RocmDialect
+
+    kinds: dict[str, type[Dialect]] = {"cuda": CudaDialect, "rocm": RocmDialect}
+    return kinds[device.kind](device)
