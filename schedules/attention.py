@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -109,6 +111,30 @@ def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: i
     seconds = [predict(form, device, plan, batch, tokens, keys) for plan in options]
     best = min(range(len(options)), key=seconds.__getitem__)
     return Choice(options[best], seconds[best], predict_library(form, device, batch, tokens, keys))
+
+
+PROBES = (1, 8, 64, 512, 2048, 8192)
+"""What an open size is taken for where schedules are chosen before it is known."""
+
+SERVING = 4
+"""Kernels of one attention of open sizes at most."""
+
+Case = tuple[int, int, int]
+"""Batch, tokens and keys."""
+
+
+def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[AttentionSchedule]:
+    """Return schedules for several sizes: those chosen most often where ours is not slower than torch's."""
+    choices = (choose(form, device, *case) for case in cases)
+    wins = Counter(choice.schedule for choice in choices if choice.seconds <= choice.library)
+    return [schedule for schedule, _ in wins.most_common(SERVING)]
+
+
+def best(form: Attention, device: TileDevice, among: Sequence[AttentionSchedule], case: Case) -> int | None:
+    """Return which schedule is predicted to be fastest; None where torch's attention is."""
+    seconds = [predict(form, device, schedule, *case) for schedule in among]
+    first = min(range(len(among)), key=seconds.__getitem__)
+    return first if seconds[first] <= predict_library(form, device, *case) else None
 
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:

@@ -10,11 +10,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.fx
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ladder.api.aliasing import without_values
 from ladder.capture.conditionals import is_choice, taken_side
 from ladder.runtime.model.program import ImportRefused
 
@@ -54,9 +52,11 @@ class Branching:
         early = [node for node in (condition, *_nodes(operands), *results) if node not in late]
         computed = list(dict.fromkeys(node for node in early if node not in inputs))
         first = _before(module, {choice, *late}, computed)
-        self.first = make(first, examples) if computed else _nothing
-        values: dict[Any, Any] = dict(zip(inputs, examples, strict=True))
-        values |= zip(computed, _on_fakes(first, examples), strict=True)
+        opened = module.meta.get("open", examples)
+        values: dict[Any, Any] = dict(zip(inputs, opened, strict=True))
+        values |= zip(computed, _on_fakes(first, opened), strict=True)
+        parts = _Parts(make, "open" in module.meta)
+        self.first = parts(first, examples, opened) if computed else _nothing
         order = [*inputs, *computed]
         self.condition, self.operands = order.index(condition), [*map(order.index, _nodes(operands))]
         self.results = [
@@ -74,6 +74,21 @@ class Branching:
         holds = bool(values[self.condition])
         found = (holds, *taken_side(holds, *self.sides)(*(values[at] for at in self.operands)))
         return tuple((found if late else values)[at] for late, at in self.results)
+
+
+class _Parts:
+    """Compiles parts of a graph; `is_open`: whether sizes are symbols."""
+
+    def __init__(self, make: Make, is_open: bool) -> None:
+        self.make = make
+        self.is_open = is_open
+
+    def __call__(
+        self, part: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
+    ) -> Callable[..., Any]:
+        if self.is_open:
+            part.meta["open"] = opened
+        return self.make(part, examples)
 
 
 def _nothing(*_: Any) -> tuple[Any, ...]:
@@ -113,9 +128,7 @@ def _before(
 
 def _on_fakes(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
     """Return what a graph gives, without values."""
-    mode = detect_fake_mode(examples) or FakeTensorMode()
-    tensor = torch.Tensor
-    fakes = [mode.from_tensor(value) if isinstance(value, tensor) else value for value in examples]
+    mode, fakes = without_values(examples)
     try:
         with mode:
             return module.forward(*fakes)

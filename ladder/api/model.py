@@ -110,14 +110,18 @@ class Compiler:
     conditionals = True
     """Capture may give it graphs that branch."""
 
+    dynamic_shapes = True
+    """Extents that change are symbols of a plan."""
+
+    numbers = False
+    """Numbers that are no symbols would be constants of a plan."""
+
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        # A size that torch.compile left open is fixed here: torch guards it then, and asks again for others.
-        examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
         if branches(module):
             return self._branching(module, examples)
         reason = reason_to_refuse(examples)
@@ -126,9 +130,10 @@ class Compiler:
                 place = place_of(examples)
                 copies = place.type == "cuda" and has_room(examples, place)
                 packed_for = target_of(place) if copies else ""
-                prepared = prepared_for(module, examples, place, join=copies, packed_for=packed_for)
+                opened = module.meta.get("open", examples)
+                prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
                 built = build_prepared(prepared, place)
-                run = separated(built.executable, module, examples)
+                run = separated(built.executable, module, examples, opened)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
             except Exception as error:  # a fault of ours must not become one of the program's
@@ -151,16 +156,21 @@ class Compiler:
 
 
 def separated(
-    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any]
+    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
 ) -> Callable[..., Any]:
     """Return what runs a plan whose results share memory as the program's do.
+
+    Parameters
+    ----------
+    opened
+        The examples, with symbols in place of what is open.
 
     Raises
     ------
     ImportRefused
         If results share memory that is written: plans write into copies.
     """
-    expected = expected_aliasing(module, examples)
+    expected = expected_aliasing(module, opened)
     shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
     if shares and expected.writes:
         raise ImportRefused("results share memory that the graph writes")

@@ -36,13 +36,13 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     """Return the record of the machine's segment, which ends with `ending`, as `plan` says if it is split."""
     segment = machine.segment
     _check_distinct(segment)
-    for text in segment.shapes.conditions() if segment.shapes is not None else ():
-        segment.check(text, text)
     assert machine.site is not None
     machine.site.unliftable |= segment.unliftable
     tensor_lines, learning_lines = _tensor_lines(segment)
     steps, needed = live_steps(segment.steps, ending.uses)
     graph_lines, module = _graph(machine, segment, needed)
+    for text in segment.shapes.conditions() if segment.shapes is not None else ():
+        segment.check(text, text)  # what the backend decided about symbols is among them
     guard, learning = _guard_lines(segment, tensor_lines, learning_lines)
     lines = [*guard, *graph_lines, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(machine.root_count))
@@ -229,6 +229,20 @@ def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
     return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
 
 
+def _open_examples(segment: Segment) -> list[Any]:
+    """Return the graph's examples with symbols in place of what is left open: fake tensors, and numbers."""
+    symbols = segment.shapes
+    assert symbols is not None  # that is what open means
+
+    def opened(var: str, example: Any) -> Any:
+        if is_a(example, torch.Tensor):
+            return symbols.fake_of(segment.node(example))
+        symbol = symbols.given.get(var)
+        return example if symbol is None else symbol
+
+    return [opened(var, example) for _, var, example in segment.placeholders]
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
@@ -245,6 +259,8 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         module = torch.fx.GraphModule(root, graph)
         if not segment.modules:  # which side is taken decides it otherwise
             module.meta["aliasing"] = _aliasing(segment, wanted)
+        if segment.shapes is not None:
+            module.meta["open"] = _open_examples(segment)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error

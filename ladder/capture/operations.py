@@ -90,7 +90,7 @@ class Operations(UserOperators):
         """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
         if not self.recording:
             return self.natively(function, *args, **kwargs)
-        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE:
+        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not self.segment.numbers:
             args = tuple(map(self.settled_for_operator, args))
         kwargs = {key: self.settled_for_operator(value) for key, value in kwargs.items()}
         inputs: list[Node] = []
@@ -196,6 +196,8 @@ class Operations(UserOperators):
     def _fx(self, value: Any, inputs: list[Node]) -> Any:
         """Return `value` as an argument of a graph node."""
         if type(value) is Dynamic:
+            if self.segment.shapes is not None:
+                self.segment.shapes.given[value.var] = value.symbol
             return self._placeholder(value.var, value.value)
         if is_a(value, torch.Tensor):
             return self._fx_tensor(value, inputs)

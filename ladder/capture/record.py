@@ -57,7 +57,7 @@ class Recorder(Branches):
     def begin(self, site: Site, roots: list[Any], names: list[str]) -> list[Any]:
         """Begin a segment at `site`; return `roots`, with lifted scalars made dynamic."""
         self.site = site
-        self.segment = Segment(site.lifted - site.unliftable)
+        self.segment = Segment(site.lifted - site.unliftable, self.captured.takes_numbers)
         self.root_count = len(roots)
         segment = self.segment
         segment.entry_state, segment.entry_autocast = torch_state(), autocast_state()

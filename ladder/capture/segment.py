@@ -32,7 +32,7 @@ from ladder.capture.kinds import (
 )
 from ladder.capture.memory import class_dict, is_field
 from ladder.capture.nodes import Check, Dynamic, Node, Step
-from ladder.capture.shapes import LEAST, DynamicSize, Shapes, extent_path, may_be_left_open
+from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
 from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
@@ -48,8 +48,9 @@ class CaptureError(Exception):
 class Segment:
     """What one segment has read, made, changed and computed so far."""
 
-    def __init__(self, lifted: set[str]) -> None:
+    def __init__(self, lifted: set[str], numbers: bool = True) -> None:
         self.lifted = lifted
+        self.numbers = numbers
         self.space: dict[str, Any] = {}
         self.checks: list[Check] = []
         self.steps: list[Step] = []
@@ -135,7 +136,7 @@ class Segment:
         if parent.holds_dynamic(key):
             return parent.lifted[key]
         first = parent.external and key not in parent.seen and key not in parent.written
-        if first and path in self.lifted and type(value) in (int, float):
+        if first and path in self.lifted and liftable(value, self.numbers):
             parent.seen.add(key)
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
@@ -184,7 +185,7 @@ class Segment:
         var = self.bind(expression, path)
         self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        return Dynamic(value, var)
+        return Dynamic(value, var, None if self.numbers else symbol_of(self, value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         var = self.bind(expression, path)
@@ -214,7 +215,7 @@ class Segment:
     def _left_open(self, node: Node, path: str) -> frozenset[int]:
         """Give symbols to the lifted extents of a tensor; return which these are."""
         extents = enumerate(node.obj.shape) if self.lifted and not node.pinned else ()
-        found = [dim for dim, extent in extents if extent >= LEAST and extent_path(path, dim) in self.lifted]
+        found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
         if not found or not may_be_left_open(node.obj):
             return frozenset()
         self.shapes = self.shapes or Shapes()
@@ -307,7 +308,7 @@ class Segment:
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
         self.paths[var] = path
-        if path in self.lifted and type(value) in (int, float):
+        if path in self.lifted and liftable(value, self.numbers):
             return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
             return self.meet(value, var, path, stable=False)

@@ -17,10 +17,14 @@ import torch
 from ladder.capture.kinds import is_a
 
 if TYPE_CHECKING:
-    from ladder.capture.segment import Node
+    from ladder.capture.segment import Node, Segment
 
 LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
+
+
+MOST = 1 << 24
+"""What open extents are below: kernels compute with 32 bits."""
 
 
 class DynamicSize(tuple[Any, ...]):
@@ -43,6 +47,11 @@ def may_be_left_open(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_nested and tensor.is_contiguous()
 
 
+def liftable(value: Any, numbers: bool) -> bool:
+    """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
+    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
+
+
 class Shapes:
     """The symbols of one segment."""
 
@@ -55,6 +64,8 @@ class Shapes:
         self.mode = FakeTensorMode(shape_env=self.env)
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
+        self.given: dict[str, Any] = {}
+        """Variable of the guard that an operator takes -> its symbol."""
 
     def lift(self, tensor: torch.Tensor, names: dict[int, str]) -> torch.Tensor:
         """Return a fake of `tensor` whose extents `names` are symbols: variables of the guard."""
@@ -74,6 +85,17 @@ class Shapes:
             self.values[name] = tensor.shape[dim]
         return fake
 
+    def number(self, value: int, name: str) -> Any:
+        """Return the symbol of a number that is not the extent of a tensor, but open as one."""
+        from torch._dynamo.source import ConstantSource
+        from torch.fx.experimental.symbolic_shapes import DimDynamic
+
+        source = ConstantSource(name)
+        symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
+        self.names[symbol] = name
+        self.values[name] = value
+        return self.env.create_symintnode(symbol, hint=value, source=source)
+
     def fake_of(self, node: Node) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
         if node.fake is not None:
@@ -83,12 +105,30 @@ class Shapes:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operator on fakes; the state of random generators stays as it is."""
+        from torch._dispatch.python import enable_python_dispatcher
+
         state = torch.get_rng_state()
         try:
-            with self.mode:
+            with self.mode, enable_python_dispatcher():  # else some operators read sizes as numbers
                 return function(*args, **kwargs)
         finally:
             torch.set_rng_state(state)
+
+    def laid_out_as(self, fake: Any, real: Any) -> Any:
+        """Return fakes of the shapes of ``fake`` that lie as what an operator gave: dense, axes in any order.
+
+        Which kernel of a library runs, and so how its result lies, fakes do not always know.
+        """
+        if is_a(real, tuple | list):
+            return type(real)(self.laid_out_as(*pair) for pair in zip(fake, real, strict=True))
+        if not is_a(real, torch.Tensor) or fake.dtype is not real.dtype or agrees(fake, real):
+            return fake
+        order = sorted(
+            range(real.dim()), key=lambda axis: (real.stride(axis), real.shape[axis]), reverse=True
+        )
+        places = sorted(range(real.dim()), key=order.__getitem__)
+        with self.mode:
+            return fake.new_empty([fake.shape[axis] for axis in order]).permute(places)
 
     def text(self, expression: Any) -> str:
         """Return an expression of symbols as Python over the variables of the guard."""
@@ -100,8 +140,14 @@ class Shapes:
 
     def conditions(self) -> list[str]:
         """Return what the guard must check: all that was decided about symbols."""
-        least = [f"{name} >= {LEAST}" for name in self.values]
-        return [*least, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+        within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
+        return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def symbol_of(segment: Segment, value: int, name: str) -> Any:
+    """Return the symbol of a number that variable ``name`` of the guard holds."""
+    segment.shapes = segment.shapes or Shapes()
+    return segment.shapes.number(value, name)
 
 
 def is_open(tensor: torch.Tensor) -> bool:
@@ -115,12 +161,13 @@ def is_fixed(extent: Any) -> bool:
 
 
 def agrees(fake: Any, real: Any) -> bool:
-    """Say whether fakes are, for the symbols' values, what the operator gave."""
+    """Say whether fakes are, for the symbols' values, what the operator gave; strides along 1 say nothing."""
     if is_a(real, torch.Tensor):
-        shapes = (fake.shape, real.shape), (fake.stride(), real.stride())
-        return fake.dtype is real.dtype and all(
-            len(mine) == len(theirs) and all(map(_same, mine, theirs)) for mine, theirs in shapes
-        )
+        if fake.dtype is not real.dtype or len(fake.shape) != len(real.shape):
+            return False
+        strides = zip(real.shape, fake.stride(), real.stride(), strict=True)
+        alike = all(_same(mine, theirs) for extent, mine, theirs in strides if extent != 1)
+        return alike and all(map(_same, fake.shape, real.shape))
     if is_a(real, tuple | list):
         return len(fake) == len(real) and all(map(agrees, fake, real))
     return real is None and fake is None

@@ -230,7 +230,9 @@ class Captured:
         ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
         runs operator by operator, as it would have without capture. Where it has a true attribute
         ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
-        tensors of other shapes than the examples, and extents as integers. Where it has a true attribute
+        tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
+        holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
+        numbers that keep changing are given only as such symbols too. Where it has a true attribute
         ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`; where
         ``conditionals``, branches come as nodes that call `ladder.capture.conditionals.choose`.
     """
@@ -240,6 +242,7 @@ class Captured:
         self.backend: Backend = backend or run_as_is
         self.lifts_shapes = bool(getattr(self.backend, "dynamic_shapes", False))
         self.joins = bool(getattr(self.backend, "conditionals", False))
+        self.takes_numbers = bool(getattr(self.backend, "numbers", True))
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
         self.given_up = ""

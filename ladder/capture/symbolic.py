@@ -108,6 +108,7 @@ class Symbolic(Core):
 
         try:
             fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
+            fakes = symbols.laid_out_as(fakes, real)
             agreed = shapes.agrees(fakes, real)
         except Exception as error:  # what an operator may raise for symbols is not documented
             self.segment.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")

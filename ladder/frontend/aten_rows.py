@@ -104,9 +104,9 @@ def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1,
     start, end = (0, start) if end is None else (start, end)
     if not all(isinstance(value, int | str) for value in (start, end)) or not isinstance(step, int):
         return None
-    if not isinstance(start, int) or step < 1:
+    if step < 1:
         return None
-    span = total([end, -start, step - 1])
+    span = total([end, product([-1, start]), step - 1])
     counted = im.g.add("iota", extent=floordiv(span, step), begin=start, step=step, type="int64")
     return im.cast(counted, out)
 

@@ -39,6 +39,7 @@ from ladder.ir.graph import Graph
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
 from ladder.runtime.model.program import ImportRefused, Program, Source
+from ladder.runtime.model.sizes import NUMBER
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -129,7 +130,10 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
                 return trace(*examples)
         before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
         try:
-            with torch._dispatch.python.enable_python_dispatcher():
+            with (
+                mode,
+                torch._dispatch.python.enable_python_dispatcher(),
+            ):  # what is made of no tensor is fake too
                 return trace(*examples)
         finally:
             mode.allow_non_fake_inputs = before
@@ -234,6 +238,7 @@ class _Walk:
         self.held: list[Any] = []
         self.positions: dict[torch.fx.Node, int] = {}
         self.updates: list[tuple[int, Any]] = []
+        self.sizes: dict[str, tuple[int, int]] = {}
 
     def program(self) -> Program:
         """Walk, and return the program."""
@@ -267,11 +272,17 @@ class _Walk:
         graph = _pruned(self.im.g, outputs)
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
-        return Program(graph, sources, tuple(found), updates, tuple(self.held), len(self.positions))
+        held, count = tuple(self.held), len(self.positions)
+        return Program(graph, sources, tuple(found), updates, held, count, self.sizes)
 
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
         at = self.positions[node] = len(self.positions)
+        value = node.meta.get("val")
+        shown = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
+        for axis, size in shown:
+            if isinstance(size, torch.SymInt) and str(extent := _extent(size)).isidentifier():
+                self.sizes.setdefault(str(extent), (at, axis))
         return self._input(node, Source("argument", (at,)))
 
     def attribute(self, node: torch.fx.Node) -> Any:

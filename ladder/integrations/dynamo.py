@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.fx
 
 from ladder.api.model import Compiler
@@ -14,5 +15,42 @@ compiler = Compiler()
 
 
 def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Callable[..., Any]:
-    """Compile a graph that torch's own capture made; see `ladder.compile` for ours."""
+    """Compile a graph that torch's own capture made; see `ladder.compile` for ours.
+
+    Sizes that torch left open are symbols of the plan. Floats that it left open it is asked to fix: a plan
+    takes none.
+    """
+    fix_floats(module)
+    opened = opened_examples(module, examples)
+    if opened is not None:
+        module.meta["open"] = opened
     return compiler(module, examples)
+
+
+def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any] | None:
+    """Return the examples with torch's symbols for open sizes; None if there are none."""
+    places = (node for node in module.graph.nodes if node.op == "placeholder")
+    known = [node.meta.get("example_value", value) for node, value in zip(places, examples, strict=True)]
+    sizes = (
+        size for value in known for size in (value.shape if isinstance(value, torch.Tensor) else [value])
+    )
+    return known if any(isinstance(size, torch.SymInt) for size in sizes) else None
+
+
+def fix_floats(module: torch.fx.GraphModule) -> None:
+    """Let torch begin anew with the floats as constants that it left open, guarded as such.
+
+    Raises
+    ------
+    TensorifyScalarRestartAnalysis
+        If there are any: that is how torch is asked to.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    symbols = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    for symbol in symbols:
+        TensorifyState.specialize(str(symbol))
+    if symbols:
+        raise TensorifyScalarRestartAnalysis

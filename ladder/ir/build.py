@@ -180,8 +180,8 @@ def _axes(extents: Mapping[str, Extent] | None) -> tuple[Axis, ...]:
     return tuple(Axis(name, canonical(extent)) for name, extent in (extents or {}).items())
 
 
-def bind(graph: Graph, sizes: Mapping[str, int]) -> Graph:
-    """Put numbers for named sizes everywhere in a graph; other names stay symbolic."""
+def bind(graph: Graph, sizes: Mapping[str, Extent]) -> Graph:
+    """Put numbers, or other extents, for named sizes everywhere in a graph; other names stay symbolic."""
     return replace(
         graph,
         nodes=tuple(_bind_node(node, sizes) for node in graph.nodes),
@@ -190,7 +190,7 @@ def bind(graph: Graph, sizes: Mapping[str, int]) -> Graph:
     )
 
 
-def _bind_node(node: Node, sizes: Mapping[str, int]) -> Node:
+def _bind_node(node: Node, sizes: Mapping[str, Extent]) -> Node:
     kinds = get_operator(node.operator).attributes
     attributes = tuple((name, _bind_value(kinds[name].kind, value, sizes)) for name, value in node.attributes)
     tiles = tuple(replace(tile, shape=bind_shape(tile.shape, sizes)) for tile in node.tiles)
@@ -198,7 +198,7 @@ def _bind_node(node: Node, sizes: Mapping[str, int]) -> Node:
     return replace(node, attributes=attributes, tiles=tiles, body=body)
 
 
-def _bind_value(kind: str, value: Any, sizes: Mapping[str, int]) -> Any:
+def _bind_value(kind: str, value: Any, sizes: Mapping[str, Extent]) -> Any:
     if kind == "extent":
         return bind_extent(value, sizes)
     if kind == "extents":

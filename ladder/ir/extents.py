@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -17,6 +18,7 @@ from tile_types.tile import Extent
 Shape = tuple[Extent, ...]
 _Monomial = tuple[str, ...]
 _Polynomial = dict[_Monomial, int]
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
     "ceildiv": lambda a, b: -(-a // b),
     "floordiv": lambda a, b: a // b,
@@ -82,8 +84,15 @@ def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
     return len(monomial), monomial
 
 
-def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
-    """Put numbers for the named sizes; names that ``sizes`` lacks stay symbolic."""
+def size_names(extents: Iterable[object]) -> tuple[str, ...]:
+    """Return the names of sizes in extents, as they first occur."""
+    texts = (extent for extent in extents if isinstance(extent, str))
+    names = dict.fromkeys(name for text in texts for name in _NAME.findall(text))
+    return tuple(name for name in names if name not in _DIVISIONS)
+
+
+def bind(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
+    """Put numbers, or other extents, for the named sizes; names that ``sizes`` lacks stay symbolic."""
     if isinstance(extent, int):
         return extent
     result: _Polynomial = {}
@@ -94,7 +103,7 @@ def bind(extent: Extent, sizes: Mapping[str, int]) -> Extent:
     return _text(result)
 
 
-def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, int]) -> Shape:
+def bind_shape(shape: Sequence[Extent], sizes: Mapping[str, Extent]) -> Shape:
     """Apply `bind` to each extent."""
     return tuple(bind(extent, sizes) for extent in shape)
 
@@ -136,7 +145,7 @@ def _divided(name: str, extent: Extent, divisor: Extent) -> Extent:
     return extent if divisor == 1 else f"{name}({extent}, {divisor})"
 
 
-def _bind_atom(atom: str, sizes: Mapping[str, int]) -> Extent:
+def _bind_atom(atom: str, sizes: Mapping[str, Extent]) -> Extent:
     if atom.isidentifier():
         return sizes.get(atom, atom)
     call = ast.parse(atom, mode="eval").body

@@ -130,7 +130,7 @@ SOURCES = (
         "iota", (0, 0), _count_shape, _count, None, _named("iota"), "other", bytes=no_bytes,
         attributes={
             "extent": Attribute("extent"), "axis": Attribute("int", 0), "rank": Attribute("int", 1),
-            "begin": Attribute("int", 0), "step": Attribute("int", 1), "type": Attribute("type"),
+            "begin": Attribute("extent", 0), "step": Attribute("int", 1), "type": Attribute("type"),
         },
         result_type=shapes.target_type, doc="begin, begin + step, ... along one axis",
     ),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from ladder.ir.attention import Attention, as_attention, open_extents
+from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, extract, outside_inputs
-from schedules.attention import Choice, choose
+from schedules.attention import PROBES, AttentionSchedule, Choice, choose, serving
 from targets import TileDevice
 from tile_types.errors import LadderError
+
+OPEN = "sizes are open: each call takes the kernel, or torch's, that is predicted to be fastest"
 
 CAPABILITY = (8, 0)
 """Lowest compute capability that our kernels run on."""
@@ -24,7 +29,7 @@ def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Part:
     region = extract(graph, {node.name}, node.values)
     kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
     if kind == "attention" and device is not None:
-        text = chosen(graph, node, device)[1].reason
+        text = OPEN if is_open(graph, node) else chosen(graph, node, device)[1].reason
     return Part(kind, region, outside_inputs(graph, {node.name}), node.values, text)
 
 
@@ -32,15 +37,37 @@ def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:
     """Say why a kernel of ours does not serve; empty if it does."""
     if device is None or not has_kernels(device):
         return "no kernel of ours runs on this device"
-    if any(not isinstance(extent, int) for extent in open_extents(graph, node)):
-        return "sizes are open"
     if 0 in open_extents(graph, node):
         return "there is nothing to attend to"
     try:
+        if is_open(graph, node):
+            return "" if served(graph, node, device)[1] else "it is predicted to be faster at all sizes"
         _, choice = chosen(graph, node, device)
     except LadderError as error:
         return str(error)
     return choice.reason if choice.seconds > choice.library else ""
+
+
+def is_open(graph: Graph, node: Node) -> bool:
+    """Tell whether batch, tokens or keys depend on symbolic sizes."""
+    return any(isinstance(extent, str) for extent in open_extents(graph, node))
+
+
+def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, list[AttentionSchedule]]:
+    """Return the problem of open sizes and the schedules that serve it, none where torch's always does.
+
+    Raises
+    ------
+    LadderError
+        If no kernel computes it.
+    """
+    form, extents = as_attention(graph, node), open_extents(graph, node)
+    names = size_names(extents)
+    cases = {
+        tuple(int(str(bind(str(extent), dict(zip(names, sizes, strict=True))))) for extent in extents)
+        for sizes in product(PROBES, repeat=len(names))
+    }
+    return form, serving(form, device, [(b, t, k) for b, t, k in sorted(cases) if min(b, t, k) > 0])
 
 
 def chosen(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, Choice]:

@@ -25,7 +25,7 @@ from ladder.runtime.kernel import CompiledGemm, torch_dtype
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import quantize_by_kernel
-from tile_types.errors import DTypeError, LadderError
+from tile_types.errors import DTypeError, LadderError, ShapeError
 
 load_foreign_interface()
 
@@ -142,7 +142,9 @@ def attend(
 
 
 def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
-    """Tell shape and type of attention's result."""
+    """Tell shape and type of attention's result; keys and values that differ in number are refused there."""
+    if k.shape[-2] != v.shape[-2]:
+        raise ShapeError(f"attention has {k.shape[-2]} keys and {v.shape[-2]} values")
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 

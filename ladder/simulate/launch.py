@@ -165,10 +165,24 @@ def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]
         if len(buffer.shape) != array.ndim:
             raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
         for extent, size in zip(buffer.shape, array.shape, strict=True):
-            known = values.setdefault(extent, size) if type(extent).__name__ == "Var" else int(extent)
+            known = (
+                values.setdefault(extent, size) if type(extent).__name__ == "Var" else _bound(extent, values)
+            )
             if known != size:
                 raise SimulationError(f"argument {position}: extent {size} where {known} is expected")
     return values
+
+
+def _bound(extent: Any, values: dict[Any, int]) -> int:
+    """Return a buffer's extent, an expression of integers that the kernel takes before."""
+    from tvm import tirx
+    from tvm.sym import Analyzer
+
+    analyzer = Analyzer()
+    for variable, value in values.items():
+        if type(variable).__name__ == "Var":
+            analyzer.bind(variable, tirx.IntImm("int32", value))
+    return int(analyzer.simplify(extent))
 
 
 class _LaunchRun:

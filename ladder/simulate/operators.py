@@ -154,6 +154,8 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "sqrt": np.sqrt,
     "rsqrt": lambda x: np.float32(1) / np.sqrt(x),
     "tanh": np.tanh,
+    "cos": np.cos,
+    "sin": np.sin,
     "sigmoid": _sigmoid,
     "erf": _erf,
     "floor": np.floor,

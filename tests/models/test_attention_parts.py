@@ -16,14 +16,16 @@ from torch.nn import functional as F
 import ladder
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder, evaluate
+from ladder.ir.attention import Attention
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.cuda.attention import emit
 from ladder.partition import Part, partition, simplify
-from ladder.partition.attention import chosen
+from ladder.partition.attention import OPEN, chosen, served
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
+from schedules.attention import AttentionSchedule
 from targets import get_device
 
 DEVICE = get_device("cuda/sm_90a")
@@ -82,14 +84,18 @@ def parts_of(case: str, tokens: int = 1) -> tuple[Graph, list[Part]]:
 def simulated(graph: Graph) -> Callable[..., None]:
     """Return the call of a part whose kernel runs on the simulator."""
     form, choice = chosen(graph, node_of(graph), DEVICE)
-    function = emit(form, DEVICE, choice.schedule, "simulated")
+    return attention_call([simulated_kernel(form, choice.schedule)], graph, DEVICE)
+
+
+def simulated_kernel(form: Attention, schedule: AttentionSchedule) -> Callable[..., None]:
+    function = emit(form, DEVICE, schedule, "simulated")
 
     def entry(*values: Any) -> None:
         arrays = [value if isinstance(value, int) else value.numpy() for value in values]
         result = simulate_launch(function, arrays)
         assert not result.findings, result.report()
 
-    return attention_call(entry, graph)
+    return entry
 
 
 CASES = {
@@ -208,6 +214,31 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+def test_open_sizes_take_a_kernel_or_torchs() -> None:
+    """A few kernels serve every size; long prompts go to torch, and so does nothing."""
+    g = GraphBuilder("model")
+    shapes = (("b", 4, "t", SIZE), ("b", 2, "s + t", SIZE), ("b", 2, "s + t", SIZE))
+    operands = [g.input(name, "float16", shape) for name, shape in zip("qkv", shapes, strict=True)]
+    (part,) = partition(g.finish(g.add("attention", *operands)), device=DEVICE)
+    assert (part.kind, part.reason) == ("attention", OPEN)
+    form, schedules = served(part.graph, node_of(part.graph), DEVICE)
+    assert 1 < len(schedules) <= 4
+    used: list[int] = []
+
+    def counted(at: int) -> Callable[..., None]:
+        entry = simulated_kernel(form, schedules[at])
+        return lambda *values: (used.append(at), entry(*values))[1]
+
+    call = attention_call([counted(at) for at in range(len(schedules))], part.graph, DEVICE)
+    for batch, tokens, keys in ((1, 1, 1), (2, 1, 37), (1, 3, 40), (1, 1, 700), (1, 900, 900), (0, 1, 8)):
+        q = torch.randn(batch, 4, tokens, SIZE).half()
+        k, v = torch.randn(2, batch, 2, keys, SIZE).half().unbind(0)
+        found = call(q, k, v, torch.full_like(q, float("nan")))
+        exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), enable_gqa=True)
+        assert torch.linalg.norm(found.double() - exact) <= 2e-3 * torch.linalg.norm(exact)
+    assert 0 < len(used) < 5  # 900 tokens are torch's, and so is nothing
 
 
 class Turned(nn.Module):

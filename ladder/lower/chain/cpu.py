@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
-from ladder.lower.chain.nest import Nest, Reduction, is_zero, max_known
+from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
 from ladder.lower.cpu import vectors as v
@@ -77,18 +78,32 @@ class CpuNest(Nest):
         return value if stored_type(kind) == wanted else T.Cast(wanted, value)
 
     def emit(self) -> None:
-        """Emit the rows and, in each, every result."""
+        """Emit the rows and, in each, every result: by one thread where there are few elements."""
         extents = self.row_extents()
         shape = self.graph.tile(self.graph.outputs[0]).shape[: self.rows]
         count = extents[0] if len(extents) == 1 else self.extent(product(shape))
-        largest = max_known(product(self.graph.tile(value).shape) for value in self.graph.outputs)
-        serial = largest is not None and largest < SERIAL
+        elements = [self.extent(product(self.graph.tile(value).shape)) for value in self.graph.outputs]
+        if all(isinstance(number, int) for number in elements):
+            self.emit_rows(count, extents, serial=max(elements) < SERIAL)
+            return
+        largest = elements[0]
+        for number in elements[1:]:
+            largest = tirx.max(largest, number)
+        b.either(
+            largest < SERIAL,
+            lambda: self.emit_rows(count, extents, serial=True),
+            lambda: self.emit_rows(count, extents, serial=False),
+        )
+
+    def emit_rows(self, count: Expr, extents: Sequence[Expr], serial: bool) -> None:
+        """Emit the loop over rows."""
         with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
             index = self.unravelled(row, extents)
             self.values.rows.clear()
             for value in self.graph.outputs:
                 self.result(value, index)
                 self.values.forget()
+        self.values.cells.clear()
 
     def result(self, value: str, row: Index) -> None:
         """Emit one result of a row."""
@@ -106,12 +121,19 @@ class CpuNest(Nest):
         if self.merged > 1:
             total = self.extent(product(self.graph.tile(value).shape[self.rows :]))
             at = self.probe("c", total)
+
+            def merged(at: Expr) -> Index:
+                return (*row, *self.unravelled(at, columns))
+
             self.branched(
                 value,
                 (*row, *self.unravelled(at, columns)),
                 (at,),
                 lambda: self.vector_loop(
-                    0, total, LANES, lambda at, lane: element(self.unravelled(at, columns))
+                    0,
+                    total,
+                    LANES if self.is_decided(value, merged, 0, total) else 1,
+                    lambda at, lane: element(self.unravelled(at, columns)),
                 ),
             )
         elif columns:
@@ -135,9 +157,26 @@ class CpuNest(Nest):
                     nested((*outer, at), rest[1:])
                 return
             for start, stop in cuts:
-                self.vector_loop(start, stop, 1 if inside else LANES, lambda at, lane: element((*outer, at)))
+                vector = not inside and self.is_decided(value, lambda at: (*row, *outer, at), start, stop)
+                self.vector_loop(start, stop, LANES if vector else 1, lambda at, lane: element((*outer, at)))
 
         nested((), columns)
+
+    def is_decided(self, value: str, index: Callable[[Expr], Index], start: Expr, stop: Expr) -> bool:
+        """Tell whether joins and borders are decided alike for all lanes of each vector from ``start`` on.
+
+        TVM takes loops with other conditions apart into single lanes, and does not do so right where values
+        are kept.
+        """
+        whole = self.values.simplified(stop - start) // LANES
+        if is_zero(whole):
+            return True
+        chunk, lane = self.probe("chunk", whole), self.probe("lane", LANES)
+        with self.values.only_loads():
+            self.reads(value, index(start + chunk * LANES + lane))
+            return not any(
+                uses(part, (chunk, lane)) for comparison in self.values.open for part in comparison
+            )
 
     def vector_loop(self, start: Expr, stop: Expr, lanes: int, body: Callable[[Expr, Expr], None]) -> None:
         """Emit ``body(i, lane)`` for start <= i < stop: whole vectors, then the rest in lane 0."""
@@ -165,7 +204,8 @@ class CpuNest(Nest):
         self.prepare(it.operand, it.at(probe), (probe,))
         nested = bool(self.values.needed(it.operand, it.at(probe)))
         self.values.forget()
-        lanes = 1 if nested or (isinstance(it.extent, int) and it.extent < LANES) else LANES
+        short = isinstance(it.extent, int) and it.extent < LANES
+        lanes = 1 if nested or short or not self.is_decided(it.operand, it.at, 0, it.extent) else LANES
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -257,9 +257,3 @@ def is_zero(value: Expr) -> bool:
     return bool(
         (isinstance(value, int) and value == 0) or (isinstance(value, tirx.IntImm) and value.value == 0)
     )
-
-
-def max_known(counts: Iterable[Extent]) -> int | None:
-    """Return the largest of some counts, None if one is symbolic."""
-    known = list(counts)
-    return None if any(isinstance(count, str) for count in known) else max(map(int, known))

@@ -1,36 +1,51 @@
-"""The symbolic sizes of a chain: which there are, and their order among a kernel's arguments."""
+"""The symbolic sizes of a graph: which there are, and their order among a kernel's arguments."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from ladder.ir.graph import Graph
-
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_FUNCTIONS = {"floordiv", "ceildiv"}
+from ladder.ir import extents
+from ladder.ir.build import bind
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 
 
 def size_names(graph: Graph) -> tuple[str, ...]:
-    """Return the names of all sizes, sorted: a kernel takes them first, as integers."""
-    texts = [str(extent) for node in graph.nodes for tile in node.tiles for extent in tile.shape]
-    for node in graph.nodes:
-        for _, value in node.attributes:
-            texts += [str(part) for part in _flat(value)]
-    symbolic = {name for text in texts for name in _NAME.findall(text)} & _declared(graph)
-    return tuple(sorted(symbolic))
+    """Return the names of all sizes as they first occur: a kernel takes them first, as integers."""
+    return extents.size_names(extent for node in graph.nodes for extent in _extents(node))
 
 
-def _declared(graph: Graph) -> set[str]:
-    """Return the names that occur in shapes or extents of nodes."""
-    texts = [e for node in graph.nodes for tile in node.tiles for e in tile.shape if isinstance(e, str)]
-    texts += [
-        str(value)
-        for node in graph.nodes
-        for key, value in node.attributes
-        if key == "extent" and isinstance(value, str)
-    ]
-    return {name for text in texts for name in _NAME.findall(text)} - _FUNCTIONS
+def with_plain_names(graph: Graph) -> Graph:
+    """Return a graph whose sizes are named by their order: equal chains of a model share a kernel."""
+    names = size_names(graph)
+    return bind(graph, {name: f"n{at}" for at, name in enumerate(names)}) if names else graph
 
 
-def _flat(value: object) -> list[object]:
-    return [item for part in value for item in _flat(part)] if isinstance(value, tuple) else [value]
+def _extents(node: Node) -> Iterator[object]:
+    """Return the extents of a node's results and attributes."""
+    for tile in node.tiles:
+        yield from tile.shape
+    kinds = get_operator(node.operator).attributes
+    for name, value in node.attributes:
+        reader = _READERS.get(kinds[name].kind)
+        if reader is not None:
+            yield from reader(value)
+
+
+def _of_calls(value: object) -> list[object]:
+    """Return the extents in an argument of a library's function: pairs of ``extent`` and one."""
+    if not isinstance(value, tuple):
+        return []
+    if len(value) == 2 and value[0] == "extent":
+        return [value[1]]
+    return [found for item in value for found in _of_calls(item)]
+
+
+_READERS: Mapping[str, Callable[[Any], Iterable[object]]] = {
+    "extent": lambda value: [value] if isinstance(value, str) else [],
+    "extents": list,
+    "sizes": lambda value: [extent for _, extent in value],
+    "literal": _of_calls,
+}
+"""Kind of an attribute -> the extents in it."""

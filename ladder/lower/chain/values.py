@@ -283,7 +283,7 @@ def _size(values: Values, node: Node, index: Index, attributes: Mapping[str, Any
 
 
 def _iota(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    position = index[attributes["axis"]] * attributes["step"] + attributes["begin"]
+    position = index[attributes["axis"]] * attributes["step"] + values.extent(attributes["begin"])
     dtype = computed_type(node.tile.ttype.name)
     return tirx.const(position, dtype) if isinstance(position, int) else T.Cast(dtype, position)
 

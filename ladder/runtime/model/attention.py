@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,13 @@ from ladder.ir.attention import AXES, Attention, as_attention
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.attention import chosen
+from ladder.partition.attention import chosen, is_open, served
 from ladder.runtime.build import Job
 from ladder.runtime.cache import Identity
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
+from schedules.attention import AttentionSchedule, best
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -70,10 +72,22 @@ def node_of(graph: Graph) -> Node:
     return next(node for node in graph.nodes if node.operator == "attention")
 
 
+def attention_jobs(graph: Graph, device: TileDevice) -> list[Job]:
+    """Return the kernels that a part wants: one, or where sizes are open those that serve it."""
+    node = node_of(graph)
+    if not is_open(graph, node):
+        return [attention_job(graph, device)]
+    form, schedules = served(graph, node, device)
+    return [_job(form, schedule, device) for schedule in schedules]
+
+
 def attention_job(graph: Graph, device: TileDevice) -> Job:
-    """Return the kernel that a part wants: one per problem and schedule, whatever the sizes."""
+    """Return the kernel that a part of known sizes wants: one per problem and schedule."""
     form, choice = chosen(graph, node_of(graph), device)
-    schedule = choice.schedule
+    return _job(form, choice.schedule, device)
+
+
+def _job(form: Attention, schedule: AttentionSchedule, device: TileDevice) -> Job:
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
     def emitted(name: str) -> Any:
@@ -90,16 +104,48 @@ def attention_job(graph: Graph, device: TileDevice) -> Job:
     return Job({"attention": str(form), "schedule": str(schedule)}, Identity.of(None, device), device, make)
 
 
-def attention_call(entry: Any, graph: Graph) -> Callable[..., None]:
-    """Return ``(operands..., out)`` of a part; tensors that kernels cannot read as they lie are copied."""
+Call = Callable[..., torch.Tensor]
+
+
+def attention_call(entries: Sequence[Any], graph: Graph, device: TileDevice) -> Call:
+    """Return ``(operands..., out) -> result`` of a part: ``out``, or where torch's is faster a new tensor."""
+    if not is_open(graph, node_of(graph)):
+        return _call_of(entries[0], graph)
+    return _call_by_sizes(entries, graph, device)
+
+
+def _call_by_sizes(entries: Sequence[Any], graph: Graph, device: TileDevice) -> Call:
+    """Return a call that takes what is predicted to be fastest for its sizes, by classes of them."""
+    node = node_of(graph)
+    form, schedules = served(graph, node, device)
+    calls = [_call_of(entry, graph) for entry in entries]
+    library = library_attention(node)
+    known: dict[tuple[int, int, int], int | None] = {}
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        (batch, _, tokens, _), keys = tensors[0].shape, tensors[1].shape[-2]
+        if not keys or not tensors[-1].numel():
+            return library(*tensors[:-1])
+        case = rounded_up(batch), rounded_up(tokens), rounded_up(keys)
+        if case not in known:
+            known[case] = best(form, device, schedules, case)
+        found = known[case]
+        return library(*tensors[:-1]) if found is None else calls[found](*tensors)
+
+    return run
+
+
+def _call_of(entry: Any, graph: Graph) -> Call:
+    """Return the call of one kernel; tensors that it cannot read as they lie are copied."""
     node = node_of(graph)
     form, given = as_attention(graph, node), node_attributes(node)
     names, turned = operand_names(len(node.inputs), given), given["turned"]
 
-    def run(*tensors: torch.Tensor) -> None:
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
         *operands, out = tensors
         found = {name: readable(name, x) for name, x in zip(names, operands, strict=True)}
         entry(*arguments(form, found | {"out": out.transpose(1, 2) if turned else out}))
+        return out
 
     return run
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
-from ladder.runtime.model.attention import attention_job
+from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.chains import chain_job
-from ladder.runtime.model.executable import Executable
+from ladder.runtime.model.executable import Executable, places_of
 from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
     from tile_types.tile import Extent
 
 
-JOBS: Mapping[str, Callable[[Graph, TileDevice], Job]] = {"chain": chain_job, "attention": attention_job}
-"""Kind of part -> what describes the kernel of its graph, where it has one of its own."""
+JOBS: Mapping[str, Callable[[Graph, TileDevice], list[Job]]] = {
+    "chain": lambda graph, device: [chain_job(graph, device)],
+    "attention": attention_jobs,
+}
+"""Kind of part -> what describes the kernels of its graph, where it has some of its own."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +89,14 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     program, parts = prepared.program, prepared.parts
     requests = gemm_requests(parts, device)
     kernels, further = build_kernels(parts, requests, device)
-    entries = {number: kernel.entry for number, kernel in kernels.items()}
+    entries = {number: " ".join(kernel.entry for kernel in own) for number, own in kernels.items()}
     entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
     plan = make_plan(program.graph, parts, entries, family)
-    loaded = {kernel.entry: load_entry(kernel, family) for kernel in kernels.values()}
+    mine = [kernel for own in kernels.values() for kernel in own]
+    loaded = {kernel.entry: load_entry(kernel, family) for kernel in mine}
     executable = bind_program(program, plan, loaded, where)
-    named = {kernel.entry: kernel for kernel in (*kernels.values(), *further)}
+    named = {kernel.entry: kernel for kernel in (*mine, *further)}
     return Built(program, plan, named, executable)
 
 
@@ -112,14 +117,20 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
 
 def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
-) -> tuple[dict[int, Kernel], list[Kernel]]:
-    """Find or build all kernels side by side: number of a part -> its kernel, and those of products."""
-    own = [number for number, part in enumerate(parts) if part.kind in JOBS]
-    jobs = [JOBS[parts[number].kind](parts[number].graph, device) for number in own]
+) -> tuple[dict[int, list[Kernel]], list[Kernel]]:
+    """Find or build all kernels side by side: number of a part -> its kernels, and those of products."""
+    own = [number for number, part in enumerate(parts) if part.kind in JOBS and not is_empty(part)]
+    wanted = {number: JOBS[parts[number].kind](parts[number].graph, device) for number in own}
+    jobs = [job for mine in wanted.values() for job in mine]
     for request in dict.fromkeys(requests.values()):
         jobs += jobs_of(request)[1]
-    kernels = find_or_build(jobs)
-    return dict(zip(own, kernels, strict=False)), kernels[len(own) :]
+    kernels = iter(find_or_build(jobs))
+    return {number: list(islice(kernels, len(mine))) for number, mine in wanted.items()}, list(kernels)
+
+
+def is_empty(part: Part) -> bool:
+    """Tell whether there is nothing to compute: every result has an extent 0."""
+    return all(0 in part.graph.tile(value).shape for value in part.graph.outputs)
 
 
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
@@ -139,6 +150,7 @@ def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: t
             held[name] = program.held[at[0]]
         elif source.kind == "argument":
             bindings[name] = at[0]
+    places = {**places_of(plan, bindings), **program.sizes}
     return Executable(
-        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins)
+        plan, bindings, packs, held, program.results, program.updates, kernels, where, Joined(joins), places
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
+from ladder.lower.chain.symbols import with_plain_names
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
 
 def canonical_chain(graph: Graph) -> Graph:
-    """Return the chain with values named in order, so that equal chains of a model share a kernel."""
+    """Return the chain with values and sizes named in order: equal chains of a model share a kernel."""
     names = {node.name: f"v{at}" for at, node in enumerate(graph.nodes)}
     nodes = tuple(
         replace(node, name=names[node.name], inputs=tuple(names[value] for value in node.inputs))
         for node in graph.nodes
     )
-    return replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
+    plain = replace(graph, name="chain", nodes=nodes, outputs=tuple(names[value] for value in graph.outputs))
+    return with_plain_names(plain)
 
 
 def chain_kernels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,10 @@ from ladder.ir.extents import match_shape
 from ladder.runtime.compile import compiled
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.model.frame import Frame
-from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
+from ladder.runtime.model.sizes import Sizes, evaluator, reader
 from tile_types.errors import DTypeError, ShapeError
-
-FRAMES = 8
-"""Sets of sizes whose memory is kept."""
 
 
 class Executable:
@@ -44,6 +41,13 @@ class Executable:
         The device.
     joined
         Arrays that are made of arguments; their positions follow those of the arguments.
+    places
+        As in `Program.sizes`, complete; by default what the shapes of inputs show.
+
+    Raises
+    ------
+    ShapeError
+        If no argument shows a size that a step needs.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Executable:
         kernels: Mapping[str, Any],
         where: torch.device,
         joined: Joined | None = None,
+        places: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
         self.plan = plan
         self.bindings, self.packs = dict(bindings), dict(packs)
@@ -65,11 +70,11 @@ class Executable:
         self.kernels = kernels
         self.where = where
         self.joined = joined if joined is not None and joined.joins else None
-        self.symbolic = {
-            name: at
-            for name, at in self.bindings.items()
-            if any(isinstance(extent, str) for extent in plan.tiles[name].shape)
-        }
+        self.places = dict(places_of(plan, self.bindings) if places is None else places)
+        """Symbolic size -> where a call shows it."""
+        self.names = tuple(self.places)
+        self._read = reader(tuple(self.places.values()))
+        self._results = [self._result(item) for item in self.results]
         self.aliases = {
             output: self.bindings[plan.in_place[value]]
             for output, value in enumerate(plan.outputs)
@@ -78,7 +83,8 @@ class Executable:
         """Result that is written into an argument -> that argument."""
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
-        self._frames: dict[tuple[int, ...], list[Frame | Replay]] = {}
+        self._frames: list[Frame] = []
+        """Those that no call uses."""
         self._lock = threading.Lock()
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
@@ -92,28 +98,34 @@ class Executable:
         if self.joined is not None:
             with self._lock:
                 values = (*values, *self.joined.of(values))
-        sizes = self.sizes(values) if self.symbolic else {}
-        key = tuple(sizes[name] for name in sorted(sizes))
-        frame = self._take(key, sizes)
+        frame = self._take()
         try:
-            found = frame.run(values)
+            sizes = self._read(values) if self.names else ()
+            found = frame.call(values, sizes)
         finally:
-            self._give_back(key, frame)
+            self._frames.append(frame)
         for at, output in self.updates:
             if output not in self.aliases:
                 values[at].copy_(found[output])
-        return tuple(found[item] if isinstance(item, int) else item[0] for item in self.results)
+        return tuple(result(found, sizes) for result in self._results)
+
+    def _result(self, item: int | tuple[Any]) -> Callable[[Sequence[Any], Sizes], Any]:
+        """Return what gives a result from the graph's outputs and the sizes: extents are worked out."""
+        if isinstance(item, int):
+            return lambda found, sizes: found[item]
+        (value,) = item
+        if not isinstance(value, str):
+            return lambda found, sizes: value
+        extent = evaluator((value,), self.names)
+        return lambda found, sizes: extent(sizes)[0]
 
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
         return self.operators.get(request) or compiled(request, self.where)
 
     def sizes(self, values: Sequence[Any]) -> dict[str, int]:
-        """Read the symbolic sizes off the arguments."""
-        sizes: dict[str, int] = {}
-        for name, at in self.symbolic.items():
-            match_shape(self.plan.tiles[name].shape, values[at].shape, f"argument {at}", sizes)
-        return sizes
+        """Return the symbolic sizes of arguments by name."""
+        return dict(zip(self.names, self._read(values), strict=True))
 
     def check(self, values: Sequence[Any]) -> None:
         """Raise unless arguments are what the plan is for: callers without guards of their own ask this.
@@ -136,31 +148,31 @@ class Executable:
             if value.dtype != torch_type(tile.ttype.name):
                 raise DTypeError(f"argument {at} must be {tile.ttype.name}, got {value.dtype}")
 
-    def _take(self, key: tuple[int, ...], sizes: Mapping[str, int]) -> Frame | Replay:
+    def _take(self) -> Frame:
         """Return a frame that no other call uses."""
-        with self._lock:
-            free = self._frames.get(key)
-            if free:
-                return free.pop()
-        frame = Frame(self, sizes)
-        return Replay(frame) if self.where.type == "cuda" else frame
-
-    def _give_back(self, key: tuple[int, ...], frame: Frame | Replay) -> None:
-        with self._lock:
-            self._frames.setdefault(key, []).append(frame)
-            if len(self._frames) > FRAMES:
-                self._frames.pop(next(iter(self._frames)))
+        try:
+            return self._frames.pop()
+        except IndexError:
+            return Frame(self)
 
     def recorded(self) -> list[Any]:
         """Return the CUDA graphs that calls have recorded so far."""
-        kept = [frame for frames in self._frames.values() for frame in frames]
-        return [frame.graph for frame in kept if isinstance(frame, Replay) and frame.graph is not None]
+        replays = [state.replay for frame in self._frames for state in frame.states.values()]
+        return [replay.graph for replay in replays if replay is not None and replay.graph is not None]
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""
-        kept = [frame for frames in self._frames.values() for frame in frames]
-        frames = [frame.frame if isinstance(frame, Replay) else frame for frame in kept]
         return {
-            "arena": max((frame.arena.nbytes for frame in frames), default=0),
-            "without sharing": max((frame.total for frame in frames), default=0),
+            "arena": max((frame.arena for frame in self._frames), default=0),
+            "without sharing": max((frame.total() for frame in self._frames), default=0),
         }
+
+
+def places_of(plan: Plan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return symbolic size -> (argument, axis) that shows it, from the shapes of a plan's inputs."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, at in bindings.items():
+        for axis, extent in enumerate(plan.tiles[name].shape):
+            if isinstance(extent, str) and extent.isidentifier():
+                found.setdefault(extent, (at, axis))
+    return found

@@ -1,22 +1,32 @@
-"""The memory of a plan for one set of sizes, and its steps bound to it."""
+"""The memory of a plan, and its steps bound to it; sizes that are open are those of the call at hand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.ir.extents import bind, bind_shape
 from ladder.partition.puts import numbered, written
-from ladder.runtime.compile import Request
+from ladder.runtime.compile import Request, target_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
-from ladder.runtime.model.library import library_run, product_run, torch_type, view_run
-from ladder.runtime.model.memory import Arena, Lifetime, lay_out
+from ladder.runtime.model.graphs import Replay
+from ladder.runtime.model.library import (
+    library_run,
+    product_run,
+    product_takes_out,
+    torch_type,
+    view_run,
+)
+from ladder.runtime.model.memory import Block, Result, divided
 from ladder.runtime.model.plan import Step
+from ladder.runtime.model.sizes import Now, Sizes, evaluator, is_fixed
 from ladder.runtime.threads import keep_apart
+from targets import get_device
+from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
     from ladder.runtime.model.executable import Executable
@@ -24,38 +34,100 @@ if TYPE_CHECKING:
 Slots = list[Any]
 Bound = Callable[[Slots], None]
 
+MOST = (1 << 31) - 1
+"""Elements that 32 bits count."""
+
+STATES = 64
+"""Sets of sizes whose buffers and CUDA graph a frame keeps."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a frame keeps of a set of sizes.
+
+    Parameters
+    ----------
+    buffers
+        Memory of results of open shapes, in order.
+    replay
+        The CUDA graph; None on CPUs.
+    """
+
+    buffers: list[torch.Tensor]
+    replay: Replay | None
+
 
 class Frame:
-    """Slots for values, an arena for those that steps write, and the steps as closures.
+    """Slots for values, memory for those that steps write, and the steps as closures.
 
     Parameters
     ----------
     owner
         The executable.
-    sizes
-        The symbolic sizes.
     """
 
-    def __init__(self, owner: Executable, sizes: Mapping[str, int]) -> None:
-        self.owner, self.sizes = owner, sizes
+    def __init__(self, owner: Executable) -> None:
+        self.owner, self.now = owner, Now(owner.names)
         plan = owner.plan
         self.slot = {value: at for at, value in enumerate(plan.tiles)}
         self.slots: Slots = [None] * len(self.slot)
-        self.shapes = {
-            value: tuple(int(extent) for extent in bind_shape(tile.shape, sizes))
-            for value, tile in plan.tiles.items()
-        }
-        self.arena = self._arena()
-        memory = torch.empty(self.arena.nbytes, dtype=torch.uint8, device=owner.where)
-        self.buffers = {name: self._view(memory, name, at) for name, at in self.arena.offsets.items()}
+        fixed, open_ = divided(self._results())
+        self.fixed = Block(fixed, (), owner.where)
+        self.open = Block(open_, self.now.names, owner.where)
+        self.kept = dict(zip((result.name for result in fixed), self.fixed.buffers(()), strict=True))
+        self.places = {result.name: at for at, result in enumerate(open_)}
+        self.buffers: list[torch.Tensor] = []
+        self.states: dict[Sizes, State] = {}
         self.packed: dict[str, tuple[int, ...]] = owner.packs
         self.values: Sequence[Any] = ()
         self.inputs = [(self.slot[name], at) for name, at in owner.bindings.items()]
         self.plain: dict[int, tuple[Any, int, Any]] = {}
         for name, tensor in owner.held.items():
             self.slots[self.slot[name]] = tensor
+        chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
+        values = {value for part in chains for value in (*part.inputs, *part.outputs)}
+        self.counted = {value: evaluator(plan.tiles[value].shape, self.now.names) for value in values}
         self.steps: list[tuple[Bound, tuple[int, ...]]] = []
         self._bind(plan.steps)
+
+    def call(self, values: Sequence[Any], sizes: Sizes) -> list[Any]:
+        """Run with arguments of given sizes, by a CUDA graph where there is one."""
+        state = self.enter(sizes)
+        return self.run(values) if state.replay is None else state.replay.run(values)
+
+    def enter(self, sizes: Sizes) -> State:
+        """Let the steps run for these sizes from now on."""
+        self.now.sizes = sizes
+        state = self.states.get(sizes)
+        if state is None:
+            state = self._opened(sizes)
+        elif len(self.states) > 1:  # the last used is the last to go
+            self.states[sizes] = self.states.pop(sizes)
+        self.buffers = state.buffers
+        return state
+
+    def _opened(self, sizes: Sizes) -> State:
+        """Return the state of sizes that are new.
+
+        Raises
+        ------
+        ShapeError
+            If a chain would read or write a tensor of so many elements that 32 bits do not count them.
+        """
+        for value, shape in self.counted.items():
+            if prod(shape(sizes)) > MOST:
+                raise ShapeError(
+                    f"{value} has more than {MOST} elements: chains of open sizes do not count on"
+                )
+        grown = self.open.grown
+        buffers = self.open.buffers(sizes)
+        if self.open.grown != grown:
+            self.states.clear()  # what lies in the memory before would keep it
+        elif len(self.states) >= STATES:
+            self.states.pop(next(iter(self.states)))
+        replay = Replay(self) if self.owner.where.type == "cuda" else None
+        self.states[sizes] = state = State(buffers, replay)
+        return state
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Run every step; returns the graph's outputs."""
@@ -87,20 +159,29 @@ class Frame:
         return plain
 
     # memory ---------------------------------------------------------------------------------------
-    def _arena(self) -> Arena:
-        """Lay out what steps of ours write and what is no result."""
+    @property
+    def arena(self) -> int:
+        """Bytes that intermediate results take."""
+        return self.fixed.memory.numel() + self.open.memory.numel()
+
+    def total(self) -> int:
+        """Return the bytes of intermediate results side by side, of the sizes of the last call."""
+        return self.fixed.total(()) + self.open.total(self.now.sizes)
+
+    def _results(self) -> list[Result]:
+        """Return what steps of ours write and what is no result of the plan."""
         plan = self.owner.plan
         kept = self._shown(plan.outputs)
-        lifetimes = []
+        found = []
         for number, step in enumerate(plan.steps):
-            if step.constant or not _writes_in_place(step, self.sizes):
+            if step.constant or not _writes_in_place(step):
                 continue
             for value in step.part.outputs:
                 if value not in kept and value not in plan.in_place:
-                    nbytes = prod(self.shapes[value]) * torch_type(plan.tiles[value].ttype.name).itemsize
-                    lifetimes.append(Lifetime(value, nbytes, number, plan.last_use[value]))
-        self.total = sum(lifetime.nbytes for lifetime in lifetimes)
-        return lay_out(lifetimes)
+                    tile = plan.tiles[value]
+                    dtype = torch_type(tile.ttype.name)
+                    found.append(Result(value, tile.shape, dtype, number, plan.last_use[value]))
+        return found
 
     def _shown(self, outputs: Sequence[str]) -> set[str]:
         """Return the results and what they are views of."""
@@ -113,33 +194,31 @@ class Frame:
         self.results = [slot for slot in self.results if slot not in constants]
         return shown
 
-    def _view(self, memory: torch.Tensor, value: str, offset: int) -> torch.Tensor:
-        shape, dtype = self.shapes[value], torch_type(self.owner.plan.tiles[value].ttype.name)
-        nbytes = prod(shape) * dtype.itemsize
-        return memory[offset : offset + nbytes].view(dtype).view(shape)
-
-    def _new(self, value: str) -> torch.Tensor:
-        dtype = torch_type(self.owner.plan.tiles[value].ttype.name)
-        return torch.empty(self.shapes[value], dtype=dtype, device=self.owner.where)
-
     def target(self, value: str) -> Callable[[], torch.Tensor]:
         """Return what gives the memory that a step writes a value to."""
         base = self.owner.plan.in_place.get(value)
         if base is not None:
             slot = self.slot[base]
             return lambda: self.slots[slot]
-        buffer = self.buffers.get(value)
-        return (lambda: self._new(value)) if buffer is None else (lambda: buffer)
+        if value in self.kept:
+            buffer = self.kept[value]
+            return lambda: buffer
+        if value in self.places:
+            at = self.places[value]
+            return lambda: self.buffers[at]
+        tile, where = self.owner.plan.tiles[value], self.owner.where
+        shape, dtype = self.now.numbers(tile.shape), torch_type(tile.ttype.name)
+        return lambda: torch.empty(shape(), dtype=dtype, device=where)
 
     # steps ----------------------------------------------------------------------------------------
     def _bind(self, steps: Sequence[Step]) -> None:
         last = self.owner.plan.last_use
+        constant = {v for s in steps if s.constant for v in s.part.outputs}
         for number, step in enumerate(steps):
             bound = _BINDERS[step.part.kind](self, step)
             if step.constant:
                 bound(self.slots)
                 continue
-            constant = {v for s in steps if s.constant for v in s.part.outputs}
             mine = [*step.part.inputs, *step.part.outputs]
             dead = {
                 self.slot[value]
@@ -152,36 +231,40 @@ class Frame:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
+    def is_never_empty(self, step: Step) -> bool:
+        """Tell whether a step writes something whatever the sizes are."""
+        shapes = [self.owner.plan.tiles[value].shape for value in step.part.outputs]
+        return any(is_fixed(shape) and 0 not in shape for shape in shapes)
 
-def _writes_in_place(step: Step, sizes: Mapping[str, int]) -> bool:
+
+def _writes_in_place(step: Step) -> bool:
     """Tell whether a step writes into memory that it is given."""
     if step.part.kind == "product":
-        return product_run(step.part.graph, sizes)[1]
+        return product_takes_out(step.part.graph)
     return step.part.kind in ("gemm", "chain", "attention")
 
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
-    entry = frame.owner.kernels[step.entry]
-    numbers = tuple(frame.sizes[name] for name in step.sizes)
+    entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
+    numbers, checked = frame.now.numbers(step.sizes), not frame.is_never_empty(step)
     in_place = set(written(step.part).values())
     reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
-    empty = any(0 in frame.shapes[value] for value in step.part.outputs)
     numbers_of_rows = _rows_to_check(frame, step)
 
     def run(slots: Slots) -> None:
         operands = [slots[slot] for slot in reads]
         operands = [x if x.is_contiguous() and not x.data_ptr() % ALIGNMENT else _copied(x) for x in operands]
         for slot, extent in numbers_of_rows:
-            _require_rows(slots[slot], extent)
+            _require_rows(slots[slot], extent()[0])
         results = []
         for slot, target in writes:
             slots[slot] = result = target()
             results.append(result)
-        if empty:
+        if checked and not any(result.numel() for result in results):
             return
         into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
-        entry(*numbers, *map(_at_least_1d, operands), *map(_at_least_1d, into))
+        entry(*numbers(), *map(_at_least_1d, operands), *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
             if copy is not result:  # an argument that lies otherwise
                 result.copy_(copy)
@@ -189,11 +272,11 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
     return run
 
 
-def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, int]]:
+def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
     """Return (slot, extent) of what says where a chain puts rows; GPUs leave out rows beyond the end."""
     if frame.owner.where.type != "cpu":
         return []
-    return [(frame.slot[v], int(bind(extent, frame.sizes))) for v, extent in numbered(step.part).items()]
+    return [(frame.slot[v], frame.now.numbers((extent,))) for v, extent in numbered(step.part).items()]
 
 
 def _require_rows(numbers: torch.Tensor, extent: int) -> None:
@@ -235,19 +318,19 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_attention(frame: Frame, step: Step) -> Bound:
-    call = attention_call(frame.owner.kernels[step.entry], step.part.graph)
+    entries = [frame.owner.kernels[name] for name in step.entry.split()]
+    call = attention_call(entries, step.part.graph, get_device(target_of(frame.owner.where)))
     reads, value = frame.reads(step), step.part.outputs[0]
     place, target = frame.slot[value], frame.target(value)
 
     def run(slots: Slots) -> None:
-        slots[place] = out = target()
-        call(*(slots[slot] for slot in reads), out)
+        slots[place] = call(*(slots[slot] for slot in reads), target())
 
     return run
 
 
 def _bind_product(frame: Frame, step: Step) -> Bound:
-    run_product, in_place = product_run(step.part.graph, frame.sizes)
+    run_product, in_place = product_run(step.part.graph, frame.now), product_takes_out(step.part.graph)
     reads, place = frame.reads(step), frame.slot[step.part.outputs[0]]
     target = frame.target(step.part.outputs[0])
 
@@ -259,7 +342,7 @@ def _bind_product(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_library(frame: Frame, step: Step) -> Bound:
-    call, reads = library_run(step.part.graph, frame.sizes), frame.reads(step)
+    call, reads = library_run(step.part.graph, frame.now), frame.reads(step)
     places = tuple(frame.slot[value] for value in step.part.outputs)
 
     def run(slots: Slots) -> None:
@@ -271,7 +354,7 @@ def _bind_library(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_view(frame: Frame, step: Step) -> Bound:
-    view, (source,) = view_run(step.part.graph, frame.sizes), frame.reads(step)
+    view, (source,) = view_run(step.part.graph, frame.now), frame.reads(step)
     place = frame.slot[step.part.outputs[0]]
 
     def run(slots: Slots) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ladder.model")
 
+COPIED = 64 << 20
+"""Bytes of arguments that a graph for one of many sets of sizes may have a copy of."""
+
 WARM = 2
 """Calls before a graph is recorded: the first loads kernels, the second shows which arguments stay."""
 
@@ -76,6 +79,10 @@ class Replay:
 
     def record(self, values: Sequence[Any]) -> None:
         """Record the steps; what cannot be recorded runs step by step from then on."""
+        copied = sum(values[at].nbytes for at in self.moving)
+        if self.frame.now.names and copied > COPIED:
+            self.graph, self.refused = None, f"{copied} bytes of arguments change, for one of many sizes"
+            return
         static = [value.clone() if at in self.moving else value for at, value in enumerate(values)]
         self.copies = [(at, static[at]) for at in sorted(self.moving)]
         graph = torch.cuda.CUDAGraph()

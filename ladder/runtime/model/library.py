@@ -11,13 +11,12 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.ir.convolution import Convolution, as_convolution
-from ladder.ir.extents import bind, bind_shape
 from ladder.ir.graph import Graph, Node
 from ladder.runtime.model.attention import library_attention
+from ladder.runtime.model.sizes import Now, Numbers, is_fixed
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
-Sizes = Mapping[str, int]
 
 TORCH_TYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
@@ -29,10 +28,10 @@ def torch_type(name: str) -> torch.dtype:
     return found
 
 
-def library_run(graph: Graph, sizes: Sizes) -> Run:
+def library_run(graph: Graph, now: Now) -> Run:
     """Return ``(operands) -> result`` (a tuple if there are several) of a one-node part."""
     node = next(node for node in graph.nodes if node.operator != "input")
-    return _RUNS[node.operator](node, sizes)
+    return _RUNS[node.operator](node, now)
 
 
 def library_title(graph: Graph) -> str:
@@ -51,31 +50,32 @@ _TITLES = {
 }
 
 
-def _take(node: Node, sizes: Sizes) -> Run:
+def _take(node: Node, now: Now) -> Run:
     return torch.embedding
 
 
-def _put(node: Node, sizes: Sizes) -> Run:
+def _put(node: Node, now: Now) -> Run:
     axis = node_attributes(node)["axis"]
     return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
 
 
-def _call(node: Node, sizes: Sizes) -> Run:
+def _call(node: Node, now: Now) -> Run:
     given = node_attributes(node)
     function = resolve(given["target"])
-    arguments, keywords = given["arguments"], given["keywords"]
+    arguments = [literal(value, now) for value in given["arguments"]]
+    keywords = [(key, literal(value, now)) for key, value in given["keywords"]]
 
     def run(*operands: torch.Tensor) -> Any:
-        named = {key: literal(value, operands, sizes) for key, value in keywords}
-        return function(*(literal(value, operands, sizes) for value in arguments), **named)
+        named = {key: value(operands) for key, value in keywords}
+        return function(*(value(operands) for value in arguments), **named)
 
     return run
 
 
-_RUNS: Mapping[str, Callable[[Node, Sizes], Run]] = {
+_RUNS: Mapping[str, Callable[[Node, Now], Run]] = {
     "take": _take,
     "put": _put,
-    "attention": lambda node, sizes: library_attention(node),
+    "attention": lambda node, now: library_attention(node),
     "call": _call,
 }
 
@@ -94,32 +94,61 @@ def resolve(target: str) -> Any:
         raise LadderError(f"torch {torch.__version__} has no operator {target}") from error
 
 
-_WORDS: Mapping[str, Callable[[Any, Sequence[Any], Sizes], Any]] = {
-    "%": lambda value, operands, sizes: operands[value],
-    "extent": lambda value, operands, sizes: bind(value, sizes),
-    "torch": lambda value, operands, sizes: getattr(torch, value),
-    "device": lambda value, operands, sizes: torch.device(value),
+Argument = Callable[[Sequence[Any]], Any]
+"""From the operands of a call to one of its arguments."""
+
+
+def _always(value: Any) -> Argument:
+    return lambda operands: value
+
+
+def _operand(at: Any, now: Now) -> Argument:
+    return operator.itemgetter(at)
+
+
+def _extent(extent: Any, now: Now) -> Argument:
+    numbers = now.numbers((extent,))
+    return lambda operands: numbers()[0]
+
+
+_WORDS: Mapping[str, Callable[[Any, Now], Argument]] = {
+    "%": _operand,
+    "extent": _extent,
+    "torch": lambda value, now: _always(getattr(torch, value)),
+    "device": lambda value, now: _always(torch.device(value)),
 }
 """First element of a pair that stands for something else than itself."""
 
 
-def literal(value: Any, operands: Sequence[Any], sizes: Sizes) -> Any:
-    """Return an argument of a library call from the attribute that holds it."""
+def literal(value: Any, now: Now) -> Argument:
+    """Return what gives an argument of a library call, from the attribute that holds it."""
     if not isinstance(value, tuple):
-        return value
+        return _always(value)
     if len(value) == 2 and isinstance(value[0], str) and value[0] in _WORDS:
-        return _WORDS[value[0]](value[1], operands, sizes)
-    return [literal(item, operands, sizes) for item in value]
+        return _WORDS[value[0]](value[1], now)
+    items = [literal(item, now) for item in value]
+    return lambda operands: [item(operands) for item in items]
 
 
 # products -------------------------------------------------------------------------------------------
 
 
-def product_run(graph: Graph, sizes: Sizes) -> tuple[Run, bool]:
-    """Return ``(operands..., out=)`` of a product with an optional bias, and whether it takes ``out``."""
+def product_takes_out(graph: Graph) -> bool:
+    """Tell whether a product is written into memory that it is given."""
+    return _product_node(graph).operator != "contract" and _matrix_product(graph)[1]
+
+
+def product_run(graph: Graph, now: Now) -> Run:
+    """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it."""
     first = _product_node(graph)
     if first.operator == "contract":
-        return _convolution(as_convolution(graph, first), sizes), False
+        return _convolution(as_convolution(graph, first), now)
+    return _matrix_product(graph)[0]
+
+
+def _matrix_product(graph: Graph) -> tuple[Run, bool]:
+    """Return the run of a product of matrices, and whether it takes ``out``."""
+    first = _product_node(graph)
     transposed = bool(node_attributes(first)["transpose_b"])
     names = [node.name for node in graph.inputs]
     order = tuple(names.index(value) for value in first.inputs)
@@ -135,15 +164,15 @@ def _product_node(graph: Graph) -> Node:
     return next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
 
 
-def _convolution(form: Convolution, sizes: Sizes) -> Run:
-    shape = tuple(int(extent) for extent in bind_shape(form.shape, sizes))
+def _convolution(form: Convolution, now: Now) -> Run:
+    shape = now.numbers(form.shape)
     function = getattr(torch.nn.functional, f"conv{form.rank}d")
 
     def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if form.groups > 1:
             x, weight = x.flatten(1, 2), weight.flatten(0, 1)
         y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
-        return y.reshape(shape)  # type: ignore[no-any-return]
+        return y.reshape(shape())  # type: ignore[no-any-return]
 
     return run
 
@@ -198,24 +227,39 @@ def product_title(graph: Graph) -> str:
 # views ----------------------------------------------------------------------------------------------
 
 
-def view_run(graph: Graph, sizes: Sizes) -> Run:
+def view_run(graph: Graph, now: Now) -> Run:
     """Return ``(operand) -> view`` of a chain of views; one that needs a copy copies."""
-    steps = [_view(node, sizes) for node in graph.nodes if node.operator != "input"]
+    steps = [_view(node, now) for node in graph.nodes if node.operator != "input"]
     if len(steps) == 1:
         return steps[0]
     return lambda value: reduce(lambda current, step: step(current), steps, value)
 
 
-def _view(node: Node, sizes: Sizes) -> Run:
+def _view(node: Node, now: Now) -> Run:
+    """Return one view; of fixed shape without looking at the call's sizes."""
     given = node_attributes(node)
-    shape = tuple(int(extent) for extent in bind_shape(node.tile.shape, sizes))
-    if node.operator == "reshape":
-        return operator.methodcaller("reshape", shape)
-    if node.operator == "broadcast":
-        return operator.methodcaller("expand", shape)
     if node.operator == "transpose":
         return operator.methodcaller("permute", given["permutation"])
-    begin = [int(extent) for extent in bind_shape(given["begin"], sizes)]
-    step = given["step"] or (1,) * len(shape)
-    box = tuple(slice(b, b + n * s, s) for b, n, s in zip(begin, shape, step, strict=True))
-    return operator.itemgetter(box)
+    shape = now.numbers(node.tile.shape)
+    if node.operator in _RESHAPES:
+        return _shaped(_RESHAPES[node.operator], shape, is_fixed(node.tile.shape))
+    begin, step = now.numbers(given["begin"]), given["step"] or (1,) * len(node.tile.shape)
+
+    def box() -> tuple[slice, ...]:
+        parts = zip(begin(), shape(), step, strict=True)
+        return tuple(slice(b, b + n * s, s) for b, n, s in parts)
+
+    if is_fixed((*node.tile.shape, *given["begin"])):
+        return operator.itemgetter(box())
+    return lambda value: value[box()]
+
+
+_RESHAPES = {"reshape": "reshape", "broadcast": "expand"}
+"""Operator -> the method of tensors that takes the new shape."""
+
+
+def _shaped(method: str, shape: Numbers, fixed: bool) -> Run:
+    if fixed:
+        return operator.methodcaller(method, shape())
+    function = getattr(torch.Tensor, method)
+    return lambda value: function(value, shape())

@@ -33,7 +33,7 @@ class Step:
     constant
         Whether it reads nothing that changes from call to call.
     sizes
-        Names of the symbolic sizes that a chain's kernel takes.
+        Names of the symbolic sizes that it depends on, in the order in which a chain's kernel takes them.
     """
 
     part: Part
@@ -97,10 +97,12 @@ def make_plan(graph: Graph, parts: Sequence[Part], entries: Mapping[int, str], f
     constant: set[str] = set()
     steps = []
     for number, part in enumerate(parts):
-        fixed = part.kind in ("chain", "view") and all(value in constant for value in part.inputs)
+        names = size_names(part.graph)
+        fixed = (
+            part.kind in ("chain", "view") and all(value in constant for value in part.inputs) and not names
+        )
         constant |= set(part.outputs) if fixed else set()
         entry = entries.get(number, "")
-        names = size_names(part.graph) if part.kind == "chain" else ()
         steps.append(Step(part, _EXECUTORS[part.kind](part, entry, family), entry, fixed, names))
     in_place = {value: base for part in parts for value, base in written(part).items()}
     return Plan(tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place)

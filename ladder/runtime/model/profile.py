@@ -225,7 +225,8 @@ def step_times(executable: Executable, values: Sequence[Any], rounds: int = 20) 
     """
     if executable.joined is not None:
         values = (*values, *executable.joined.of(values))
-    frame = Frame(executable, executable.sizes(values))
+    frame = Frame(executable)
+    frame.enter(tuple(executable.sizes(values).values()))
     numbers = [at for at, step in enumerate(executable.plan.steps) if not step.constant]
     frame.run(values)
     clock = _gpu_rounds if executable.where.type == "cuda" else _cpu_rounds

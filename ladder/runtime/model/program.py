@@ -64,6 +64,9 @@ class Program:
         Tensors that the program itself brings.
     arguments
         How many arguments the call takes.
+    sizes
+        Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself. Sizes
+        that the shapes of inputs show need not be here.
     """
 
     graph: Graph
@@ -72,3 +75,4 @@ class Program:
     updates: tuple[tuple[int, int], ...] = ()
     held: tuple[Any, ...] = field(default=(), compare=False)
     arguments: int = 0
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)

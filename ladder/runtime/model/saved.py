@@ -72,6 +72,7 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
         "plan": _plan_to_json(plan),
         "bindings": executable.bindings,
         "packs": executable.packs,
+        "sizes": executable.places,
         "results": executable.results,
         "updates": executable.updates,
         "parameters": dict(model.parameters),
@@ -257,6 +258,7 @@ def _executable(manifest: Mapping[str, Any], entries: Mapping[str, Any], where: 
         _tuples(manifest["updates"]),
         {name: entries[name] for name in manifest["entries"]},
         where,
+        places={name: tuple(place) for name, place in manifest["sizes"].items()},
     )
     for item in manifest["gemms"]:
         gemm = Request.parse(item["request"]).gemm

@@ -1,0 +1,153 @@
+"""Random chains of open sizes: one kernel for several sizes, right; on the simulator also in bounds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.ir.build import bind
+from ladder.lower.chain import emit_chain
+from ladder.lower.chain.symbols import size_names
+from ladder.movement.choose import ranked
+from ladder.partition.rows import row_axes
+from ladder.runtime.compile import load_entry
+from ladder.runtime.model.chains import chain_kernels
+from ladder.simulate import simulate_launch
+from targets import get_device, host_cpu
+from tile_types.errors import ScheduleError
+
+DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+BOUNDS = {"float16": 3e-3, "float32": 3e-5, "bfloat16": 3e-2}
+SHAPES = (("a", "b", 8), ("a", 24), ("a", 4, "b", 16), ("a", "b", 7), (2, "a", "a"), ("a", "b"))
+SIZES = ({"a": 1, "b": 1}, {"a": 3, "b": 5}, {"a": 8, "b": 2}, {"a": 17, "b": 33})
+UNARY = ("neg", "silu", "relu", "square", "sigmoid", "tanh")
+BINARY = ("add", "sub", "mul", "maximum")
+
+SEEDS = range(12)
+"""Hundreds of others have been tried."""
+
+
+class Drawn:
+    """A chain being drawn."""
+
+    def __init__(
+        self, seed: int, ttypes: tuple[str, ...] = ("float16", "float16", "float32", "bfloat16")
+    ) -> None:
+        self.random = random.Random(seed)
+        self.graph = GraphBuilder("chain")
+        self.shape = self.random.choice(SHAPES)
+        self.ttype = self.random.choice(ttypes)
+        self.values = [self.graph.input(name, self.ttype, self.shape) for name in "xy"]
+        self.row = self.graph.input("w", self.ttype, self.shape[-1:])
+
+    def chain(self) -> Graph:
+        """Return a chain of a few steps, with one or two results."""
+        for _ in range(self.random.randint(1, 5)):
+            step = STEPS[self.random.choice(list(STEPS))]
+            self.values.append(step(self, *self.random.choices(self.values, k=2)))
+        outputs = dict.fromkeys([self.values[-1], self.random.choice(self.values[2:])])
+        return self.graph.finish(*outputs)
+
+
+def _softmax(d: Drawn, a: str, b: str) -> str:
+    last = len(d.shape) - 1
+    powers = d.graph.add("exp", d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=last)))
+    return d.graph.add("div", powers, d.graph.add("reduce_sum", powers, axis=last))
+
+
+def _unary(d: Drawn, a: str, b: str) -> str:
+    bounded = d.graph.add("minimum", a, d.graph.add("constant", value=3.0, type=d.ttype))
+    return d.graph.add(d.random.choice(UNARY), bounded)
+
+
+def _turned(d: Drawn, a: str, b: str) -> str:
+    order = list(range(len(d.shape)))
+    d.random.shuffle(order)
+    return d.graph.add("reshape", d.graph.add("transpose", a, permutation=tuple(order)), shape=d.shape)
+
+
+def _joined(d: Drawn, a: str, b: str) -> str:
+    """Join along any axis and take the middle: where the two meet lies at an open place."""
+    axis = d.random.randrange(len(d.shape))
+    begin = tuple(1 if at == axis else 0 for at in range(len(d.shape)))
+    return d.graph.add("slice", d.graph.add("concat", a, b, axis=axis), begin=begin, shape=d.shape)
+
+
+def _counted(d: Drawn, a: str, b: str) -> str:
+    axis = d.random.randrange(len(d.shape))
+    numbers = d.graph.add("iota", extent=d.shape[axis], begin="a", axis=axis, rank=len(d.shape), type="int64")
+    share = d.graph.add("size", extent="a", type=d.ttype)
+    return d.graph.add("add", a, d.graph.add("div", d.graph.add("convert", numbers, type=d.ttype), share))
+
+
+STEPS: Mapping[str, Callable[[Drawn, str, str], str]] = {
+    "unary": _unary,
+    "binary": lambda d, a, b: d.graph.add(d.random.choice(BINARY), a, b),
+    "row": lambda d, a, b: d.graph.add("mul", a, d.row),
+    "softmax": _softmax,
+    "turned": _turned,
+    "joined": _joined,
+    "counted": _counted,
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_open_chain(seed: int) -> None:
+    drawn = Drawn(seed)
+    graph = drawn.chain()
+    if row_axes(graph, graph.outputs) is None:
+        return  # the partition cuts it
+    for moves in drawn.random.sample(ranked(graph), min(2, len(ranked(graph)))):
+        try:
+            function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", moves.mapping)
+        except ScheduleError:  # tiles need alignments that the emitter looks for
+            assert moves.mapping.tile[0] or moves.mapping.spread > 1
+            continue
+        for sizes in SIZES:
+            check(graph, function, sizes, drawn.ttype, seed)
+
+
+def check(graph: Graph, function: object, sizes: Mapping[str, int], ttype: str, seed: int) -> None:
+    """Simulate a kernel for sizes and compare with the reference."""
+    rng, fixed, dtype = np.random.default_rng(seed), bind(graph, sizes), DTYPES[ttype]
+    inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(dtype) for node in fixed.inputs]
+    exact = evaluate(fixed, inputs)
+    outputs = [np.full(fixed.tile(value).known_shape, np.nan, dtype) for value in fixed.outputs]
+    numbers = [sizes[name] for name in size_names(graph)]
+    first = len(numbers) + len(inputs)
+    places = tuple(range(first, first + len(outputs)))
+    result = simulate_launch(function, [*numbers, *inputs, *outputs], outputs=places)
+    assert not result.findings, result.report()
+    for got, want in zip(outputs, exact if isinstance(exact, tuple) else (exact,), strict=True):
+        bound = BOUNDS[ttype] * max(1.0, float(np.abs(want).max()))
+        np.testing.assert_allclose(got.astype(np.float64), want, atol=bound)
+
+
+CPU_SEEDS = (3, 7, 20, 31)
+"""A hundred others have been tried."""
+
+
+def test_open_chains_on_cpus() -> None:
+    """One kernel of this machine for several sizes, none and many elements among them."""
+    found = {seed: Drawn(seed, ("float32",)).chain() for seed in CPU_SEEDS}
+    found = {seed: graph for seed, graph in found.items() if row_axes(graph, graph.outputs) is not None}
+    kernels = chain_kernels(list(found.values()), host_cpu())
+    for (seed, graph), kernel in zip(found.items(), kernels, strict=True):
+        entry = load_entry(kernel, "cpu")
+        for sizes in (*SIZES, {"a": 70, "b": 90}):
+            fixed, rng = bind(graph, sizes), np.random.default_rng(seed)
+            shapes = [node.tile.known_shape for node in fixed.inputs]
+            arrays = [rng.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+            exact = evaluate(fixed, arrays)
+            outputs = [torch.full(fixed.tile(value).known_shape, torch.nan) for value in fixed.outputs]
+            numbers = (sizes[name] for name in size_names(graph))
+            entry(*numbers, *map(torch.from_numpy, arrays), *outputs)
+            for got, want in zip(outputs, exact if isinstance(exact, tuple) else (exact,), strict=True):
+                bound = BOUNDS["float32"] * max(1.0, float(np.abs(want).max()))
+                np.testing.assert_allclose(got.double().numpy(), want, atol=bound)
