@@ -189,6 +189,7 @@ class Site:
             or len(self.failures) > MAX_FAILURES
         ):
             self.dead = True
+            self.take_back()
         else:
             self.poisoned.add(origin)
 
@@ -321,6 +322,8 @@ class Captured:
             if here.dead:
                 why = f"a continuation cannot be recorded: {here.failures[-1:]}"
                 self.given_up = self.given_up or why
+                for site in (*self.entries.values(), *self.sites.values()):
+                    site.take_back()
             return continue_run(self, here, roots, record=record)
         if not record:
             self.calls["eager"] += 1
@@ -347,7 +350,7 @@ class Captured:
         """Drop the records that end at a branch, or know only one side of it."""
         for site in (*self.entries.values(), *self.sites.values()):
             dropped = [record for record in site.records if branch in record.branches]
-            if dropped:
+            if dropped and not site.dead and not self.given_up:
                 site.parked = dropped
                 site.keep_only(record for record in site.records if branch not in record.branches)
                 site.spare = [*dropped, *site.spare][: MAX_RECORDS if site.forks else 0]
