@@ -36,6 +36,7 @@ from schedules.legal import (
 from schedules.rules import RULES, Rule, serves
 from schedules.schedule import CpuSchedule, GpuSchedule, Plan, Schedule
 from schedules.segments import cover, octave_weights, segments, token_grid
+from schedules.spilling import is_known_to_spill
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -342,6 +343,7 @@ def rank(
         for pipeline in _serving(gemm, pipelines_for(device, m, full=full or wide))
         if device.cores_for(gemm.activation, pipeline)
         for schedule in tilings(gemm, device, pipeline, m, full=full)
+        if not is_known_to_spill(gemm, device, schedule)
     ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")

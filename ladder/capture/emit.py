@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import compress, groupby
+from operator import not_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +21,7 @@ from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, Record
+from ladder.capture.tensor_memory import Watched, can_watch
 from ladder.capture.tensors import (
     STATE,
     Aliasing,
@@ -32,6 +38,23 @@ if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
 
 
+FEW = 8
+"""Tensors that are asked as quickly as their memory is read."""
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put garbage collection off: what a record is made of stays, and is much to look through."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
 def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     """Return the record of the machine's segment, which ends with `ending`, as `plan` says if it is split."""
     segment = machine.segment
@@ -115,39 +138,69 @@ def split_ending(segment: Segment, plan: Plan) -> Ending:
     return Ending(lines, plan.uses, branches={plan.site} if plan.site.forks else set())
 
 
-def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
-    """Return one bulk check of the metadata of tensors; what it cannot check is checked one by one.
+Open = tuple[Node, frozenset[int]]
+"""A tensor, and which of its extents are left open."""
 
-    The second form of it returns the paths of the extents that differ.
+
+def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
+    """Return bulk checks of the metadata of tensors; what they cannot check is checked one by one.
+
+    The second form returns the paths of the extents that differ.
     """
-    bulk: list[tuple[Node, frozenset[int]]] = []
+    bulk: list[Open] = []
     entry = segment.entry_state, segment.entry_autocast
     usable = (torch_state(), autocast_state()) == entry and not segment.state_written
     for node, before, rows, left_open in segment.metadata:
         if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
             bulk.append((node, left_open))
         else:
-            for text, why in rows:
-                segment.check(text, why)
+            _check_each(segment, rows)
     bulk.sort(key=lambda pair: pair[0].pinned)
-    check = bulk_check([node.obj for node, _ in bulk], [left_open for _, left_open in bulk])
-    if check is None:
+    stays = [node.pinned and not left_open and can_watch(node.obj) for node, left_open in bulk]
+    if sum(stays) < FEW:
+        stays = [False] * len(bulk)
+    asked, watched = [*compress(bulk, map(not_, stays))], [*compress(bulk, stays)]
+    checks = [
+        bulk_check([node.obj for node, _ in pairs], [o for _, o in pairs]) for pairs in (asked, watched)
+    ]
+    if any(pairs and check is None for pairs, check in zip((asked, watched), checks, strict=True)):
         chosen = {id(node) for node, _ in bulk}
         for node, _, rows, _ in segment.metadata:
-            if id(node) in chosen:
-                for text, why in rows:
-                    segment.check(text, why)
+            _check_each(segment, rows if id(node) in chosen else [])
         return [], []
     for node, left_open in bulk:
         if left_open:
             segment.check(f"{node.var}.is_contiguous()", f"{segment.paths.get(node.var)} is contiguous")
-    pinned = tuple(node.obj for node, _ in bulk if node.pinned)
-    given = [node for node, _ in bulk if not node.pinned]
-    names = "".join(f"{node.var}, " for node in given)
     segment.checks.append(Check("True", None, f"metadata of {len(bulk)} tensors", None))
+    pairs = [*_asking(segment, asked, checks[0]), *_watching(segment, watched, checks[1])]
+    return [line for line, _ in pairs], [learning for _, learning in pairs]
+
+
+def _check_each(segment: Segment, rows: list[tuple[str, str]]) -> None:
+    for text, why in rows:
+        segment.check(text, why)
+
+
+def _asking(segment: Segment, tensors: list[Open], check: Any) -> Iterator[tuple[str, str]]:
+    """Yield the line that asks tensors for their metadata, in both forms."""
+    if not tensors:
+        return
+    given = [node for node, _ in tensors if not node.pinned]
+    names = "".join(f"{node.var}, " for node in given)
+    pinned = segment.constant(tuple(node.obj for node, _ in tensors if node.pinned))
     differs = Differing([segment.paths.get(node.var, "") for node in given], [node.obj for node in given])
-    condition = f"if not {segment.constant(check)}({names}*{segment.constant(pinned)}): return "
-    return [condition + str(len(segment.checks))], [condition + f"{segment.constant(differs)}({names})"]
+    condition = f"if not {segment.constant(check)}({names}*{pinned}): return "
+    yield f"{condition}{len(segment.checks)}", f"{condition}{segment.constant(differs)}({names})"
+
+
+def _watching(segment: Segment, tensors: list[Open], check: Any) -> Iterator[tuple[str, str]]:
+    """Yield the line that compares the memory of tensors that stay, in both forms."""
+    if not tensors:
+        return
+    memory = Watched([node.obj for node, _ in tensors], check)
+    same, again = segment.constant(memory.same), segment.constant(memory.again)
+    line = f"if not ({same}() or {again}()): return {len(segment.checks)}"
+    yield line, line
 
 
 def _guard_lines(
@@ -243,6 +296,15 @@ def _open_examples(segment: Segment) -> list[Any]:
     return [opened(var, example) for _, var, example in segment.placeholders]
 
 
+def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
+    """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
+    for constant, run in groupby(names, segment.space.__contains__):
+        if constant:
+            yield f"*{segment.constant(tuple(segment.space[name] for name in run))}"
+        else:
+            yield from run
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
@@ -264,7 +326,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
-    call = f"{segment.constant(compiled)}({', '.join(var for var, _ in inputs)})"
+    call = f"{segment.constant(compiled)}({', '.join(_spread(segment, [var for var, _ in inputs]))})"
     names = "".join(f"{node.var}, " for node in wanted)
     failed = f"return ({segment.constant(FAILED)}, None)"
     grad, autocast = segment.entry_state[STATE.index(torch.is_grad_enabled)], segment.entry_autocast

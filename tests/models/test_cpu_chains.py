@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks.chain_programs import PROGRAMS
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder
+from ladder.lower.chain import emit_chain
 from ladder.partition import partition, simplify
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.model.chains import chain_kernels
@@ -61,3 +62,45 @@ def test_a_copy_joins_the_chain_that_it_follows() -> None:
     parts = partition(graph)
     assert [part.kind for part in parts] == ["chain", "view", "view"]
     assert {"concat", "transpose"} <= set(parts[0].operators)
+
+
+TURNED = {
+    "matrix": ((70, 45), (1, 0)),
+    "channels last": ((2, 40, 6, 11), (0, 2, 3, 1)),
+    "channels first": ((2, 6, 11, 40), (0, 3, 1, 2)),
+    "batch": ((3, 33, 17), (0, 2, 1)),
+    "planes": ((20, 3, 32), (2, 1, 0)),
+    "heads": ((2, 5, 16, 24), (0, 2, 1, 3)),
+}
+"""Shape and permutation; the last one leaves the last axis where it is."""
+
+
+@pytest.mark.parametrize("ttype", ["float32", "bfloat16", "float16", "int32"])
+@pytest.mark.parametrize("case", TURNED)
+def test_transposes_are_turned_in_registers(case: str, ttype: str) -> None:
+    shape, order = TURNED[case]
+    g = GraphBuilder("turned")
+    x = g.input("x", ttype, shape)
+    turned = g.add("transpose", g.add("relu", x), permutation=order)
+    y = g.input("y", ttype, tuple(shape[axis] for axis in order))
+    graph = g.finish(g.add("add", turned, y))
+    dtype = getattr(torch, ttype)
+    a, other = (torch.randint(-100, 100, graph.tile(name).known_shape).to(dtype) for name in (x, y))
+    result = torch.zeros_like(other)
+    device = get_device(target_of(torch.device("cpu")))
+    assert ("Shuffle" in emit_chain(graph, device, "chain").script()) == (case != "heads")
+    entry = load_entry(*chain_kernels([graph], device), "cpu")
+    entry(a, other, result)
+    assert torch.equal(result, torch.relu(a).permute(order) + other)
+
+
+@pytest.mark.parametrize("size", [5, 37, 64])
+def test_transposes_of_open_sizes_are_turned(size: int) -> None:
+    g = GraphBuilder("turned")
+    x = g.input("x", "float32", (2, "s", 40))
+    graph = g.finish(g.add("transpose", g.add("relu", x), permutation=(0, 2, 1)))
+    device = get_device(target_of(torch.device("cpu")))
+    assert "Shuffle" in emit_chain(graph, device, "chain").script()
+    a, result = torch.randn(2, size, 40), torch.zeros(2, 40, size)
+    load_entry(*chain_kernels([graph], device), "cpu")(size, a, result)
+    assert torch.equal(result, torch.relu(a).transpose(1, 2))

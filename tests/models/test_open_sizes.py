@@ -180,7 +180,7 @@ def test_extents_are_compiled() -> None:
     )
     now = Now(("a",))
     numbers = now.numbers(("2*a", 3))
-    now.sizes = (5,)
+    now.known = now.evaluated((5,))
     assert numbers() == (10, 3)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -12,6 +13,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
+from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
 from ladder.lower.chain.values import Index, computed_type, stored_type
@@ -34,9 +36,6 @@ LONGEST = 1 << 13
 ROW = 256
 """Elements of a row below which more axes are taken together."""
 
-SERIAL = 1 << 14
-"""Elements below which one thread does all: starting threads costs more."""
-
 
 class CpuNest(Nest):
     """Rows over threads, columns in vectors; one kernel being emitted."""
@@ -45,6 +44,8 @@ class CpuNest(Nest):
         super().__init__(chain)
         self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
         self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
+        self.turned: dict[Any, Expr] = {}
+        """Bits of elements that lie turned in a scratch, by input and address."""
         self.merged = self.merged_axes()
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
@@ -72,13 +73,20 @@ class CpuNest(Nest):
 
     def load(self, name: str, index: Index) -> Expr:
         kind = self.graph.tile(name).ttype.name
+        place = tvm_ffi.structural_hash(self.address(name, index)) if self.turned else None
+        if (name, place) in self.turned:
+            return from_bits(self.turned[name, place], kind)
         value, wanted = self.buffers[name][index or (0,)], computed_type(kind)
         if kind in ("float16", "bfloat16"):
             return as_float(value, kind)
         return value if stored_type(kind) == wanted else T.Cast(wanted, value)
 
     def emit(self) -> None:
-        """Emit the rows and, in each, every result: by one thread where there are few elements."""
+        """Emit tiles where an input lies along other axes, else the rows and, in each, every result."""
+        tiles = CpuTiles.of(self)
+        if tiles is not None:
+            tiles.emit()
+            return
         extents = self.row_extents()
         shape = self.graph.tile(self.graph.outputs[0]).shape[: self.rows]
         count = extents[0] if len(extents) == 1 else self.extent(product(shape))
@@ -112,11 +120,7 @@ class CpuNest(Nest):
         self.prepare(value, (*row, *probes), probes)
 
         def element(index: Index) -> None:
-            self.prepare(value, (*row, *index), ())
-            with self.values.keeping(b.bind):
-                found = self.stored(value, self.values.at(value, (*row, *index)))
-            with self.placed(value, [(*row, *index)]) as (place,):
-                b.store(self.results[value], found, *(place or (0,)))
+            self.element(value, (*row, *index))
 
         if self.merged > 1:
             total = self.extent(product(self.graph.tile(value).shape[self.rows :]))
@@ -143,6 +147,14 @@ class CpuNest(Nest):
             )
         else:
             element(())
+
+    def element(self, value: str, index: Index) -> None:
+        """Emit one element of a result."""
+        self.prepare(value, index, ())
+        with self.values.keeping(b.bind):
+            found = self.stored(value, self.values.at(value, index))
+        with self.placed(value, [index]) as (place,):
+            b.store(self.results[value], found, *(place or (0,)))
 
     def each_column(
         self, value: str, row: Index, columns: Sequence[Expr], probes: Index, element: Callable[[Index], None]
@@ -230,3 +242,11 @@ class CpuNest(Nest):
         for lane in range(1, lanes):
             total = it.combine(total, sums[lane])
         self.keep_cell(node, index, b.bind(total))
+
+
+def from_bits(bits: Expr, kind: str) -> Expr:
+    """Return an element of a type as it is computed with, from its bits."""
+    if kind == "bfloat16":
+        return T.reinterpret("float32", T.shift_left(T.Cast("uint32", bits), T.uint32(16)))
+    value, wanted = T.reinterpret(stored_type(kind), bits), computed_type(kind)
+    return value if stored_type(kind) == wanted else T.Cast(wanted, value)

@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.scalars import kept
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 from tile_types.errors import ScheduleError
@@ -40,7 +41,7 @@ def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> 
     if args.bias is not None:
         value = value + T.Cast("float32", args.bias[n])
     for name in gemm.epilogue:
-        value = unary(name, value)
+        value = unary(name, kept(value))
     return value
 
 

@@ -23,7 +23,7 @@ from ladder.runtime.model.library import (
 )
 from ladder.runtime.model.memory import Block, Result, divided
 from ladder.runtime.model.plan import Step
-from ladder.runtime.model.sizes import Now, Sizes, evaluator, is_fixed
+from ladder.runtime.model.sizes import Now, Sizes, evaluator
 from ladder.runtime.threads import keep_apart
 from targets import get_device
 from tile_types.errors import ShapeError
@@ -49,11 +49,17 @@ class State:
     ----------
     buffers
         Memory of results of open shapes, in order.
+    extents
+        What steps ask for, as `Now.known` has it.
+    some_empty
+        Whether a tensor that a chain of open sizes reads or writes has no elements.
     replay
         The CUDA graph; None on CPUs.
     """
 
     buffers: list[torch.Tensor]
+    extents: list[tuple[int, ...]]
+    some_empty: bool
     replay: Replay | None
 
 
@@ -85,8 +91,10 @@ class Frame:
         for name, tensor in owner.held.items():
             self.slots[self.slot[name]] = tensor
         chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
-        values = {value for part in chains for value in (*part.inputs, *part.outputs)}
-        self.counted = {value: evaluator(plan.tiles[value].shape, self.now.names) for value in values}
+        shapes = {plan.tiles[value].shape for part in chains for value in (*part.inputs, *part.outputs)}
+        self.counted = [evaluator(shape, self.now.names) for shape in shapes]
+        self.sizes: Sizes = ()
+        self.some_empty = False
         self.steps: list[tuple[Bound, tuple[int, ...]]] = []
         self._bind(plan.steps)
 
@@ -97,13 +105,13 @@ class Frame:
 
     def enter(self, sizes: Sizes) -> State:
         """Let the steps run for these sizes from now on."""
-        self.now.sizes = sizes
         state = self.states.get(sizes)
         if state is None:
             state = self._opened(sizes)
         elif len(self.states) > 1:  # the last used is the last to go
             self.states[sizes] = self.states.pop(sizes)
-        self.buffers = state.buffers
+        self.sizes, self.buffers, self.now.known = sizes, state.buffers, state.extents
+        self.some_empty = state.some_empty
         return state
 
     def _opened(self, sizes: Sizes) -> State:
@@ -114,11 +122,9 @@ class Frame:
         ShapeError
             If a chain would read or write a tensor of so many elements that 32 bits do not count them.
         """
-        for value, shape in self.counted.items():
-            if prod(shape(sizes)) > MOST:
-                raise ShapeError(
-                    f"{value} has more than {MOST} elements: chains of open sizes do not count on"
-                )
+        elements = [prod(shape(sizes)) for shape in self.counted]
+        if max(elements, default=0) > MOST:
+            raise ShapeError(f"a tensor has more than {MOST} elements: chains of open sizes do not count on")
         grown = self.open.grown
         buffers = self.open.buffers(sizes)
         if self.open.grown != grown:
@@ -126,7 +132,8 @@ class Frame:
         elif len(self.states) >= STATES:
             self.states.pop(next(iter(self.states)))
         replay = Replay(self) if self.owner.where.type == "cuda" else None
-        self.states[sizes] = state = State(buffers, replay)
+        extents = self.now.evaluated(sizes)
+        self.states[sizes] = state = State(buffers, extents, 0 in elements, replay)
         return state
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -166,7 +173,7 @@ class Frame:
 
     def total(self) -> int:
         """Return the bytes of intermediate results side by side, of the sizes of the last call."""
-        return self.fixed.total(()) + self.open.total(self.now.sizes)
+        return self.fixed.total(()) + self.open.total(self.sizes)
 
     def _results(self) -> list[Result]:
         """Return what steps of ours write and what is no result of the plan."""
@@ -231,11 +238,6 @@ class Frame:
         """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
-    def is_never_empty(self, step: Step) -> bool:
-        """Tell whether a step writes something whatever the sizes are."""
-        shapes = [self.owner.plan.tiles[value].shape for value in step.part.outputs]
-        return any(is_fixed(shape) and 0 not in shape for shape in shapes)
-
 
 def _writes_in_place(step: Step) -> bool:
     """Tell whether a step writes into memory that it is given."""
@@ -246,7 +248,7 @@ def _writes_in_place(step: Step) -> bool:
 
 def _bind_chain(frame: Frame, step: Step) -> Bound:
     entry: Any = frame.owner.kernels.get(step.entry)  # none where every result is known to be empty
-    numbers, checked = frame.now.numbers(step.sizes), not frame.is_never_empty(step)
+    numbers = frame.now.numbers(step.sizes)
     in_place = set(written(step.part).values())
     reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
@@ -261,7 +263,7 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
         for slot, target in writes:
             slots[slot] = result = target()
             results.append(result)
-        if checked and not any(result.numel() for result in results):
+        if (entry is None or frame.some_empty) and not any(result.numel() for result in results):
             return
         into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
         entry(*numbers(), *map(_at_least_1d, operands), *map(_at_least_1d, into))

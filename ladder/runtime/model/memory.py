@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from operator import le
 
 import torch
 
@@ -53,10 +54,6 @@ class Result:
     first: int
     last: int
 
-    def lifetime(self, shape: Sequence[int]) -> Lifetime:
-        """Return its lifetime with a number of bytes."""
-        return Lifetime(self.name, prod(shape) * self.dtype.itemsize, self.first, self.last)
-
 
 class Block:
     """Memory of results whose lifetimes decide what overlaps.
@@ -73,8 +70,10 @@ class Block:
 
     def __init__(self, results: Sequence[Result], names: tuple[str, ...], where: torch.device) -> None:
         self.results, self.where = list(results), where
-        self._shapes = [evaluator(result.shape, names) for result in results]
-        self._layouts: dict[Sizes, Arena] = {}
+        shapes = dict.fromkeys(result.shape for result in self.results)
+        self._shapes = [evaluator(shape, names) for shape in shapes]
+        self._which = [list(shapes).index(result.shape) for result in self.results]
+        self._layouts: dict[Sizes, tuple[Arena, list[int]]] = {}
         self.memory = torch.empty(0, dtype=torch.uint8, device=where)
         self.grown = 0
         """How often the memory was replaced."""
@@ -82,36 +81,49 @@ class Block:
     def buffers(self, sizes: Sizes) -> list[torch.Tensor]:
         """Return the memory of every result, in order."""
         shapes = [shape(sizes) for shape in self._shapes]
-        arena = self._arena(sizes, shapes)
+        arena = self._arena(sizes, [prod(shape) for shape in shapes])
         if arena.nbytes > self.memory.numel():
             self.memory = torch.empty(arena.nbytes, dtype=torch.uint8, device=self.where)
             self.grown += 1
+        strides = [contiguous(shape) for shape in shapes]
+        typed = {dtype: self.memory.view(dtype) for dtype in {result.dtype for result in self.results}}
         return [
-            self._view(result, shape, arena.offsets[result.name])
-            for result, shape in zip(self.results, shapes, strict=True)
+            typed[result.dtype].as_strided(shapes[at], strides[at], offset // result.dtype.itemsize)
+            for result, at, offset in zip(self.results, self._which, arena.offsets.values(), strict=True)
         ]
 
     def total(self, sizes: Sizes) -> int:
         """Return the bytes of all results side by side."""
-        pairs = zip(self.results, self._shapes, strict=True)
-        return sum(result.lifetime(shape(sizes)).nbytes for result, shape in pairs)
+        counts = [prod(shape(sizes)) for shape in self._shapes]
+        return sum(lifetime.nbytes for lifetime in self._lifetimes(counts))
 
-    def _arena(self, sizes: Sizes, shapes: Sequence[Sequence[int]]) -> Arena:
-        """Return a layout with room for shapes: that of their class if each fits there."""
+    def _arena(self, sizes: Sizes, counts: list[int]) -> Arena:
+        """Return a layout with room for numbers of elements: that of their class if all fit there."""
         key = tuple(map(rounded_up, sizes))
-        most: list[Sequence[int]] = [shape(key) for shape in self._shapes]
-        fits = all(prod(a) <= prod(b) for a, b in zip(shapes, most, strict=True))
-        key, most = (key, most) if fits else (sizes, list(shapes))
         if key not in self._layouts:
-            if len(self._layouts) >= KEPT_LAYOUTS:
-                self._layouts.pop(next(iter(self._layouts)))
-            pairs = zip(self.results, most, strict=True)
-            self._layouts[key] = lay_out([result.lifetime(shape) for result, shape in pairs])
-        return self._layouts[key]
+            self._keep(key, [prod(shape(key)) for shape in self._shapes])
+        arena, most = self._layouts[key]
+        return arena if all(map(le, counts, most)) else self._keep(sizes, counts)
 
-    def _view(self, result: Result, shape: Sequence[int], offset: int) -> torch.Tensor:
-        nbytes = prod(shape) * result.dtype.itemsize
-        return self.memory[offset : offset + nbytes].view(result.dtype).view(shape)
+    def _keep(self, key: Sizes, counts: list[int]) -> Arena:
+        """Return the layout for numbers of elements, and keep it as that of a class."""
+        if len(self._layouts) >= KEPT_LAYOUTS:
+            self._layouts.pop(next(iter(self._layouts)))
+        found = lay_out(self._lifetimes(counts))
+        arena = Arena({result.name: found.offsets[result.name] for result in self.results}, found.nbytes)
+        self._layouts[key] = arena, counts
+        return arena
+
+    def _lifetimes(self, counts: Sequence[int]) -> list[Lifetime]:
+        return [
+            Lifetime(result.name, counts[at] * result.dtype.itemsize, result.first, result.last)
+            for result, at in zip(self.results, self._which, strict=True)
+        ]
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of elements that lie one after the other."""
+    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def rounded_up(size: int) -> int:

@@ -28,17 +28,23 @@ DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
 
 
 class Now:
-    """The symbolic sizes of the call at hand.
+    """The symbolic sizes of the call at hand, and all extents that steps ask for.
 
     Parameters
     ----------
     names
-        Of the sizes, in the order in which `sizes` has them.
+        Of the sizes, in the order in which `evaluated` takes them.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.sizes: Sizes = ()
+        self.asked: dict[tuple[Extent, ...], int] = {}
+        self.known: list[tuple[int, ...]] = []
+        """Of the call at hand, in the order in which they were asked for."""
+
+    def evaluated(self, sizes: Sizes) -> list[tuple[int, ...]]:
+        """Return what `known` is for sizes."""
+        return [evaluator(extents, self.names)(sizes) for extents in self.asked]
 
     def numbers(self, extents: Sequence[Extent]) -> Numbers:
         """Return what gives extents as numbers.
@@ -51,8 +57,9 @@ class Now:
         if is_fixed(extents):
             fixed = tuple(int(extent) for extent in extents)
             return lambda: fixed
-        found = evaluator(tuple(extents), self.names)
-        return lambda: found(self.sizes)
+        evaluator(tuple(extents), self.names)
+        at = self.asked.setdefault(tuple(extents), len(self.asked))
+        return lambda: self.known[at]
 
 
 def is_fixed(extents: Sequence[Extent]) -> bool:

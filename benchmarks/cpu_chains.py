@@ -1,0 +1,102 @@
+"""Times memory-bound chains that turn their input on this CPU, beside torch.
+
+``python -m benchmarks.cpu_chains --threads 1``: microseconds of the kernel of each chain and of eager torch,
+which take turns; the least and the median of all rounds. Torch allocates its results, as it does in a model;
+plans of Ladder have their memory before. No GPU is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from benchmarks.chain_programs import PROGRAMS
+from benchmarks.harness import command
+from ladder.frontend.torch_fx import import_fx
+from ladder.partition import simplify
+from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.model.chains import chain_kernels
+from targets import get_device
+
+Function = Callable[..., Any]
+
+
+def channels_first(x: Any) -> Any:
+    """Return NCHW of NHWC."""
+    return torch.relu(x).permute(0, 3, 1, 2).contiguous()
+
+
+CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "NCHW to NHWC, bias, ReLU": (PROGRAMS["channels_last"].function, ((8, 64, 56, 56), (64,))),
+    "the same, deeper": (PROGRAMS["channels_last"].function, ((8, 512, 14, 14), (512,))),
+    "NHWC to NCHW, ReLU": (channels_first, ((8, 56, 56, 64),)),
+    "sum with a transposed matrix": (PROGRAMS["add_transposed"].function, ((2048, 2048),) * 2),
+    "gated linear unit, time last": (PROGRAMS["transposed_glu"].function, ((8, 400, 1024),)),
+    "norm of transposed rows": (PROGRAMS["transposed_norm"].function, ((8, 96, 56, 56), (96,), (96,))),
+}
+"""Name -> function, shapes of its arguments."""
+
+
+def measured(function: Function, arguments: list[Any], rounds: int) -> dict[str, Any]:
+    """Return microseconds of the kernel and of torch (least, median), and the kernel's error."""
+    graph = simplify(import_fx(make_fx(function)(*arguments), arguments).graph)
+    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    entry = load_entry(kernel, "cpu")
+    (output,) = graph.outputs
+    result = torch.empty(graph.tile(output).known_shape, dtype=arguments[0].dtype)
+    calls: dict[str, Callable[[], Any]] = {
+        "ladder": lambda: entry(*arguments, result),
+        "torch": lambda: function(*arguments),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append((time.perf_counter() - start) * 1e6)
+    exact = function(*(x.double() for x in arguments))
+    found = {name: [round(min(t), 1), round(statistics.median(t), 1)] for name, t in times.items()}
+    return {**found, "error": float((result.double() - exact).norm() / exact.norm())}
+
+
+def main() -> None:
+    """Measure, print, and write a file if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(options.threads)
+    torch.set_num_threads(options.threads)
+    rows = []
+    for name, (function, shapes) in CASES.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            arguments = [torch.randn(shape).to(dtype) for shape in shapes]
+            row = {"chain": name, "type": str(dtype).removeprefix("torch.")}
+            rows.append({**row, **measured(function, arguments, options.rounds)})
+            print(json.dumps(rows[-1]), flush=True)
+    if options.output:
+        facts = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": command(),
+            "processor": get_device(target_of(torch.device("cpu"))).title,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "load": round(os.getloadavg()[0], 1),
+            "unit": "us: least, median",
+        }
+        options.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Tiles that CPUs turn in registers: read along one axis, used along another.
+
+A chain whose input is contiguous along an axis that is not its result's last one (a transpose lies between)
+would touch a line of memory per element. Here `SIDE` rows by `SIDE` columns are read in vectors along the
+rows, turned by shuffles, and used from the first-level cache as if the input lay as the result does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import tvm_ffi
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.ir.extents import product
+from ladder.lower import builder as b
+from ladder.lower.chain.nest import BYTES, is_zero, uses
+from ladder.lower.chain.values import Index, stored_type
+from ladder.lower.cpu import vectors as v
+from ladder.partition.rows import REDUCTIONS
+
+if TYPE_CHECKING:
+    from ladder.lower.chain.cpu import CpuNest
+
+Expr = Any
+
+SIDE = 16
+"""Rows and columns that are turned at once."""
+
+SERIAL = 1 << 14
+"""Elements below which one thread does all: starting threads costs more."""
+
+SUBTILES = (4, 2, 1)
+"""Tiles of neighbouring rows that one thread takes in turn, most first: whole lines are read together."""
+
+
+@dataclass(frozen=True)
+class Turned:
+    """One read that goes through registers.
+
+    Parameters
+    ----------
+    position
+        Which of the reads of an element it is.
+    name, bits
+        The input, and the bits of its elements.
+    """
+
+    position: int
+    name: str
+    bits: int
+
+
+@dataclass
+class CpuTiles:
+    """The tiles of one kernel.
+
+    Parameters
+    ----------
+    nest
+        The kernel.
+    axes
+        (first, last) of the result's axes that count as a tile's rows; those behind count as its columns.
+    turned
+        What goes through registers.
+    """
+
+    nest: CpuNest
+    axes: tuple[int, int]
+    turned: list[Turned]
+
+    @classmethod
+    def of(cls, nest: CpuNest) -> CpuTiles | None:
+        """Return the tiles of a chain with the most axes as rows; None if it has none."""
+        shapes = {nest.graph.tile(value).shape for value in nest.graph.outputs}
+        reduced = any(node.operator in REDUCTIONS for node in nest.graph.nodes)
+        if reduced or nest.puts or len(shapes) > 1:
+            return None
+        lasts = range(len(shapes.pop()) - 2, -1, -1)
+        for axes in ((first, last) for last in lasts for first in range(last + 1)):
+            tiles = cls(nest, axes, [])
+            tiles.turned = tiles.along_rows()
+            if tiles.turned:
+                return tiles
+        return None
+
+    def __post_init__(self) -> None:
+        nest, (first, last) = self.nest, self.axes
+        shape = nest.graph.tile(nest.graph.outputs[0]).shape
+        extents = [nest.extent(extent) for extent in shape]
+        self.outer, self.group, self.behind = extents[:first], extents[first : last + 1], extents[last + 1 :]
+        self.rows, self.columns = (
+            nest.extent(product(s)) for s in (shape[first : last + 1], shape[last + 1 :])
+        )
+        count = product(shape)
+        self.serial = isinstance(count, int) and count < SERIAL
+
+    def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
+        """Return an element's index."""
+        return (*outer, *self.nest.unravelled(row, self.group), *self.nest.unravelled(column, self.behind))
+
+    def along_rows(self) -> list[Turned]:
+        """Return the reads whose neighbours along rows, and not along columns, are neighbours in memory."""
+        nest = self.nest
+        if any(isinstance(e, int) and e < SIDE for e in (self.rows, self.columns)):
+            return []
+        outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
+        row, column = nest.probe("row", self.rows), nest.probe("column", self.columns - 1)
+        with nest.values.only_loads():
+            reads = self.reads(self.place(outer, row, column))
+            nest.values.forget()
+            below = self.reads(self.place(outer, row, column + 1))
+            if nest.values.open:
+                return []  # joins and borders take loops that are cut
+        found = []
+        for position, ((name, index), other) in enumerate(zip(reads, below, strict=True)):
+            size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 8)
+            address = nest.address(name, index)
+            across = nest.values.simplified(nest.address(*other) - address)
+            along = uses(address, (row,)) and not uses(nest.values.simplified(address - row), (row,))
+            if size <= 4 and along and not _small(across):
+                found.append(Turned(position, name, 8 * size))
+        return found
+
+    def reads(self, place: Index) -> list[tuple[str, Index]]:
+        """Return what the results at a place read, in order; call it within `Values.only_loads`."""
+        return [read for value in self.nest.graph.outputs for read in self.nest.reads(value, place)]
+
+    # ---- loops ---------------------------------------------------------------------------------------
+    def emit(self) -> None:
+        """Emit the whole tiles, then what is beside them, element by element."""
+        nest = self.nest
+        whole = nest.values.simplified(tirx.floordiv(self.rows, SIDE))
+        together = next(n for n in SUBTILES if n == 1 or (isinstance(whole, int) and whole % n == 0))
+        down = nest.values.simplified(tirx.floordiv(whole, together))
+        across = nest.values.simplified(tirx.floordiv(self.columns, SIDE))
+        with self.over(down) as (outer, tile):
+            squares = [v.scratch(SIDE * SIDE, f"uint{turned.bits}") for turned in self.turned]
+            with b.loop(across) as block, nest.ranged(block, across):
+                for sub in range(together):
+                    row = nest.values.simplified(tile * (together * SIDE) + sub * SIDE)
+                    self.square(outer, row, block * SIDE, squares)
+            self.beside(outer, tile * (together * SIDE), together * SIDE, across * SIDE)
+        self.below(whole)
+
+    @contextmanager
+    def over(self, rows: Expr) -> Iterator[tuple[list[Expr], Expr]]:
+        """Emit a loop over threads; yields the axes outside the rows, and the row."""
+        count: Expr = rows
+        for extent in self.outer:
+            count = count * extent
+        loop = b.loop(count) if self.serial else v.parallel(count)
+        with loop as number, self.nest.ranged(number, count):
+            *outer, row = self.nest.unravelled(number, [*self.outer, rows])
+            yield outer, row
+        self.nest.values.forget()
+
+    def square(self, outer: Sequence[Expr], row: Expr, column: Expr, squares: Sequence[Any]) -> None:
+        """Emit one tile: its reads turned, then its results."""
+        nest = self.nest
+        for turned, square in zip(self.turned, squares, strict=True):
+            vectors = [self.read(turned, outer, row, column + at) for at in range(SIDE)]
+            for at, value in enumerate(transposed(vectors)):
+                b.store(square, value, v.lanes(at * SIDE, SIDE))
+        with (
+            b.loop(SIDE) as at,
+            nest.ranged(at, SIDE),
+            b.vector(SIDE) as lane,
+            nest.ranged(lane, SIDE),
+        ):
+            place = self.place(outer, row + at, column + lane)
+            self.offer(place, [square[at * SIDE + lane] for square in squares])
+            for value in nest.graph.outputs:
+                nest.element(value, place)
+        nest.turned.clear()
+        nest.values.forget()
+
+    def read(self, turned: Turned, outer: Sequence[Expr], row: Expr, column: Expr) -> Expr:
+        """Return ``SIDE`` neighbouring rows of a column, as bits."""
+        nest = self.nest
+        with nest.values.only_loads():
+            reads = self.reads(self.place(outer, row, column))
+        name, index = reads[turned.position]
+        vector = nest.buffers[name][(*index[:-1], v.lanes(index[-1], SIDE))]
+        return b.bind(T.reinterpret(f"uint{turned.bits}x{SIDE}", vector))
+
+    def offer(self, place: Index, bits: Sequence[Expr]) -> None:
+        """Let the turned reads at a place be bits that are known."""
+        nest = self.nest
+        with nest.values.only_loads():
+            reads = self.reads(place)
+        for turned, value in zip(self.turned, bits, strict=True):
+            name, index = reads[turned.position]
+            nest.turned[name, tvm_ffi.structural_hash(nest.address(name, index))] = value
+
+    def beside(self, outer: Sequence[Expr], first: Expr, rows: int, done: Expr) -> None:
+        """Emit the columns of some rows that no tile has."""
+        nest = self.nest
+        rest = nest.values.simplified(self.columns - done)
+        if is_zero(rest):
+            return
+        with b.loop(rows) as at, nest.ranged(at, rows), b.loop(rest) as column, nest.ranged(column, rest):
+            for value in nest.graph.outputs:
+                nest.element(value, self.place(outer, first + at, done + column))
+        nest.values.forget()
+
+    def below(self, whole: Expr) -> None:
+        """Emit the rows that no tile has."""
+        nest = self.nest
+        rest = nest.values.simplified(self.rows - whole * SIDE)
+        if is_zero(rest):
+            return
+        every = self.columns
+        with self.over(rest) as (outer, row), b.loop(every) as column, nest.ranged(column, every):
+            for value in nest.graph.outputs:
+                nest.element(value, self.place(outer, whole * SIDE + row, column))
+
+
+def _small(distance: Expr) -> bool:
+    """Tell whether neighbours lie in one place or side by side."""
+    return isinstance(distance, int | tirx.IntImm) and int(distance) in (0, 1)
+
+
+def transposed(vectors: Sequence[Expr]) -> list[Expr]:
+    """Return vectors whose element i of number j is element j of the given number i.
+
+    As many rounds of shuffles as the logarithm of their number: each interleaves the first half with the
+    second.
+    """
+    count = len(vectors)
+    found, half = list(vectors), count // 2
+    riffle = [
+        [number // 2 + number % 2 * count for number in range(first, first + count)] for first in (0, count)
+    ]
+    for _ in range(count.bit_length() - 1):
+        pairs = [(found[at], found[at + half]) for at in range(half)]
+        found = [b.bind(T.Shuffle(list(pair), indices)) for pair in pairs for indices in riffle]
+    return found

@@ -1,0 +1,170 @@
+"""Guards that compare memory notice every change of what stays, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ladder.capture import capture, memory, tensor_memory
+
+LAYERS = 10
+
+pytestmark = pytest.mark.skipif(not memory.KNOWN, reason="this Python keeps no versions of dictionaries")
+
+
+class Own(nn.Linear):
+    """A layer whose class and methods the tests change."""
+
+    bias_of = 0.0
+
+    def forward(self, x: Tensor, scale: float = 1.0, *, shift: float = 0.0) -> Tensor:
+        return super().forward(x) * scale + shift + self.bias_of
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Own(4, 4) for _ in range(LAYERS))).requires_grad_(False).eval()
+
+
+def calls(layers: nn.Module, change: Callable[[], Any]) -> tuple[int, int]:
+    """Call captured layers before and after a change; return how often they were recorded, each time."""
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    with torch.no_grad():
+        captured = capture(layers)
+        for _ in range(3):
+            assert torch.equal(captured(x), layers(x))
+        before = captured.calls["recorded"]
+        change()
+        found = captured(x)
+        assert torch.equal(found, layers(x))
+        assert found.requires_grad == layers(x).requires_grad
+    assert captured.calls["eager"] == 0
+    return before, captured.calls["recorded"]
+
+
+def at(layers: nn.Module, number: int) -> Any:
+    return layers[number]  # type: ignore[index]
+
+
+def later(self: Any, x: Tensor, scale: float = 3.0, *, shift: float = 0.5) -> Tensor:
+    return nn.Linear.forward(self, x) + 100 * scale + shift
+
+
+TENSORS: dict[str, Callable[[nn.Module], Any]] = {
+    "data of other strides": lambda m: setattr(
+        at(m, 3).weight, "data", at(m, 3).weight.data.t().contiguous().t()
+    ),
+    "a gradient is asked for": lambda m: at(m, 4).weight.requires_grad_(True),
+    "transposed in place": lambda m: at(m, 5).weight.t_(),
+    "swapped": lambda m: torch.utils.swap_tensors(
+        at(m, 9).weight, nn.Parameter(torch.ones(4, 4).t(), requires_grad=False)
+    ),
+    "another class": lambda m: setattr(at(m, 1).bias, "__class__", Tensor),
+}
+
+OBJECTS: dict[str, Callable[[nn.Module], Any]] = {
+    "a parameter is another": lambda m: setattr(at(m, 2), "weight", nn.Parameter(torch.ones(4, 4), False)),
+    "a hook": lambda m: at(m, 6).register_forward_hook(lambda module, given, result: result * 2),
+    "an instance has an attribute of its class": lambda m: setattr(at(m, 7), "bias_of", 2.0),
+    "another dictionary": lambda m: setattr(at(m, 8), "__dict__", {**vars(at(m, 8)), "bias_of": 3.0}),
+    "an object of another class": lambda m: setattr(at(m, 0), "__class__", nn.Linear),
+}
+
+CLASSES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    "code": lambda patch: patch.setattr(Own.forward, "__code__", _second.__code__),
+    "defaults": lambda patch: patch.setattr(Own.forward, "__defaults__", (2.0,)),
+    "keyword defaults": lambda patch: patch.setattr(Own.forward, "__kwdefaults__", {"shift": 5.0}),
+    "a method": lambda patch: patch.setattr(Own, "forward", later),
+    "an attribute": lambda patch: patch.setattr(Own, "bias_of", 7.0),
+}
+
+
+def _closure() -> Any:
+    class Other(nn.Linear):
+        def forward(self, x: Tensor, scale: float = 1.0, *, shift: float = 0.0) -> Tensor:
+            return super().forward(x) * scale - shift - 1
+
+    return Other.forward
+
+
+_second = _closure()
+
+
+@pytest.mark.parametrize("name", [*TENSORS, *OBJECTS])
+def test_changes_are_noticed(name: str) -> None:
+    layers = model()
+    change = (TENSORS | OBJECTS)[name]
+    before, after = calls(layers, lambda: change(layers))
+    assert (before, after) == (1, 2)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_changes_of_classes_and_functions_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = model()
+    before, after = calls(layers, lambda: CLASSES[name](monkeypatch))
+    assert (before, after) == (1, 2)
+
+
+def test_other_bases_are_noticed() -> None:
+    class Doubled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    class Based(nn.Linear):
+        pass
+
+    layers = nn.Sequential(*(Based(4, 4) for _ in range(LAYERS))).requires_grad_(False)
+    assert calls(layers, lambda: setattr(Based, "__bases__", (Doubled,))) == (1, 2)
+
+
+def test_what_changes_nothing_is_no_miss() -> None:
+    layers = model()
+
+    def harmless() -> None:
+        for layer in layers:
+            layer.weight.data = layer.weight.data.clone()  # other memory of the same form
+            layer.weight.add_(1)
+            layer.bias.requires_grad_(True)
+            layer.bias.requires_grad_(False)
+            layer.note = 1
+        layers[3].register_forward_hook(lambda module, given, result: None).remove()
+
+    assert calls(layers, harmless) == (1, 1)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="dictionaries have no versions there")
+def test_all_words_are_found_on_this_build() -> None:
+    """Slower guards would not be wrong; they would miss the bar for the overhead of a matched run."""
+    assert memory.KNOWN
+    assert len(memory.FIELDS) == 4
+    assert tensor_memory.places() is not None
+    layers = model()
+    captured = capture(layers)
+    with torch.no_grad():
+        captured(torch.zeros(3, 4))
+    assert ".seen" in captured.records[0].source
+
+
+def test_words_that_do_not_follow_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build whose tensors lie otherwise is noticed by trying, and guards ask the tensors then."""
+    from dataclasses import replace
+
+    found = tensor_memory.places()
+    assert found is not None
+    assert tensor_memory._follows(found)
+    for broken in (
+        replace(found, sizes=(), strides=(), rank=found.pointer),
+        replace(found, kinds=()),
+        replace(found, gradient=()),
+    ):
+        with torch.no_grad():
+            assert not tensor_memory._follows(broken)
+    monkeypatch.setattr(tensor_memory, "places", lambda: None)
+    for name, change in TENSORS.items():
+        layers = model()
+        assert calls(layers, lambda change=change, layers=layers: change(layers)) == (1, 2), name  # type: ignore[misc]
