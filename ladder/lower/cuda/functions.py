@@ -25,19 +25,20 @@ INSTRUCTIONS = {"reciprocal": "rcp.approx.ftz.f32", "power_of_two": "ex2.approx.
 """Helper -> its one instruction; what is too small for a normal float32 becomes 0."""
 
 
-def _helped(name: str, x: Expr) -> Expr:
+def special(name: str, x: Expr) -> Expr:
+    """Return one of `INSTRUCTIONS` of a float32."""
     source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
     return b.call_inline(f"ladder_{name}", source, "float32", x)
 
 
 def exponential(x: Expr) -> Expr:
     """Return a power of two: one instruction of the special function unit and one product."""
-    return _helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
+    return special("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
 
 
 def quotient(x: Expr, y: Expr) -> Expr:
     """Return a product with a reciprocal, both within 2^-22."""
-    return x * _helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
+    return x * special("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
 
 
 CHEAP: Mapping[str, Callable[..., Expr]] = {"exp": exponential, "div": quotient, "rsqrt": T.rsqrt}
