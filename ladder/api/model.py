@@ -122,9 +122,9 @@ class Compiler:
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        if branches(module):
+        reason = module.meta.get("switches") or reason_to_refuse(examples)
+        if not reason and branches(module):
             return self._branching(module, examples)
-        reason = reason_to_refuse(examples)
         if not reason:
             try:
                 place = place_of(examples)

@@ -305,6 +305,18 @@ def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
             yield from run
 
 
+def _switches_gradients(segment: Segment, graph: torch.fx.Graph) -> str:
+    """Say what a graph does to the recording of gradients that a plan would not; empty if nothing."""
+    before = segment.entry_state[STATE.index(torch.is_grad_enabled)]
+    written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    if written and written[-1] is not before:
+        return "it leaves the recording of gradients otherwise than it was"
+    tensors = [item for _, _, item in segment.placeholders if is_a(item, torch.Tensor)]
+    if True in written and any(item.requires_grad for item in tensors):
+        return "gradients are recorded in a part of it"
+    return ""
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
@@ -319,6 +331,8 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         if getattr(machine.captured.backend, "loops", False):
             root, graph = rolled(graph, root)
         module = torch.fx.GraphModule(root, graph)
+        if why := _switches_gradients(segment, graph):
+            module.meta["switches"] = why
         if not segment.modules:  # which side is taken decides it otherwise
             module.meta["aliasing"] = _aliasing(segment, wanted)
         if segment.shapes is not None:
