@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.branching import Branching, branches
 from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
@@ -106,6 +107,9 @@ class Compiled(Captured):
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    conditionals = True
+    """Capture may give it graphs that branch."""
+
     dynamic_shapes = True
     """Extents that change are symbols of a plan."""
 
@@ -118,7 +122,9 @@ class Compiler:
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        reason = reason_to_refuse(examples)
+        reason = module.meta.get("switches") or reason_to_refuse(examples)
+        if not reason and branches(module):
+            return self._branching(module, examples)
         if not reason:
             try:
                 place = place_of(examples)
@@ -138,6 +144,15 @@ class Compiler:
         log.warning("a graph runs operator by operator: %s", reason)
         self.refused.append(reason)
         return run_as_is(module, examples)
+
+    def _branching(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return what runs a graph that branches: a plan for each of its parts."""
+        try:
+            return Branching(module, examples, self)
+        except ImportRefused as error:
+            log.warning("a graph runs operator by operator: %s", error)
+            self.refused.append(str(error))
+            return run_as_is(module, examples)
 
 
 def separated(
