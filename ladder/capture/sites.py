@@ -207,6 +207,11 @@ class Captured:
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
 
+    def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Leave extents open from the first call with such arguments on, given by their paths."""
+        site = self._enter(args, kwargs)
+        site.lifted |= paths
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
         names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
