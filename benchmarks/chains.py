@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def candidates(point: Point, everything: bool) -> list[Placement | None]:
     """Return the mappings to build: None for the model's choice, else all."""
     from ladder.movement.choose import ranked
 
-    return [None, *(moves.mapping for moves in ranked(chain(point)) if everything)]
+    return [None, *([moves.mapping for moves in ranked(chain(point))] if everything else [])]
 
 
 def build(point: Point, mapping: Placement | None) -> str:
@@ -99,8 +100,8 @@ def build_theirs(point: Point, modes: Sequence[str]) -> str:
     """Let torch compile a chain, every kernel that it would choose from, into its cache."""
     import torch
 
-    arguments = draw(point)
     try:
+        arguments = draw(point)
         with as_torch_compiles():
             for mode in modes:
                 torch._dynamo.reset()
@@ -125,7 +126,7 @@ def build_all(
 ) -> set[tuple[Point, Placement | None]]:
     """Build side by side, ours and torch's; returns what was built of ours."""
     wanted = list(dict.fromkeys(point for point, _ in jobs))
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         theirs = [pool.submit(build_theirs, point, modes) for point in wanted if modes]
         outcomes = list(pool.map(build, *zip(*jobs, strict=True)))
     for point, compiled in zip(wanted, theirs, strict=False):
@@ -261,12 +262,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds of measuring")
     parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--prepared", action="store_true", help="everything was built before")
+    parser.add_argument("--smallest-first", action="store_true", help="where time may end")
     options = parser.parse_args(arguments)
     wanted = points([part for part in options.chains.split(",") if part])
+    wanted = wanted[::-1] if options.smallest_first else wanted
     began = time.perf_counter()
     jobs = [(point, mapping) for point in wanted for mapping in candidates(point, options.everything)]
     modes = [mode for mode in options.modes.split(",") if mode]
-    built = build_all(jobs, options.jobs, modes)
+    built = set(jobs) if options.prepared else build_all(jobs, options.jobs, modes)
     print(f"built {len(built)} of {len(jobs)} kernels in {time.perf_counter() - began:.1f} s", flush=True)
     if options.build_only:
         return

@@ -5,22 +5,23 @@ engine runs the same eager model; all are recorded as CUDA graphs and replayed b
 the GPU's alone. Layers have memory of their own and together exceed the L2 several times, so weights come
 from HBM. Errors are relative Frobenius norms against float64 on the same (decoded) weights.
 
-``--prepare N`` first lets N processes compile the cases beside each other, which fills the caches of kernels
-of both compilers; torch's choices between kernels are not kept, but made again when times are taken.
+``--side-by-side`` gives each case a process: all compile beside each other, then they take turns to be timed.
+With ``--compile-only`` that fills the caches of kernels of both compilers; what torch chooses by timing its
+kernels is not kept, but chosen again when times are taken.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import os
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ import torch._inductor.config
 import ladder
 from benchmarks.harness import Captured, capture, compact, environment, interleaved_us, relative_error
 from benchmarks.model_cases import MODELS, Step, decoder, exact_result, zoo_model
+from benchmarks.turns import take_turns, wait_for_turn
 
 TORCH_MODES = ("default", "max-autotune-no-cudagraphs")
 """torch's own recording is left out of the second: every engine is recorded alike."""
@@ -71,6 +73,8 @@ class Engine:
     about: dict[str, Any] = field(default_factory=dict)
     owner: Any = None
     """Keeps the memory that the recording uses."""
+    call: Callable[[], Any] | None = None
+    """Runs it from Python, guards and all."""
 
 
 def tensors(result: Any) -> list[torch.Tensor]:
@@ -108,10 +112,10 @@ def ladder_engine(model: Any, arguments: Sequence[Any], name: str, through: str)
         "outcome": outcome,
         "steps": dict(Counter(step.part.kind for step in built[0].plan.steps)),
         "plan": str(built[0].plan).splitlines(),
-        "call_us": call_us(lambda: fast(*arguments)),
         "memory": built[0].executable.memory(),
     }
-    return Engine(name, Captured(recorded[0], [lambda: None]), seconds, result, about, built[0])
+    graph = Captured(recorded[0], [lambda: None])
+    return Engine(name, graph, seconds, result, about, built[0], lambda: fast(*arguments))
 
 
 def torch_engine(model: Any, arguments: Sequence[Any], mode: str) -> Engine:
@@ -142,13 +146,14 @@ def choosing_again(keep_graphs: bool) -> Iterator[None]:
 def call_us(call: Callable[[], Any], calls: int = 30) -> float:
     """Return the microseconds per call from Python, calls one after the other."""
     times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / calls * 1e6)
+    with torch.no_grad():
+        for _ in range(5):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            torch.cuda.synchronize()
+            times.append((time.perf_counter() - start) / calls * 1e6)
     return statistics.median(times)
 
 
@@ -190,6 +195,7 @@ def compare(
             "kernels": round(sum(number for _, number, _ in kernels)),
             "compile_s": engine.seconds,
             **engine.about,
+            **({} if engine.call is None else {"call_us": call_us(engine.call)}),
             **({"each": kernels} if show else {}),
         }
 
@@ -217,6 +223,8 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
         if not options.compile_only:
             with torch.no_grad():
                 exacts[weight] = [exact_result(layer, step, arguments)]
+            del layer
+            torch.cuda.empty_cache()
         name = f"ladder {weight}"
 
         def make(model: Any = model, name: str = name) -> Engine:
@@ -230,6 +238,8 @@ def run_step(step: Step, options: argparse.Namespace) -> Iterator[dict[str, Any]
                     return torch_engine(model, arguments, mode)
 
                 engines += attempt(torch_make, f"torch {mode}", failures)
+    if options.turn:
+        wait_for_turn()
     for row in [] if options.compile_only else compare(engines, [], options.kernels, step.layers):
         engine = next(e for e in engines if e.name == row["engine"])
         weight = row["engine"].removeprefix("ladder ")
@@ -260,6 +270,8 @@ def run_model(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]
     if not options.compile_only:
         with torch.no_grad():
             exact = [tensor.double() for tensor in tensors(copy.deepcopy(model).float()(*_wide(arguments)))]
+        if options.turn:
+            wait_for_turn()
         for row in compare(engines, exact, options.kernels):
             yield {"case": name, **row}
     for engine, reason in failures.items():
@@ -300,23 +312,51 @@ def models_of(options: argparse.Namespace) -> list[str]:
     return [name for name in MODELS if any(word in name for word in words)]
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Compile every case in a process of its own, some beside each other."""
-    flags = ["--weights", *options.weights, "--layers", str(options.layers), "--through", options.through]
-    cases = [["--steps", step] for step in options.steps] + [
-        ["--models", name] for name in models_of(options)
+def side_by_side(options: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Compile every case in a process of its own; then they take turns."""
+    cases = [("--steps", step) for step in options.steps] + [
+        ("--models", name) for name in models_of(options)
     ]
-    command = [sys.executable, "-m", "benchmarks.models", "--compile-only", "--modes", *options.modes, *flags]
+    flags = ["--weights", *options.weights, "--modes", *options.modes, "--layers", str(options.layers)]
+    flags += ["--through", options.through, *(["--kernels"] if options.kernels else [])]
+    flags += ["--compile-only"] if options.compile_only else ["--turn"]
     settings = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILE_THREADS)}
-    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ladder-models-") as folder:
+        files = [Path(folder) / f"{number}.json" for number in range(len(cases))]
+        commands = [
+            [sys.executable, "-m", "benchmarks.models", *case, *flags, "--output", str(file)]
+            for case, file in zip(cases, files, strict=True)
+        ]
 
-    def run(case: list[str]) -> None:
-        done = subprocess.run([*command, *case], capture_output=True, text=True, check=False, env=settings)
-        seconds = time.perf_counter() - start
-        print(f"prepared {case[1]} after {seconds:.1f} s{done.stdout and chr(10) + done.stdout}", flush=True)
+        def after(number: int) -> None:
+            failed = [{"case": cases[number][1], "engine": "all", "failed": "its process ended"}]
+            file = files[number]
+            report["rows"] += json.loads(file.read_text())["rows"] if file.is_file() else failed
+            save(report, options)
 
-    with ThreadPoolExecutor(options.prepare) as pool:
-        list(pool.map(run, cases))
+        take_turns(commands, settings, after, options.patience)
+
+
+def save(report: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Write what there is."""
+    if options.output:
+        options.output.write_text(compact(report))
+
+
+def one_by_one(options: argparse.Namespace, report: dict[str, Any]) -> None:
+    """Measure every case in this process."""
+    cases = [(run_step, step_of(text, options.layers)) for text in options.steps]
+    cases += [(run_model, name) for name in models_of(options)]  # type: ignore[misc]
+    for run, case in cases:
+        try:
+            rows = list(run(case, options))
+        except Exception as error:
+            rows = [{"case": str(case), "engine": "all", "failed": f"{type(error).__name__}: {error}"}]
+        for row in rows:
+            print(show(row), flush=True)
+        report["rows"] += rows
+        save(report, options)
+        torch.cuda.empty_cache()
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -348,29 +388,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--kernels", action="store_true", help="list every kernel with its time")
     parser.add_argument("--through", choices=("ladder", "torch"), default="ladder", help="who captures")
-    parser.add_argument(
-        "--prepare", type=int, default=0, help="processes that compile before anything is timed"
-    )
+    parser.add_argument("--side-by-side", action="store_true", help="a process for each case")
+    parser.add_argument("--patience", type=float, default=600, help="seconds that side by side may take")
     parser.add_argument("--compile-only", action="store_true", help="nothing is timed")
+    parser.add_argument("--turn", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    if options.prepare:
-        prepare(options)
+    if options.side_by_side and not options.compile_only and any("max" in mode for mode in options.modes):
+        parser.error("max-autotune chooses by timing kernels: it needs the GPU to itself")
     report: dict[str, Any] = {**environment(), "rows": []}
-    names = models_of(options)
-    cases = [(run_step, step_of(text, options.layers)) for text in options.steps]
-    cases += [(run_model, name) for name in names]  # type: ignore[misc]
-    for run, case in cases:
-        try:
-            rows = list(run(case, options))
-        except Exception as error:
-            rows = [{"case": str(case), "engine": "all", "failed": f"{type(error).__name__}: {error}"}]
-        for row in rows:
-            print(show(row), flush=True)
-        report["rows"] += rows
-        if options.output:
-            options.output.write_text(compact(report))
-        torch.cuda.empty_cache()
+    (side_by_side if options.side_by_side else one_by_one)(options, report)
     print(table(report["rows"]))
     return int(any("failed" in row for row in report["rows"]))
 

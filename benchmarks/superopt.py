@@ -335,7 +335,8 @@ def short(choice: Choice) -> str:
     plan = BlockSchedule(**schedule)
     letters = f"g{plan.groups} r{plan.row_warps} c{plan.column_warps} s{plan.stages} k{plan.cluster}"
     words = ["x".join(map(str, tiles)), letters, plan.copies]
-    words += [plan.release] * (plan.release != "begin") + [f"lead {plan.lead}"] * (plan.lead > 0)
+    words += [plan.release] * (plan.release != "begin")
+    words += [f"lead {plan.lead}"] * (plan.lead > 0)
     words += [plan.products] * (plan.products != "mma")
     return " ".join([*words, *[CONSTANTS] * constants])
 

@@ -76,9 +76,9 @@ CHOICES: Mapping[str, Sequence[Choice]] = {
         _plan((64, 64), 2, 3, 2, **PAIR),
     ),
     "gated_mlp b=8": (
+        *_both(_plan((64, 64), 1, 9, **WARPGROUP)),
         *_both(_plan((64, 64), 2, 4, **WARPGROUP)),
-        *_both(_plan((64, 64), 2, 4, 2, **WARPGROUP)),
-        _constant(_plan((128, 64), 1, 5, 2, **WARPGROUP, **PAIR)),
+        *_both(_plan((64, 64), 1, 9, **WARPGROUP, lead=4)),
     ),
     "lora": _both(_plan((64, 32), 8, 2, **LANES)),
     "gqa b=1": _ATTENTION,

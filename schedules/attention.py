@@ -81,8 +81,12 @@ USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85, 16: 0.5}
 REGISTERS, OF_CODES = 40, 35
 """Registers of a thread beside its operands and sums; more where it decodes."""
 
-LIBRARY, LIBRARY_MASK = 6.7e-6, 5.0e-6
-"""Seconds that torch's attention takes beside moving keys and values, and more with a mask."""
+LIBRARY, LIBRARY_MASK, LIBRARY_MASK_FEW = 6.7e-6, 0.8e-6, 5.0e-6
+"""Seconds that torch's attention takes beside moving keys and values, and more with a mask: it has another
+kernel then for few tokens, and positions become a mask first."""
+
+LIBRARY_FEW = 16
+"""Tokens from which on torch's attention is the same with a mask."""
 
 LIBRARY_STREAM, LIBRARY_RATE = 0.97, 0.75
 """Fractions of sustained bandwidth, and of the sustained rate of cores, that torch's attention reaches."""
@@ -191,5 +195,7 @@ def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int
     flops = 4 * batch * form.heads * tokens * (keys / 2 if form.causal else keys) * form.size
     core = device.core_for(form.ttype)
     rate = core.ops_per_cycle * device.units * device.clock * core.sustained * LIBRARY_RATE
-    masked = LIBRARY_MASK if form.mask or form.position else 0.0
+    masked = 0.0
+    if form.mask or form.position:
+        masked = LIBRARY_MASK_FEW if form.position or tokens < LIBRARY_FEW else LIBRARY_MASK
     return LIBRARY + masked + decode + max(plain / bandwidth / LIBRARY_STREAM, flops / rate)

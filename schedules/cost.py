@@ -55,7 +55,16 @@ def weight_bytes(gemm: Gemm) -> int:
 def minimum_bytes(gemm: Gemm, m: int) -> int:
     """Return the bytes that any kernel must move: weights, activations and results once."""
     activation = {"float32": 4, "float16": 2, "bfloat16": 2}.get(gemm.activation, 1)
-    return weight_bytes(gemm) + m * gemm.k * activation + m * gemm.n * OUTPUT_BYTES[gemm.output]
+    results = m * gemm.n * OUTPUT_BYTES[gemm.output] * (1 + gemm.residual)
+    return weight_bytes(gemm) + m * elements_per_row(gemm) * activation + results
+
+
+def elements_per_row(gemm: Gemm) -> int:
+    """Return the elements of x per row of A: windows overlap, so they bring few of their own."""
+    if gemm.windows is None:
+        return gemm.k
+    at = gemm.windows
+    return gemm.channels * at.groups * min(at.kernel[0], at.stride[0]) * min(at.kernel[1], at.stride[1])
 
 
 @cache

@@ -17,6 +17,9 @@ LIBRARY, LIBRARY_RATE = 3.0e-6, 0.71
 """Seconds that a product of torch's takes beside its arithmetic, and the fraction of the cores' peak that it
 reaches; fitted to products of 512 to 1576 tokens of models on an H200."""
 
+FUNCTION = 1.1e-12
+"""Seconds per element that a function adds to a kernel of ours: its warps end together."""
+
 CHAIN = 1.2e-6
 """Seconds that a kernel of its own for the function after a product takes beside moving its elements."""
 
@@ -37,7 +40,8 @@ def predicted(device: TileDevice, gemm: Gemm, tokens: int) -> float:
     """Return the seconds that our fastest kernel is predicted to take; what was measured alike counts."""
     estimator = Estimator(gemm, device, TuningDatabase().measurements(device, gemm))
     best = [candidate.schedule for candidate in rank(gemm, device, tokens)[:1]]
-    return min(estimator.seconds(schedule, tokens) for schedule in (*estimator.measured, *best))
+    function = FUNCTION * tokens * gemm.n if gemm.epilogue else 0.0
+    return function + min(estimator.seconds(schedule, tokens) for schedule in (*estimator.measured, *best))
 
 
 def predict_library(device: TileDevice, gemm: Gemm, tokens: int) -> float:

@@ -159,5 +159,6 @@ def _correction(ratios: Mapping[int, float]) -> Correction:
 
 
 def gemm_at(gemm: Gemm, n: int, k: int) -> Gemm:
-    """Return the same problem at other extents; a scale per row stays one."""
-    return replace(gemm, n=n, k=k, group_size=k if gemm.group_size >= gemm.k else gemm.group_size)
+    """Return the same problem at other extents, of plain rows; a scale per row stays one."""
+    group = k if gemm.group_size >= gemm.k else gemm.group_size
+    return replace(gemm, n=n, k=k, group_size=group, windows=None)

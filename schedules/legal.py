@@ -22,6 +22,9 @@ WARP = 32
 SWIZZLE_ROW = 128
 """Bytes of A in one row of the 128-byte swizzle that wgmma and TMA use (PTX ISA)."""
 
+CHUNK_BYTES = 16
+"""Bytes that a thread copies at once."""
+
 STAGED_TOKENS: Mapping[str, int] = {"float16": 64, "bfloat16": 64, "float32": 32}
 """Tokens of an output type that a wgmma epilogue stages through shared memory at a time."""
 
@@ -458,8 +461,26 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
         yield f"tile_m={schedule.tile_m} leaves no registers for a second set of accumulators"
     if schedule.placement == "operand" and gemm.scale and FLUSHES.get(gemm.activation, "") in device.features:
         yield "the core takes subnormal operands for 0; use placement 'accumulator'"
+    yield from _window_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
+
+
+def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    if gemm.windows is None:
+        return
+    # A tensor copy's 128 bytes, or a chunk of 16, belong to one tap.
+    piece = SWIZZLE_ROW if schedule.pipeline == "wgmma" else CHUNK_BYTES
+    if gemm.channels * operand_bytes(gemm) % piece:
+        yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
+    if cuts_groups(gemm, schedule):
+        yield f"tile_n={schedule.tile_n} does not divide the rows of one of {gemm.windows.groups} groups"
+
+
+def cuts_groups(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether a block would hold weights of two groups of channels; never where N is not known (1)."""
+    groups = gemm.windows.groups if gemm.windows else 1
+    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n) > 0
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

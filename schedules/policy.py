@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
+from math import gcd
 
 import numpy as np
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Windows
 from schedules.cost import Cost
 from schedules.cost_model import is_tight, predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
@@ -26,6 +28,7 @@ from schedules.legal import (
     SLICED,
     SWIZZLE_ROW,
     block_rows,
+    cuts_groups,
     is_legal,
     k_blocks,
     k_slices,
@@ -46,6 +49,12 @@ GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LA
 
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
+
+CHANNEL_PIECES = 128
+"""Channels of a tap that a copy takes at most: which divisor of it divides them is what counts."""
+
+NEAR_FIRST = 4
+"""How many of the best predicted schedules compete with what was measured, for one M."""
 
 FEW = 2
 """How many of the best predicted schedules per bucket compete for a place in a plan."""
@@ -76,6 +85,9 @@ for 64 experts, wgmma took 192, 281 and 765 us at 16 (0 to 32), 64 and 256 token
 mma 254, 524 and 2020. Experts give many blocks even for one token, so K is split less than the
 cost model would.
 """
+
+WINDOW_PIPELINES = ("mma",)
+"""What gathers windows of few channels, which tensor copies cannot."""
 
 MOST_SCHEDULES = 10
 """Kernels of a plan: each takes seconds to compile on first use."""
@@ -197,7 +209,7 @@ def tilings(
         Every legal schedule, for tuning; by default the depths of `DEPTHS`, and of wgmma only splits
         of K that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
-    column = replace(gemm, n=1)  # what is legal does not depend on N
+    column = _column(gemm, pipeline)
     tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
     useful = _useful_m(RULES[pipeline].tile_m, m)
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
@@ -212,6 +224,18 @@ def tilings(
             if schedule not in deeper:
                 deeper[schedule] = tuple(_depths(column, device, schedule))
             yield from deeper[schedule]
+
+
+def _column(gemm: Gemm, pipeline: str) -> Gemm:
+    """Return a problem of the same legal schedules: N does not count, for some pipelines nor does K."""
+    plain = replace(gemm, n=1, bias=False, epilogue=(), residual=False, factor=False)
+    if pipeline not in ("wgmma", "mma"):
+        return plain
+    windows = Windows((1, 1), (2, 2)) if gemm.windows else None
+    channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
+    grouped = gemm.group_size < gemm.k
+    k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more
+    return replace(plain, k=k, group_size=gemm.group_size if grouped else k, windows=windows)
 
 
 @lru_cache(maxsize=256)
@@ -289,7 +313,8 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
     # Digits of two 16-bit tokens take longer than gemv (H200); 8-bit tokens are digits as they are.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
-    return long_enough and busy and digits and not (tile.persistent and not tile.stream_k and small)
+    whole = not cuts_groups(gemm, tile)
+    return long_enough and busy and digits and whole and not (tile.persistent and not tile.stream_k and small)
 
 
 def schedule_transform(
@@ -338,16 +363,33 @@ def rank(
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
-    found = [
-        Candidate(schedule, predict(gemm, device, schedule, m))
-        for pipeline in _serving(gemm, pipelines_for(device, m, full=full or wide))
-        if device.cores_for(gemm.activation, pipeline)
-        for schedule in tilings(gemm, device, pipeline, m, full=full)
-        if not is_known_to_spill(gemm, device, schedule)
-    ]
+    found: list[Candidate] = []
+    for pipelines in (pipelines_for(device, m, full=full or wide), WINDOW_PIPELINES if gemm.windows else ()):
+        found = found or [
+            Candidate(schedule, predict(gemm, device, schedule, m))
+            for pipeline in _serving(gemm, pipelines)
+            if device.cores_for(gemm.activation, pipeline)
+            for schedule in tilings(gemm, device, pipeline, m, full=full)
+            if not is_known_to_spill(gemm, device, schedule)
+        ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
+
+
+def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None = None) -> Candidate:
+    """Return the schedule expected to be the fastest for just this M, and what it is expected to take.
+
+    What was measured of just this shape goes before the model. Raises as `rank`.
+    """
+    ranked = rank(gemm, device, m)[:NEAR_FIRST]
+    estimator = Estimator(gemm, device, (tuning or TuningDatabase()).measurements(device, gemm))
+    if not estimator.knows(m):
+        return ranked[0]
+    tried = (*estimator.measured, *(candidate.schedule for candidate in ranked))
+    expected = {schedule: estimator.seconds(schedule, m) for schedule in tried}
+    best = min(expected, key=expected.__getitem__)
+    return Candidate(best, replace(predict(gemm, device, best, m), seconds=expected[best]))
 
 
 def _serving(gemm: Gemm, names: Sequence[str]) -> list[str]:

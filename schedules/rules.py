@@ -112,8 +112,8 @@ AXES = tuple(f.name for f in fields(Rule) if f.name in GpuSchedule.__dataclass_f
 SERVES: Mapping[str, frozenset[str]] = {
     "gemv": frozenset({"experts", "token_group"}),
     "digits": frozenset(),
-    "mma": frozenset({"experts", "token_group"}),
-    "wgmma": frozenset({"experts", "token_group"}),
+    "mma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
+    "wgmma": frozenset({"experts", "token_group", "windows", "residual", "factor"}),
     "mfma": frozenset({"experts", "token_group"}),
     "mfma32": frozenset({"experts", "token_group"}),
     "dot": frozenset({"experts", "token_group"}),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,44 +11,25 @@ from torch.nn import functional
 
 from ladder.api.linear import Linear
 from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Pair, Windows
+from ladder.runtime import convolve, operator
+from ladder.runtime.compile import Request
+from ladder.runtime.tokens import EIGHT_BIT
 from tile_types.errors import ShapeError
 
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
-
-Pair = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Where a convolution looks: two numbers each, rows and columns."""
-
-    kernel: Pair
-    stride: Pair
-    padding: Pair
-    dilation: Pair
-
-    @property
-    def points(self) -> int:
-        """Elements of a channel in a window."""
-        return self.kernel[0] * self.kernel[1]
-
-    @property
-    def are_points(self) -> bool:
-        """Whether windows are single elements."""
-        return self.points == 1 and self.padding == (0, 0)
-
-    def extents(self, x: torch.Tensor) -> list[int]:
-        """Return how many windows there are along rows and columns of ``x[N, C, H, W]``."""
-        settings = zip(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        return [(extent + 2 * p - d * (k - 1) - 1) // s + 1 for extent, k, s, p, d in settings]
+CHUNK = 8
+"""Channels that kernels gather at once."""
 
 
 class Conv(torch.nn.Module):
     """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
-    W is of a low-bit type. Windows of x are gathered (``im2col``; kernels of one point only reorder x), and
-    one quantized product `Linear` takes ``[windows, R · S · C]``. Its result lies with channels last.
+    W is of a low-bit type. On GPUs one kernel gathers windows of 16-bit x while it reads them, if x has
+    multiples of eight channels. Otherwise windows are gathered first (``im2col``; kernels of one point only
+    reorder x), and one quantized product `Linear` takes ``[windows, R · S · C]``. Channels of the result are
+    last in memory.
 
     Parameters
     ----------
@@ -57,15 +39,19 @@ class Conv(torch.nn.Module):
         What it multiplies.
     rank
         Spatial axes of x: 1 or 2.
+    spare
+        Channels of zeros by which the weight has more than x.
     """
 
-    def __init__(self, product: Linear, windows: Windows, rank: int) -> None:
+    def __init__(self, product: Linear, windows: Windows, rank: int, spare: int = 0) -> None:
         super().__init__()
-        self.product, self.windows, self.rank = product, windows, rank
+        self.product, self.windows, self.rank, self.spare = product, windows, rank, spare
 
     @classmethod
     def from_conv(cls, conv: torch.nn.Conv1d | torch.nn.Conv2d, weight: str = "int4", **options: Any) -> Conv:
         """Quantize a convolution; it is left as it is. Options as for `Linear.from_linear`.
+
+        On a GPU, channels of windows are made up to a multiple of eight: kernels gather no fewer at once.
 
         Raises
         ------
@@ -78,7 +64,9 @@ class Conv(torch.nn.Module):
         if reason:
             raise ShapeError(reason)
         rank = len(conv.kernel_size)
-        matrix = conv.weight.detach().flatten(2).transpose(1, 2).flatten(1)
+        taps = conv.weight.detach().flatten(2).transpose(1, 2)
+        spare = -conv.in_channels % CHUNK if conv.weight.is_cuda else 0
+        matrix = functional.pad(taps, (0, spare)).flatten(1)
         linear = torch.nn.Linear(
             matrix.shape[1], matrix.shape[0], conv.bias is not None, device=matrix.device, dtype=matrix.dtype
         )
@@ -90,7 +78,7 @@ class Conv(torch.nn.Module):
         product = Linear.from_linear(linear, weight, **options)
         kernel, stride = _pair(conv.kernel_size, 1), _pair(conv.stride, 1)
         padding, dilation = _pair(conv.padding, 0), _pair(conv.dilation, 1)
-        return cls(product, Windows(kernel, stride, padding, dilation), rank)
+        return cls(product, Windows(kernel, stride, padding, dilation), rank, spare)
 
     @property
     def problem(self) -> Gemm:
@@ -110,6 +98,10 @@ class Conv(torch.nn.Module):
 
     def _convolve(self, x: torch.Tensor) -> torch.Tensor:
         at = self.windows
+        if self.spare:
+            x = functional.pad(x, (0, 0, 0, 0, 0, self.spare))
+        if self.gathers(x):
+            return self._gather(x)
         if at.are_points:
             points = x[:, :, :: at.stride[0], :: at.stride[1]]
             return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
@@ -117,11 +109,27 @@ class Conv(torch.nn.Module):
         found = functional.unfold(x, at.kernel, at.dilation, at.padding, at.stride)
         rows = found.reshape(batch, channels, at.points, -1).permute(0, 3, 2, 1).flatten(2)
         y: torch.Tensor = self.product(rows)
-        return y.reshape(batch, *at.extents(x), -1).permute(0, 3, 1, 2)
+        return y.reshape(batch, *at.extents(*x.shape[2:]), -1).permute(0, 3, 1, 2)
+
+    def gathers(self, x: torch.Tensor) -> bool:
+        """Tell whether a kernel gathers windows of x while it reads them."""
+        eight = self.problem.activation in EIGHT_BIT
+        return x.is_cuda and not eight and x.shape[1] % CHUNK == 0
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        last = x.permute(0, 2, 3, 1).to(self.product.dtype)
+        call = convolve.registered if operator.needs_dispatch(x) else convolve.convolve
+        text = _request_text(self.problem, self.windows)
+        return call(last, self.product.arrays, self.product.bias, None, text).permute(0, 3, 1, 2)
 
     def extra_repr(self) -> str:
         """Return what the module is."""
         return f"{self.windows}, rank={self.rank}"
+
+
+@lru_cache(maxsize=1024)
+def _request_text(gemm: Gemm, windows: Windows) -> str:
+    return Request(replace(gemm, windows=None if windows.are_rows else windows)).text
 
 
 def refusal(conv: torch.nn.Module) -> str:

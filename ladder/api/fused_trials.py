@@ -16,7 +16,7 @@ from ladder.api.tensor_program import decoded
 from ladder.ir.graph import Graph
 from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
 from ladder.runtime.cache import source_digest
-from ladder.runtime.fused import Fused, Lowering
+from ladder.runtime.fused import Fused, Lowering, constants_of
 from ladder.runtime.packed import PackedWeight
 from ladder.superopt.generator import Database, Found, Report, instantiate
 from ladder.superopt.generator.choose import tilings
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from ladder.lower.blocks import BlockSchedule
-    from ladder.lower.blocks.candidates import Estimate, Grid
+    from ladder.lower.blocks.candidates import Grid, Ranked
     from ladder.superopt.generator import Program
     from targets import TileDevice
 
@@ -50,6 +50,9 @@ INDISTINCT = 0.03
 
 SPARE = 32
 """Candidates beside those that are built: some cannot be emitted after all."""
+
+FOLLOWING_SECONDS = 3e-6
+"""What a kernel costs that waits for the one before it, and has the next program wait for it, on an H200."""
 
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""
@@ -166,19 +169,25 @@ class Choice:
 
         try:
             graph = _kernels(self.found, self.program, self.factors)
-            bodies = [node.body for node in graph.nodes if node.body is not None]
-            per_block = [self._best(body, ranked(body, self.device, grid)) for body in bodies]
+            per_block = [
+                self._best(
+                    node.body, ranked(node.body, self.device, grid, constants_of(node, self.constants))
+                )
+                for node in graph.nodes
+                if node.body is not None
+            ]
             trials = []
             for estimates in itertools.product(*per_block):
                 plans = tuple(estimate.schedule for estimate in estimates)
                 lowering = Lowering(graph, plans, self.constants)
-                trials.append(Trial(lowering, self.found, self.factors, sum(e.seconds for e in estimates)))
+                seconds = sum(e.seconds for e in estimates) + FOLLOWING_SECONDS * (len(plans) - 1)
+                trials.append(Trial(lowering, self.found, self.factors, seconds))
             return sorted(trials, key=self.order) or _why_not(graph, self.device)
         except LadderError as error:
             return str(error)
 
-    def _best(self, body: Graph, estimates: Sequence[Estimate]) -> list[Estimate]:
-        def order(estimate: Estimate) -> tuple[int, int]:
+    def _best(self, body: Graph, estimates: Sequence[Ranked]) -> list[Ranked]:
+        def order(estimate: Ranked) -> tuple[int, int]:
             return _class_of(estimate.seconds), -self._threads(body, estimate.schedule)
 
         return sorted(estimates, key=order)[:PER_GRAPH]
@@ -226,7 +235,9 @@ def _why_not(graph: Graph, device: TileDevice) -> str:
 
 
 def _kernels(found: Found, program: Program, factors: Mapping[str, int]) -> Graph:
-    return instantiate(found.structure, program, factors, packed=True)
+    from ladder.lower.blocks.alone import with_blocks
+
+    return with_blocks(instantiate(found.structure, program, factors, packed=True))
 
 
 def built(
@@ -255,7 +266,9 @@ def built(
                 if step is not None:
                     step(f"built {len(done)} of {count} kernels", len(done) / count)
     if not done:
-        raise ScheduleError(f"no candidate can be lowered to {device.name}: {reasons[-1]}")
+        raise ScheduleError(
+            f"no candidate can be lowered to {device.name}: {reasons[-1] if reasons else 'there is none'}"
+        )
     return done
 
 
@@ -270,6 +283,26 @@ def _build(trial: Trial, device: TileDevice) -> list[Kernel] | str:
 def loaded(trials: Sequence[tuple[Trial, list[Kernel]]], device: TileDevice) -> list[tuple[Trial, Fused]]:
     """Return trials whose kernels can be called; the device must be here."""
     return [(trial, Fused(trial.lowering, device, kernels)) for trial, kernels in trials]
+
+
+def variants(best: Trial, known: Sequence[Trial], device: TileDevice, count: int) -> list[Trial]:
+    """Return trials that differ from the fastest in one choice of one schedule, and are not known yet."""
+    from ladder.lower.blocks.candidates import neighbours
+
+    lowering, found = best.lowering, []
+    tried = {trial.lowering.schedules for trial in known if trial.lowering.graph == lowering.graph}
+    for number, node in enumerate(lowering.blocks):
+        body, plans = node.body, lowering.schedules
+        assert body is not None
+        for near in neighbours(body, device, plans[number], constants_of(node, lowering.constants)):
+            changed = (*plans[:number], near.schedule, *plans[number + 1 :])
+            if changed not in tried:
+                found.append((near.seconds, replace(lowering, schedules=changed)))
+    fastest = sorted(found, key=lambda pair: pair[0])[:count]
+    return [
+        replace(best, lowering=other, predicted=seconds, measured=None, error=None)
+        for seconds, other in fastest
+    ]
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------

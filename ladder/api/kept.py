@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 from ladder import knobs
 from ladder.frontend.fx_facts import facts_of
 from ladder.frontend.torch_fx import import_fx
+from ladder.installation import cache_root
 from ladder.runtime.cache import Identity, KernelCache, cache_key, source_digest, type_text
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.prepared import Prepared, from_data, prepare, to_data
+from schedules.tuning import shipped_digest
 from tile_types.errors import CacheError, LadderError
 from tile_types.library import own_types
 
@@ -73,7 +75,10 @@ def _key(
     if facts is None:
         return ""
     types = [(t.name, t.shape, repr(t.metadata), type_text(t.name)) for t in own_types()]
+    folder = cache_root() / "tuning"
+    measured = folder.stat().st_mtime_ns if folder.is_dir() else 0
     facts |= {"options": options, "importer": source_digest(SOURCES), "types": types}
+    facts["schedules"] = [shipped_digest(), measured]  # what is left to torch is chosen by them
     return cache_key(facts, Identity.of(None, device, compiled=False))
 
 

@@ -204,8 +204,13 @@ class Linear(torch.nn.Module):
         if x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
         if torch.compiler.is_compiling() or is_captured():  # then buffers are the inputs of the graph
-            return self._matmul.apply(x, [getattr(self, name) for name in self._names], self.bias)
+            return self._matmul.apply(x, self.arrays, self.bias)
         return self._matmul(x, self._packed, self.bias)
+
+    @property
+    def arrays(self) -> list[torch.Tensor]:
+        """The weight as kernels read it: the module's buffers."""
+        return [getattr(self, name) for name in self._names]
 
     def extra_repr(self) -> str:
         """Return what the module is."""

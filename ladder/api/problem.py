@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.ir.gemm import ACTIVATIONS, Gemm, has_power_scales
+from ladder.ir.windows import Windows
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ShapeError, unknown_name
@@ -29,6 +30,8 @@ def gemm_for(
     epilogue: Sequence[str] = (),
     token_scale: bool | None = None,
     token_group: int | None = None,
+    windows: Windows | None = None,
+    residual: bool = False,
 ) -> Gemm:
     """Return the normal form of a quantized matrix product.
 
@@ -52,6 +55,8 @@ def gemm_for(
         Whether rows of the activations carry a scale; by default those of 8-bit types do.
     token_group
         Elements along K per scale of the activations, a multiple of 64; None is one per row.
+    windows, residual
+        See `Gemm`: the product is a convolution, and a tensor like the result is added.
 
     Raises
     ------
@@ -82,6 +87,8 @@ def gemm_for(
         bias=bias,
         epilogue=tuple(epilogue),
         token_group=0 if token_group is None or token_group >= k else token_group,
+        windows=windows,
+        residual=residual,
     )
 
 

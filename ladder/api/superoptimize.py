@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded
+from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded, variants
 from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TRIALS = 16
 """Kernels that are built and timed."""
+
+ROUNDS = 2
+"""Times at most that kernels near the fastest are built and timed, too, as many each time."""
 
 MOST_WORKERS = 16
 """Processes that search, at most: as many as there are cores."""
@@ -249,10 +252,31 @@ class Task:
         order, fused = tuple(trial for trial, _ in kernels), None
         if self.is_here:
             found = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
+            found = self._improved(program, found, function, inputs)
             order, fused = tuple(trial for trial, _ in found), found[0][1]
         if kept:
             kept.write(order)
         return Superoptimized(program, report, order, fused)
+
+    def _improved(
+        self,
+        program: Program,
+        found: list[tuple[Trial, Fused]],
+        function: Callable[..., Any],
+        inputs: Sequence[Any],
+    ) -> list[tuple[Trial, Fused]]:
+        """Try what is near the fastest, as long as that is faster: the model errs by some percent."""
+        for _ in range(ROUNDS if self.trials > 1 else 0):
+            best = found[0][0]
+            near = variants(best, [trial for trial, _ in found], self.device, 2 * self.trials)
+            try:
+                kernels = built(near, self.device, self.trials, self.step)
+            except ScheduleError:
+                break  # none is near that can be emitted
+            found = self._fastest(program, found + checked(loaded(kernels, self.device), function, inputs))
+            if found[0][0] is best:
+                break
+        return found
 
     def searched(self, program: Program) -> Report:
         """Return the report of the program's search, from the database if there is one."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import compress, groupby
 from operator import not_
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,19 @@ FEW = 8
 """Tensors that are asked as quickly as their memory is read."""
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put garbage collection off: what a record is made of stays, and is much to look through."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_no_collection()
 def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = False) -> Record:
     """Return the record of the machine's segment, which ends with `plan` or returns `result`."""
     segment = machine.segment

@@ -106,13 +106,20 @@ def gemm(
     ] = True,
     as_json: Json = False,
     seed: Seed = 0,
+    experts: Annotated[
+        int, typer.Option(help="So many products in one launch, each of up to M tokens.", min=0)
+    ] = 0,
+    masked: Annotated[
+        bool, typer.Option("--masked", help="Experts' tokens lie in [E, M, K] and not one after the other.")
+    ] = False,
 ) -> None:
     """Compile C[M,N] = A[M,K] · B[N,K]ᵀ with low-bit B, run, check and time it beside torch."""
     from ladder.cli.gemm import run_gemm
     from ladder.cli.problem import Problem
 
+    names = _names(epilogue)
     problem = Problem(
-        weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target, seed
+        weight, activation, group_size, m, n, k, zero, bias, names, output, target, seed, experts, masked
     )
     with console.progress() as step:
         report = run_gemm(problem, check=check, step=step)

@@ -22,6 +22,7 @@ from schedules.schedule import GpuSchedule, Plan, Schedule
 if TYPE_CHECKING:
     from ladder.api.evidence import Evidence
     from ladder.ir.gemm import Gemm
+    from ladder.simulate import SimulationResult
 
 SHOWN = 5
 """Findings that are told to people."""
@@ -58,6 +59,18 @@ class SimulatedCheck:
     matrix_instructions: dict[str, int]
     bank_conflicts: int
     blocks: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, int, int], result: SimulationResult) -> SimulatedCheck:
+        """Return what a simulation at a shape (M, N, K) found."""
+        return cls(
+            *shape,
+            result.relative_error,
+            tuple(map(str, result.findings)),
+            dict(result.counts),
+            sum(report.conflicts.extra for report in result.bank_conflicts),
+            result.blocks[0],
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-able object."""
@@ -163,13 +176,4 @@ def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
         expected=exact,
         cancellation=cancellation(operands, exact),
     )
-    return SimulatedCheck(
-        m,
-        n,
-        k,
-        result.relative_error,
-        tuple(map(str, result.findings)),
-        dict(result.counts),
-        sum(report.conflicts.extra for report in result.bank_conflicts),
-        result.blocks[0],
-    )
+    return SimulatedCheck.of((m, n, k), result)

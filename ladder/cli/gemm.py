@@ -62,6 +62,10 @@ def run_gemm(problem: Problem, *, check: bool = True, timed: bool = True, step: 
     LadderError
         If the problem cannot be, or a compiler is missing or fails.
     """
+    if problem.experts:
+        from ladder.cli.experts import run_experts
+
+        return run_experts(problem, check=check, step=step)
     step(f"compiling for {problem.device.name}")
     operator, reason = problem.operator(), why_not_here(problem.device)
     lowered = operator.lower(problem.device)

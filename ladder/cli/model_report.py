@@ -303,15 +303,11 @@ def _absent(
 
 def plan_for_device(program: Program, device: TileDevice) -> Plan:
     """Return the plan of a program for any device; nothing is compiled."""
-    from ladder.partition import partition, simplify
     from ladder.runtime.model.plan import make_plan
-    from ladder.runtime.model.prepared import updated_inputs
+    from ladder.runtime.model.prepared import prepare
 
-    graph = simplify(program.graph, device)
-    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    updated = updated_inputs(program, graph)
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
-    return make_plan(graph, parts, {}, family_of(device))
+    prepared = prepare(program, device)
+    return make_plan(prepared.program.graph, prepared.parts, {}, family_of(device))
 
 
 def _symbols(plan: Plan) -> list[str]:

@@ -62,7 +62,7 @@ def make_operands(problem: Problem, gemm: Gemm) -> Operands:
     if gemm.token_scale:
         token_scale = torch.rand(problem.m, generator=random) / 64 + 1 / 64
     bias = torch.randn(problem.n, generator=random).to(torch_dtype(gemm.output)) if gemm.bias else None
-    return Operands(_activations(x, gemm.activation), weight, bias, token_scale)
+    return Operands(activations(x, gemm.activation), weight, bias, token_scale)
 
 
 def cancellation(operands: Operands, exact: Any) -> float:
@@ -91,7 +91,7 @@ def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
     return quantize(values, problem.ttype, group_size=problem.group, zero=zero)
 
 
-def _activations(x: torch.Tensor, name: str) -> torch.Tensor:
+def activations(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round normal values to the activation type, using most of its range."""
     import torch
 

@@ -44,6 +44,9 @@ class Problem:
         Name of the device.
     seed
         Of the random operands.
+    experts, masked
+        Number of such products in one launch, 0 for one alone, and how their tokens lie; see
+        `ladder.GroupedMatmul`. ``m`` is then the tokens of an expert.
     """
 
     weight: str = "int4"
@@ -58,6 +61,8 @@ class Problem:
     output: str | None = None
     target: str = "cpu"
     seed: int = 0
+    experts: int = 0
+    masked: bool = False
 
     @property
     def device(self) -> TileDevice:

@@ -42,6 +42,8 @@ class GemmReport:
         Of a GPU kernel: what its code takes and how long it should, and what the simulator found.
     tokens
         The same of the kernel that quantises x before, where it has 8 bits.
+    experts
+        Products in the launch, each with ``m`` tokens at most; 0 for one alone.
     """
 
     target: str
@@ -75,6 +77,7 @@ class GemmReport:
     evidence: Evidence | None = None
     simulated: SimulatedCheck | None = None
     tokens: TokenCheck | None = None
+    experts: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as one JSON-able object, the evidence's fields among its own."""
@@ -114,7 +117,8 @@ class GemmReport:
         return f"relative error {self.relative_error:.2e} exceeds {self.tolerance:.0e}"
 
     def _problem_text(self) -> str:
-        shape = f"M={self.m} N={self.n} K={self.k}"
+        experts = f"{self.experts} experts, each " if self.experts else ""
+        shape = f"{experts}M={self.m} N={self.n} K={self.k}"
         group = f"group {self.group_size}" if self.group_size < self.k else "one scale per row"
         types = f"{self.activation} x {self.weight} ({group}) -> {self.output}"
         extras = [f"{self.zero} zero points"] * (self.zero != "none") + ["bias"] * self.bias

@@ -32,6 +32,7 @@ from ladder.frontend.joined import (
     width_of,
 )
 from ladder.ir.build import GraphBuilder, prune
+from ladder.ir.convolution_gemm import insert_convolution
 from ladder.ir.extents import canonical, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import insert_gemm, weight_type
@@ -410,6 +411,21 @@ class _Walk:
         gemm = Request.parse(str(node.args[4])).gemm
         return self.call(node) if gemm.experts or gemm.token_group else self.products((node,))
 
+    def quantized_convolution(self, node: torch.fx.Node) -> Any:
+        """Return a quantized convolution, spelt out by `insert_convolution`."""
+        x, arrays, bias, residual, text = node.args
+        gemm = Request.parse(str(text)).gemm
+        if gemm.windows is not None and gemm.windows.groups > 1:
+            return self.call(node)
+        source = self.side_by_side("weight", [arrays], gemm)
+        weight = self.new_input("weight", source, weight_type(gemm), (gemm.n, gemm.k))
+        added = {"bias": bias, "residual": residual}
+        given = {role: self.values[value] for role, value in added.items() if value is not None}  # type: ignore[index]
+        if not gemm.scale:
+            of_weight = replace(source, kind="part", gemm=None)
+            given["row_scale"] = self.new_input("row_scale", of_weight, "float32", (gemm.n,))
+        return insert_convolution(self.im.g, gemm, self.values[x], weight, given)  # type: ignore[index]
+
     def columns(self, node: torch.fx.Node) -> str:
         """Return a product as columns of the one that computes all products of its group."""
         group = self.groups[node]
@@ -493,6 +509,7 @@ _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "aten.copy_.default": _Walk.update,
     "ladder.matmul.default": _Walk.quantized_product,
     "ladder.matmul_without_gradient.default": _Walk.quantized_product,
+    "ladder.convolve.default": _Walk.quantized_convolution,
 }
 """Operators that are more than a row."""
 

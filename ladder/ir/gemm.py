@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder.ir.windows import Windows, windows_from
 from tile_types import TType, get_type
 from tile_types.errors import DTypeError, ShapeError
 
@@ -36,7 +37,7 @@ def has_power_scales(ttype: TType) -> bool:
 
 @dataclass(frozen=True)
 class Gemm:
-    """``out[m,n] = epilogue(token_scale[m] * row_scale[n] * acc[m,n] + bias[n])``.
+    """``out[m,n] = epilogue(token_scale[m] row_scale[n] factor[n] acc[m,n] + bias[n] + residual[m,n])``.
 
     ``acc[m,n] = sum_k A[m,k] * (value(code[n,k]) - zero[n,k//group_size]) * scale[n,k//group_size]``.
     M is always dynamic.
@@ -74,6 +75,12 @@ class Gemm:
     token_group
         Elements along K that share a token scale, a multiple of 64: ``token_scale[m, k//token_group]``
         multiplies the sum over its elements; 0: one scale per row of A.
+    windows
+        Rows of A are windows of an image, gathered while they are read: the product is a convolution.
+    factor
+        Whether sums are multiplied by a float32 vector ``[N]`` that is no part of the weight.
+    residual
+        Whether a tensor ``[M, N]`` of the output type is added before the epilogue.
     """
 
     n: int
@@ -91,10 +98,14 @@ class Gemm:
     masked: bool = False
     token_group: int = 0
     power_scales: bool = False
+    windows: Windows | None = None
+    residual: bool = False
+    factor: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size == 0:
             object.__setattr__(self, "group_size", self.k)
+        object.__setattr__(self, "windows", windows_from(self.windows))
         if self.n < 1 or self.k < 1:
             raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
         if self.group_size < 1:
@@ -106,6 +117,7 @@ class Gemm:
                 "token scales come per row or per multiple of 64 elements, got"
                 f" token_group={self.token_group} token_scale={self.token_scale}"
             )
+        self._check_windows()
         if self.power_scales and not self.scale:
             raise ShapeError("power_scales speaks of group scales; there are none (scale=False)")
         if self.zero not in ZERO_KINDS:
@@ -116,6 +128,15 @@ class Gemm:
         ):
             if value not in allowed:
                 raise DTypeError(f"{label} must be one of {', '.join(allowed)}, got {value!r}")
+
+    def _check_windows(self) -> None:
+        if self.windows is None:
+            return
+        if self.k % self.windows.points or self.experts or self.token_group:
+            raise ShapeError(
+                f"windows of {self.windows.points} elements per channel take K to be a multiple of that, got"
+                f" {self.k}; they have neither experts={self.experts} nor token_group={self.token_group}"
+            )
 
     @property
     def accumulator(self) -> str:
@@ -135,7 +156,13 @@ class Gemm:
     @property
     def extras(self) -> tuple[str, ...]:
         """What the problem asks beyond one product with row scales: not every pipeline can."""
-        return tuple(name for name in ("experts", "token_group") if getattr(self, name))
+        names = ("experts", "token_group", "windows", "residual", "factor")
+        return tuple(name for name in names if getattr(self, name))
+
+    @property
+    def channels(self) -> int:
+        """Channels of a window: of one group."""
+        return self.k // self.windows.points if self.windows else self.k
 
     def shape_free(self) -> dict[str, Any]:
         """Return everything a shape-generic kernel depends on: all fields but N, K and the number of experts.
@@ -146,6 +173,11 @@ class Gemm:
         fields = asdict(self)
         for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
             del fields[name]
+        for name in ("windows", "residual", "factor"):
+            del fields[name]
+        if self.windows:
+            fields["windows"] = asdict(self.windows)
+        fields |= {name: True for name in ("residual", "factor") if getattr(self, name)}
         if self.power_scales:
             fields["power_scales"] = True
         if self.experts:

@@ -79,19 +79,19 @@ def insert_gemm(g: GraphBuilder, gemm: Gemm, a: str, b: str, rows: Extent, given
     """
     for operator in gemm.epilogue:
         _require_epilogue(operator)
-    weight = _decoded(g, gemm, b)
-    activation = _as_type(g, a, gemm.activation)
+    weight = decoded(g, gemm, b)
+    activation = as_type(g, a, gemm.activation)
     value = g.add("matmul", activation, weight, transpose_b=True, type=_sum_type(gemm), name="sum")
-    value = _as_type(g, value, "float32")
+    value = as_type(g, value, "float32")
     if "row_scale" in given:
         value = g.add("mul", value, given["row_scale"])
     if "token_scale" in given:
         value = g.add("mul", value, g.add("reshape", given["token_scale"], shape=(rows, 1)))
     if "bias" in given:
-        value = g.add("add", value, _as_type(g, given["bias"], "float32"))
+        value = g.add("add", value, as_type(g, given["bias"], "float32"))
     for operator in gemm.epilogue:
         value = g.add(operator, value)
-    return _as_type(g, value, gemm.output)
+    return as_type(g, value, gemm.output)
 
 
 def weight_type(gemm: Gemm) -> str:
@@ -114,18 +114,19 @@ def _sum_type(gemm: Gemm) -> str:
     return "float32" if gemm.scale or gemm.token_group else gemm.accumulator
 
 
-def _decoded(g: GraphBuilder, gemm: Gemm, b: str) -> str:
-    """Decode the weight; without group scale only the zero point is applied."""
+def decoded(g: GraphBuilder, gemm: Gemm, b: str) -> str:
+    """Decode the weight B[N, K]; without group scale only the zero point is applied."""
     core = gemm.activation
     if gemm.scale or gemm.zero == "none":
-        return _as_type(g, b, core)
+        return as_type(g, b, core)
     value = g.add("convert", g.add("elements", b), type=core)
     zero = g.add("metadata", b, field="zero")
     zero = g.add("repeat", zero, axis=1, times=gemm.group_size, extent=gemm.k)
-    return g.add("sub", value, _as_type(g, zero, core))
+    return g.add("sub", value, as_type(g, zero, core))
 
 
-def _as_type(g: GraphBuilder, value: str, ttype: str) -> str:
+def as_type(g: GraphBuilder, value: str, ttype: str) -> str:
+    """Return a value in a type."""
     return value if g.tile(value).ttype.name == ttype else g.add("convert", value, type=ttype)
 
 
@@ -152,10 +153,10 @@ def as_gemm(graph: Graph) -> Gemm:
     normal = run_passes(graph, NORMALISE)
     if len(normal.outputs) != 1:
         raise ShapeError(f"a GEMM has one output, graph {graph.name!r} has {len(normal.outputs)}")
-    return _Recogniser(normal).gemm()
+    return Recogniser(normal).gemm()
 
 
-class _Recogniser:
+class Recogniser:
     """Peels a normalised graph from its output to the matrix product."""
 
     def __init__(self, graph: Graph) -> None:

@@ -7,7 +7,35 @@ imported on the first call.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
+
+_CHEAP: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("cheap functions")
+
+
+@contextmanager
+def using(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Lower ``exp`` and ``div`` to these functions of TIR scalars, also within other functions.
+
+    ``keep`` among them returns a register with a value: what a function uses several times is computed once.
+    """
+    token = _CHEAP.set(functions)
+    try:
+        yield
+    finally:
+        _CHEAP.reset(token)
+
+
+def _cheap(name: str) -> Callable[..., Any] | None:
+    return _CHEAP.get({}).get(name)
+
+
+def kept(x: Any) -> Any:
+    """Return a value in a register, where kernels have given a way to."""
+    keep = _cheap("keep")
+    return x if keep is None else keep(x)
 
 
 def _tirx() -> Any:
@@ -38,7 +66,7 @@ def multiply(a: Any, b: Any) -> Any:
 
 def divide(a: Any, b: Any) -> Any:
     """Return ``a / b``."""
-    return _tirx().div(a, b)
+    return (_cheap("div") or _tirx().div)(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
@@ -68,7 +96,7 @@ def relu(x: Any) -> Any:
 
 def exp(x: Any) -> Any:
     """Return the exponential."""
-    return _tirx().exp(x)
+    return (_cheap("exp") or _tirx().exp)(x)
 
 
 def sqrt(x: Any) -> Any:
@@ -96,7 +124,7 @@ def tanh(x: Any) -> Any:
     tirx = _tirx()
     zero, one = _like(x, 0.0), _like(x, 1.0)
     magnitude = tirx.max(x, negate(x))
-    small = exp(magnitude * _like(x, -2.0))
+    small = kept(exp(magnitude * _like(x, -2.0)))
     far = divide(one - small, one + small)
     cubic = x * (one - x * x * _like(x, 1 / 3) + x * x * x * x * _like(x, 2 / 15))
     return tirx.Select(magnitude < _like(x, 0.05), cubic, tirx.Select(x < zero, negate(far), far))
@@ -109,7 +137,7 @@ ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.0614
 def complementary_erf(x: Any) -> Any:
     """Return ``1 - erf(x)`` for x >= 0 to 1.5e-7 (Abramowitz & Stegun 7.1.26): no device library."""
     one = _like(x, 1.0)
-    t = divide(one, one + x * _like(x, 0.3275911))
+    t = kept(divide(one, one + x * _like(x, 0.3275911)))
     polynomial = _like(x, 0.0)
     for coefficient in reversed(ERF_COEFFICIENTS):
         polynomial = (polynomial + _like(x, coefficient)) * t
@@ -118,8 +146,8 @@ def complementary_erf(x: Any) -> Any:
 
 def gelu(x: Any) -> Any:
     """Return ``x * (1 + erf(x / sqrt 2)) / 2``, as ``max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2``."""
-    magnitude = _tirx().max(x, negate(x))
-    tail = complementary_erf(magnitude * _like(x, math.sqrt(0.5)))
+    magnitude = kept(_tirx().max(x, negate(x)))
+    tail = complementary_erf(kept(magnitude * _like(x, math.sqrt(0.5))))
     return relu(x) - magnitude * _like(x, 0.5) * tail
 
 

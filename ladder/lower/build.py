@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
 from ladder.lower.turn import tvm_turn
 from schedules.rules import serves
@@ -125,9 +126,22 @@ def emit(gemm: Gemm, device: TileDevice, schedule: Schedule, name: str) -> Any:
     if not serves(gemm, pipeline):
         raise ScheduleError(f"pipeline {pipeline!r} does not serve {', '.join(gemm.extras)}")
     kernel = resolve(KERNELS, "pipeline", pipeline)
-    with builder.function(name) as result:
+    with builder.function(name) as result, scalars.using(_cheap_functions(gemm, device)):
         kernel(gemm, device, schedule).emit()
     return result.func
+
+
+def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..., Any]]:
+    """Return what functions become in the epilogue of a kernel."""
+    from ladder.lower import builder
+
+    if device.kind != "cuda":
+        return {}
+    if gemm.output not in ("float16", "bfloat16"):
+        return {"keep": builder.bind}
+    from ladder.lower.cuda.functions import CHEAP
+
+    return {**CHEAP, "keep": builder.bind}
 
 
 def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:

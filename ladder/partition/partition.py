@@ -9,12 +9,14 @@ from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
 from ladder.ir.common import merge_equal
+from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
 from ladder.ir.passes import Pass, rewriting, run_passes
 from ladder.ir.rules import CONVERT_FOLDING, GROUPED_ATTENTION, LAYOUT_FOLDING, RESHAPE_SINKING
 from ladder.ir.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER
 from ladder.partition.attention import attention_part, has_kernels
 from ladder.partition.chains import Chains, absorb_copies
+from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.products import Products
 from ladder.partition.puts import in_place, with_puts
@@ -22,14 +24,27 @@ from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 
-SIMPLIFY = (
+FIRST = (
     Pass("merge equal nodes", merge_equal),
     rewriting("fold layouts", LAYOUT_FOLDING + CONVERT_FOLDING + RESHAPE_SINKING + WINDOW_ORDER),
     rewriting("heads that share keys", GROUPED_ATTENTION),
-    rewriting("channels last", TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING),
-    Pass("merge equal nodes again", merge_equal),
 )
 
+SINKING = TRANSPOSE_SINKING + LAYOUT_FOLDING + RESHAPE_SINKING
+
+CHANNELS = {
+    False: (rewriting("channels last", SINKING),),
+    True: (
+        rewriting("channels last", CHANNELS_LAST + SINKING + CHANNEL_GROUPS),
+        rewriting("axes of one element", STILL + LAYOUT_FOLDING),
+    ),
+}
+"""Whether convolutions want channels last -> what gives them: CPUs' libraries are faster without."""
+
+LAST = (Pass("merge equal nodes again", merge_equal),)
+
+
+Users = Mapping[str, list[Node | None]]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -43,9 +58,14 @@ ATTENTION = (
 )
 
 
+IMAGES = (rewriting("few channels", FEW_CHANNELS),)
+
+
 def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
-    """Return the graph without what changes nothing; attention as the device's kernels take it."""
-    return run_passes(graph, (*SIMPLIFY, *(ATTENTION if has_kernels(device) else ())))
+    """Return the graph without what changes nothing; as the device's kernels take attention and images."""
+    gpu = device is not None and device.is_gpu
+    further = (*ATTENTION, *IMAGES) if device is not None and has_kernels(device) else ()
+    return run_passes(graph, (*FIRST, *CHANNELS[gpu], *LAST, *further))
 
 
 def partition(
@@ -55,6 +75,8 @@ def partition(
     *,
     side_by_side: bool = False,
     device: TileDevice | None = None,
+    packable: Collection[str] = (),
+    choose: Choose = best_candidate,
 ) -> list[Part]:
     """Divide a model into parts, in an order in which they can run.
 
@@ -69,7 +91,11 @@ def partition(
     side_by_side
         Whether chains that read one value become one launch: where launches cost more than threads do.
     device
-        What runs it: decides which attention is ours.
+        What runs it: decides which attention and which convolutions are ours.
+    packable
+        Inputs that are plain weights of convolutions, which the plan may pack for kernels of ours.
+    choose
+        What predicts these kernels.
 
     Raises
     ------
@@ -77,8 +103,8 @@ def partition(
         If a quantized product is none that a kernel computes.
     """
     users = readers(graph)
-    parts = Products(graph, users, set(weights)).parts()
-    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part)}
+    parts = Products(graph, users, set(weights), device, packable, choose).parts()
+    taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
     puts = in_place(graph, users, updated)
     parts += with_puts(graph, users, Chains(graph, users, taken).parts(), puts)
     written = {node.name for node in puts}
@@ -101,9 +127,16 @@ def readers(graph: Graph) -> dict[str, list[Node | None]]:
     return found
 
 
-def _members(graph: Graph, part: Part) -> set[str]:
-    """Return the nodes of the model that only this part computes: not the weights' decoding."""
-    return {node.name for node in part.graph.nodes if node.operator != "input"}
+def _members(graph: Graph, part: Part, users: Users) -> set[str]:
+    """Return the nodes of the model that only this part computes: not what others inline as well."""
+    names = {node.name for node in part.graph.nodes if node.operator != "input"}
+    return {name for name in names if not _is_shared(graph.producer(name), names, users)}
+
+
+def _is_shared(node: Node, members: set[str], users: Users) -> bool:
+    """Tell whether a conversion of what a part reads serves others as well."""
+    others = [reader for reader in users[node.name] if reader is None or reader.name not in members]
+    return bool(others) and node.operator == "convert" and not set(node.inputs) & members
 
 
 def _library(graph: Graph, node: Node) -> Part:
@@ -170,6 +203,3 @@ def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
     for part in sorted(parts, key=lambda part: max(position[value] for value in part.outputs)):
         place(part)
     return placed
-
-
-Users = Mapping[str, list[Node | None]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from ladder.ir.convolution_gemm import as_window_gemm
 from ladder.ir.gemm import Gemm
 from ladder.ir.gemm_graph import as_gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.partition.convolutions import Choose, best_candidate, convolution_part
 from ladder.partition.parts import Part, engine, extract, outside_inputs
+from targets import TileDevice
 from tile_types.errors import LadderError
 
 LONGEST_EPILOGUE = 16
@@ -27,24 +30,49 @@ class Products:
         Value -> nodes that read it; a graph output counts as one more reader, None.
     weights
         Inputs that are packed quantized weights, and the vectors that are packed with them.
+    device
+        What computes them: decides who convolves.
+    packable
+        Inputs that are weights of convolutions, and may be packed.
+    choose
+        What predicts the kernels of convolutions.
     """
 
-    def __init__(self, graph: Graph, users: Mapping[str, list[Node | None]], weights: set[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        users: Mapping[str, list[Node | None]],
+        weights: set[str],
+        device: TileDevice | None = None,
+        packable: Collection[str] = (),
+        choose: Choose = best_candidate,
+    ) -> None:
         self.graph = graph
         self.users = users
         self.weights = weights
+        self.device = device
+        self.choose = choose
+        self.taken: set[str] = set()
+        self.packable = {value for value in packable if len(users.get(value, ())) == 1}
 
     def parts(self) -> list[Part]:
-        """Return one part per product."""
+        """Return one part per product; what one takes in, a later one cannot."""
         found = []
         for node in self.graph.nodes:
             if engine(node) == "product":
-                found.append(self.quantized(node) if self.is_quantized(node) else self.plain(node))
+                found.append(self.part(node))
+                self.taken.update(n.name for n in found[-1].graph.nodes if n.operator != "input")
         return found
+
+    def part(self, node: Node) -> Part:
+        """Return the part of a product."""
+        if self.is_quantized(node):
+            return self.quantized(node)
+        return self.convolution(node) if node.operator == "contract" else self.plain(node)
 
     def is_quantized(self, node: Node) -> bool:
         """Tell whether the second operand is decoded from a packed weight."""
-        if node.operator != "matmul":
+        if node.operator not in ("matmul", "contract"):
             return False
         read = self.behind(node.inputs[1], set())
         return bool(read) and read <= self.weights
@@ -97,9 +125,10 @@ class Products:
         return self.graph.tile(value).ttype.elem_bits
 
     def single_reader(self, value: str) -> Node | None:
-        """Return the only reader of a value."""
+        """Return the only reader of a value, if no product has taken it in."""
         readers = self.users.get(value, [])
-        return readers[0] if len(readers) == 1 else None
+        reader = readers[0] if len(readers) == 1 else None
+        return None if reader is None or reader.name in self.taken else reader
 
     def vectors(self, node: Node, product: str) -> set[str]:
         """Return the nodes that bring the other operands of a node into shape, from inputs or elsewhere."""
@@ -111,11 +140,22 @@ class Products:
                 operand = self.graph.producer(operand.inputs[0])
         return found
 
+    def widened(self, node: Node, product: str) -> set[str]:
+        """Return the conversions to wider types through which a node reads its other operands."""
+        found: set[str] = set()
+        for value in node.inputs:
+            operand = self.graph.producer(value)
+            converts = value != product and operand.operator == "convert"
+            if converts and self.bits(operand.inputs[0]) <= self.bits(value):
+                found.add(operand.name)
+        return found
+
     def as_part(self, members: set[str], output: str) -> Part | None:
         """Return the region as a GEMM, or None."""
         region = extract(self.graph, members, [output])
         try:
-            gemm = as_gemm(region)
+            found = {node.operator for node in region.nodes}
+            gemm = as_window_gemm(region) if "contract" in found else as_gemm(region)
         except LadderError:
             return None
         inputs = outside_inputs(self.graph, members)
@@ -124,7 +164,7 @@ class Products:
     def roles(self, gemm: Gemm, region: Graph) -> tuple[tuple[str, str], ...]:
         """Return role -> input, from where each input is read."""
         found: dict[str, str] = {}
-        product = next(node for node in region.nodes if node.operator == "matmul")
+        product = next(node for node in region.nodes if node.operator in ("matmul", "contract"))
         found["A"] = source_of(region, product.inputs[0])
         for node in region.inputs:
             if node.name in self.weights:
@@ -132,9 +172,30 @@ class Products:
             elif node.name == found["A"]:
                 continue
             else:
-                role = "bias" if node.tile.shape == (gemm.n,) and gemm.bias else "token_scale"
+                role = self.role(gemm, node)
             found[role] = node.name
         return tuple(sorted(found.items()))
+
+    def role(self, gemm: Gemm, node: Node) -> str:
+        """Return what an input is that belongs neither to the weight nor to the activations."""
+        if node.tile.shape == (gemm.n,) and (gemm.bias or gemm.factor):
+            return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
+        return "residual" if gemm.residual else "token_scale"
+
+    def convolution(self, node: Node) -> Part:
+        """Take a convolution with as much of what follows as pays."""
+        members, value = {node.name}, node.name
+        regions = [self.part_of(members, value)]
+        for _ in range(LONGEST_EPILOGUE):
+            following = self.single_reader(value)
+            if following is None or not (
+                get_operator(following.operator).elementwise or following.operator == "convert"
+            ):
+                break
+            members, value = members | {following.name} | self.widened(following, value), following.name
+            if following.tile.ttype == node.tile.ttype:
+                regions.append(self.part_of(members, value))
+        return convolution_part(regions, self.device, self.packable, self.choose)
 
     def plain(self, node: Node) -> Part:
         """Take a product that torch computes, with the vector that is added to it."""

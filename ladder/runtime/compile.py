@@ -22,12 +22,13 @@ from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_plan
-from tile_types.errors import CacheError, DeviceError
+from tile_types.errors import CacheError, DeviceError, ScheduleError
 
 if TYPE_CHECKING:
     import torch
 
     from ladder.lower.build import BuiltModule
+    from schedules.policy import Candidate
     from schedules.tuning import TuningDatabase
     from targets import TileDevice
 
@@ -204,11 +205,42 @@ def plan_for(request: Request) -> Plan:
     return plan
 
 
-def _plan_key(request: Request) -> str:
+def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
+    """Return the policy's best kernel for one M, kept on disk; of its cost only the seconds are.
+
+    Raises
+    ------
+    ScheduleError
+        If no schedule is legal.
+    """
+    from ladder.partition.convolutions import best_candidate
+    from schedules.cost import Cost
+    from schedules.policy import Candidate
+
+    if not knobs.settings.cache:
+        return best_candidate(gemm, device, m)
+    key = _plan_key(Request(gemm, device.name), rows=m)
+    stored = KernelCache().read_note("plans", key)
+    if stored is not None:
+        seconds, _, text = stored.partition(" ")
+        if not text:
+            raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
+        return Candidate(parse_plan(text).schedule_for(m), Cost(float(seconds), "", (), 0, 0))
+    found: Candidate | None = None
+    try:
+        found = best_candidate(gemm, device, m)
+        return found
+    finally:
+        text = "0" if found is None else f"{found.cost.seconds} {Plan(((ANY_M, found.schedule),))}"
+        with contextlib.suppress(CacheError):  # `find_or_build` warns of it
+            KernelCache().write_note("plans", key, text)
+
+
+def _plan_key(request: Request, **further: int) -> str:
     """Return the digest of what decides the policy's choice, the user's measurements apart."""
     from schedules.tuning import shipped_digest
 
-    facts = {"gemm": asdict(request.gemm), "purpose": "plan", "shipped": shipped_digest()}
+    facts = {"gemm": asdict(request.gemm), "purpose": "plan", "shipped": shipped_digest(), **further}
     return cache_key(facts, Identity.of(None, request.target, compiled=False))
 
 
@@ -254,6 +286,8 @@ def request_for(gemm: Gemm, device: TileDevice, m: int | str) -> Request:
     request = Request(gemm, device.name)
     if isinstance(m, str):
         return request
+    if gemm.windows:  # images of a network have one size: the schedule is chosen for just that
+        return replace(request, plan=Plan(((ANY_M, candidate_for(gemm, device, m).schedule),)))
     return replace(request, plan=Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,15 +93,16 @@ class Lowering:
     def jobs(self, device: TileDevice) -> list[Job]:
         """Return what is to be built, one job per kernel."""
         return [
-            _job(node, plan, device, self.constants_of(node))
+            _job(node, plan, device, constants_of(node, self.constants))
             for node, plan in zip(self.blocks, self.schedules, strict=True)
         ]
 
-    def constants_of(self, node: Node) -> tuple[str, ...]:
-        """Return the inputs of a block graph that are constants."""
-        assert node.body is not None
-        inner = zip(node.body.inputs, node.inputs, strict=True)
-        return tuple(own.name for own, outer in inner if outer in self.constants)
+
+def constants_of(node: Node, constants: Collection[str]) -> tuple[str, ...]:
+    """Return the inputs of a block graph that are constants of the kernel graph."""
+    assert node.body is not None
+    inner = zip(node.body.inputs, node.inputs, strict=True)
+    return tuple(own.name for own, outer in inner if outer in constants)
 
 
 def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tuple[str, ...]) -> Job:

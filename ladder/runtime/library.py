@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder import knobs
 from ladder.installation import find_library
-from ladder.runtime import threads, workspace
+from ladder.runtime import tensor_map, threads, workspace
 from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
@@ -80,6 +80,7 @@ def load_runtime(family: str = "cpu") -> None:
         if needed != RUNTIME:
             _open(find_library(needed))
             workspace.register()
+            tensor_map.register()
 
 
 def load_module(path: Path, family: str = "cpu") -> Any:

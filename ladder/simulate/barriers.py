@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ladder.simulate.order import ASYNC_LANE, BARRIERS_PER_BLOCK, Actor
-from ladder.simulate.values import Array, Value
+from ladder.simulate.values import WITHIN, Array, Value
 
 if TYPE_CHECKING:
     from ladder.simulate.cohort import Cohort
@@ -249,6 +249,7 @@ class Mbarriers:
 
     def create(self, block: int, address: int, count: int, statement: int) -> Mbarrier | None:
         """Initialise an mbarrier."""
+        address &= WITHIN
         agents = self.machine.agents
         if address % 8:
             self.report(f"an mbarrier at byte {address} is not aligned to 8", statement, "misaligned")
@@ -270,6 +271,7 @@ class Mbarriers:
 
     def reach(self, warp: int, block: int, address: int, statement: int) -> Mbarrier | None:
         """Return an mbarrier that a warp uses; its initialisation must be known to it."""
+        address &= WITHIN
         memory = self.machine.memory
         clocks = memory.clocks
         if not 0 <= address <= memory.limit - 8:

@@ -74,6 +74,7 @@ def simulate_fused(
         If the device is no GPU that block graphs are lowered to.
     """
     from ladder.lower.blocks import emitter_for
+    from ladder.runtime.fused import constants_of
 
     if device.kind not in FAMILIES:
         raise DeviceError(f"the simulator executes kernels of GPUs, not those of {device.name}")
@@ -91,7 +92,7 @@ def simulate_fused(
         arrays = [array for name in node.inputs for array in values[name]] + results
         launches.append(
             simulate_launch(
-                emit(node.body, device, plan, "simulated", lowering.constants_of(node)),
+                emit(node.body, device, plan, "simulated", constants_of(node, lowering.constants)),
                 [array.reshape(-1) for array in arrays],
                 outputs=tuple(range(-len(results), 0)),
                 calls=calls,

@@ -164,13 +164,14 @@ def descriptor_chunks(descriptor: int, rows: int) -> Array:
 def descriptor_columns(descriptor: int, columns: int) -> Array:
     """Return the addresses ``[16, columns / 8]`` of the chunks of 16 rows along K whose columns lie together.
 
-    As `descriptor_chunks`, with swizzles of 128 bytes, for up to 64 columns: here the stride offset leads to
-    the next 8 rows (PTX ISA, "Strides"). How further columns are reached, an H200 did not confirm.
+    As `descriptor_chunks`, with swizzles of 128 bytes: here the leading offset leads to the next 64 columns,
+    the stride offset to the next 8 rows (PTX ISA, "Strides").
     """
     start = (descriptor & 0x3FFF) << 4
+    leading = (descriptor >> 16 & 0x3FFF) << 4
     stride = (descriptor >> 32 & 0x3FFF) << 4
     row, chunk = np.arange(16)[:, None], np.arange(columns // 8)[None, :]
-    place = start + row // 8 * stride + row % 8 * 128 + chunk * 16
+    place = start + row // 8 * stride + row % 8 * 128 + chunk // 8 * leading + chunk % 8 * 16
     return swizzled(place, SWIZZLES[1][1])
 
 

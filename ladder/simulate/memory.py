@@ -11,7 +11,7 @@ import numpy as np
 from ladder.simulate.banks import BankMeter, Banks
 from ladder.simulate.findings import Log
 from ladder.simulate.order import ASYNC_LANE, Actor, Agents, Clocks, Shadow
-from ladder.simulate.values import Array
+from ladder.simulate.values import WITHIN, Array
 
 if TYPE_CHECKING:
     from ladder.simulate.cohort import Cohort
@@ -116,7 +116,7 @@ class Memory:
     # ---- shared memory -------------------------------------------------------------------------
     def locate(self, c: Cohort, address: Any, width: int, region: Region | None, statement: int) -> Array:
         """Return where lanes access the bytes of all blocks; wrong addresses are reported, then mended."""
-        address = np.broadcast_to(np.asarray(address, np.int64), (c.count, c.lanes))
+        address = np.broadcast_to(np.asarray(address, np.int64) & WITHIN, (c.count, c.lanes))
         low, high = (0, self.limit) if region is None else (region.start, region.stop)
         active = address if c.mask is None else address[c.mask]
         if active.size and (active.min() < low or active.max() + width > high):

@@ -59,6 +59,8 @@ def simulate(
     bias: torch.Tensor | None = None,
     token_scale: torch.Tensor | None = None,
     *,
+    residual: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
     ranges: torch.Tensor | None = None,
     target: str | TileDevice | None = None,
     expected: Any = None,
@@ -76,11 +78,14 @@ def simulate(
     op
         An operator (with a GPU target, or ``target``), or what its `lower` returned.
     x
-        ``[..., K]`` of the activation type, on the CPU. Floats for an 8-bit operator are quantized first.
+        ``[..., K]`` of the activation type, on the CPU; of a convolution, an image ``[B, H, W, C]``. Floats
+        for an 8-bit operator are quantized first.
     packed
         The weight, from ``op.pack(weight)``; where it was packed to a GPU, a copy on the CPU is taken.
     bias, token_scale
         As in a call of ``op``.
+    residual, factor
+        ``[..., N]`` that the operator adds, and float32 ``[N]`` that it multiplies by, where it does.
     ranges
         Offsets or counts of the experts' tokens, for a `GroupedMatmul`; rows of no expert are not compared.
     target
@@ -116,7 +121,9 @@ def simulate(
     gemm, packed = lowered.request.gemm, packed.to("cpu")
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
-    if ranges is None:
+    if gemm.windows or gemm.residual:
+        launch.convolve(x, packed, {"factor": factor, "bias": bias, "residual": residual})
+    elif ranges is None:
         launch.call(x, packed, bias, token_scale)
     else:
         launch.call_experts(x, packed, ranges, bias, token_scale)
@@ -149,6 +156,15 @@ class _Entry:
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
         self._kernel()(x, packed, bias, token_scale)
+
+    def convolve(self, x: torch.Tensor, packed: PackedWeight, further: dict[str, Any]) -> None:
+        """Do what a call of a convolution does, then simulate."""
+        from ladder.runtime import convolve
+
+        self.m = convolve.window_count(self.gemm, x)
+        given = (name for name, extra in further.items() if extra is not None)
+        self.names = ("x", *packed.arrays, *given, "y")
+        convolve.launch(self._kernel(), x, packed.tensors, **further)
 
     def call_experts(
         self, x: torch.Tensor, packed: PackedWeight, ranges: torch.Tensor, bias: Any, token_scale: Any

@@ -23,6 +23,12 @@ Value = Any
 LANES = 32
 """Lanes of an NVIDIA warp; a machine says how many its own have (`Machine.lanes`)."""
 
+RANK_BITS = 24
+"""Bits of a shared address below those that say which block of a cluster it lies in, on an H200."""
+
+WITHIN = (1 << RANK_BITS) - 1
+"""The bits of a shared address within a block."""
+
 
 def element_of(dtype: str) -> tuple[str, int]:
     """Return the element type and the count of elements of a TIR type: ``float16x4`` has four."""

@@ -243,6 +243,16 @@ def test_gemm_for_amd_states_its_evidence(ladder: Command) -> None:
     assert report["predicted_us"] > 0
 
 
+def test_gemm_of_experts_for_amd(ladder: Command) -> None:
+    small = ("--target", "rocm/gfx942", "--experts", "4", "-m", "2", "-n", "96", "-k", "160", "--json")
+    report = ladder("gemm", *small).json
+    assert report["experts"] == 4
+    assert report["passed"]
+    assert report["spills"] == report["scratch_bytes"] == 0
+    assert not report["simulated"]["findings"]
+    assert ladder("gemm", "--experts", "4").code == USAGE  # no CPU kernel takes several at once
+
+
 def test_gemm_for_amd_checks_what_quantises_tokens(ladder: Command) -> None:
     small = ("--target", "rocm/gfx942", "--activation", "int8", "-n", "96", "-k", "160", "--json")
     report = ladder("gemm", *small, "-m", "3").json

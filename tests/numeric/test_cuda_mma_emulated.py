@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.ops import get_operator
 from ladder.lower.gpu.decode import packed_layout
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.legal import streams_exponents
@@ -86,8 +87,8 @@ class Problem:
         if gemm.bias:
             self.arrays.append(rng.normal(size=gemm.n).astype(NUMPY[gemm.output]))
             result += self.arrays[-1].astype(np.float64)
-        if "relu" in gemm.epilogue:
-            result = np.maximum(result, 0)
+        for name in gemm.epilogue:
+            result = get_operator(name).reference([result], {})
         self.expected = result
 
     def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:

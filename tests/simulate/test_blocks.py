@@ -9,7 +9,7 @@ import pytest
 from block_graphs import Case, run
 
 from ladder.ir import GraphBuilder
-from ladder.lower.blocks import BlockSchedule
+from ladder.lower.blocks import BlockSchedule, warpgroups
 from ladder.lower.blocks.kernel import emit
 from ladder.simulate.machine import ORDERS
 from targets import get_device
@@ -147,6 +147,29 @@ WARPGROUPS = [
 @pytest.mark.parametrize(("rows", "schedule"), WARPGROUPS, ids=str)
 def test_products_of_warpgroups(rows: int, schedule: BlockSchedule) -> None:
     check(graphs.gated_mlp(64 * rows, 512, 128, 128, 64), schedule)
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+def test_products_of_warpgroups_that_one_instruction_takes(columns: int) -> None:
+    """Panels of two products with the same first operand, one after the other in shared memory."""
+    for schedule in (
+        BlockSchedule(1, 4, 3, copies="tensor", products="wgmma"),
+        BlockSchedule(1, 4, 2, 2, copies="tensor", products="wgmma"),  # addresses of a cluster
+    ):
+        case = graphs.gated_mlp(64, 256, 128, columns, 64)
+        check(case, schedule)
+        text = str(emit(case.block, get_device("cuda/sm_90a"), schedule, "k"))
+        assert f"m64n{2 * columns}k16" in text
+
+
+def test_descriptors_hold_no_rank_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits that name the block would be taken for the distance from panel to panel, as on an H200."""
+    case, plan = graphs.gated_mlp(64, 256, 128, 64, 64), BlockSchedule(1, 4, 2, 2, copies="tensor")
+    plan = replace(plan, products="wgmma")
+    assert not graphs.run(case, plan)[0].findings
+    monkeypatch.setattr(warpgroups, "ADDRESSES", 0xFFFFFFFF)
+    result, error = graphs.run(case, plan)
+    assert result.findings or not error < BOUND["float16"]
 
 
 def test_products_of_warpgroups_of_bfloat16() -> None:

@@ -44,6 +44,10 @@ PROBLEMS = {
     "fp8 e5m2": gemm(weight="fp8_e5m2", activation="fp8_e5m2", n=67, k=200),
     "fp8 by fp4": gemm(weight="fp4_e2m1", activation="fp8_e4m3", group_size=32, scale=True, n=67, k=330),
     "relu": gemm(weight="int2", group_size=64, scale=True, epilogue=("relu",), n=130, k=200),
+    "functions": gemm(
+        weight="int4", group_size=64, scale=True, output="float16", bias=True, n=130,
+        epilogue=("gelu", "silu"),
+    ),
 }  # fmt: skip
 """Types, with remainders in every dimension."""
 

@@ -17,7 +17,7 @@ from ladder.api.tensor_program import decoded, program_of
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.lower.blocks.candidates import legal_schedules, ranked
+from ladder.lower.blocks.candidates import legal_schedules, neighbours, ranked
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import pack
 from ladder.simulate.fused import simulate_fused
@@ -172,13 +172,25 @@ def test_fused_programs_check_their_inputs(cache: None) -> None:
 def test_schedules_of_a_gpu_are_legal_and_ranked() -> None:
     block = graphs.gated_mlp(8, 512, 256, 64, 64).block
     device = get_device("cuda/sm_90a")
-    schedules = list(legal_schedules(block, device))
+    schedules = [geo.schedule for geo in legal_schedules(block, device)]
     assert {plan.copies for plan in schedules} == {"lanes", "tensor"}
     assert all(plan.sharers <= 8 for plan in schedules)
     estimates = ranked(block, device)
     assert [e.seconds for e in estimates] == sorted(e.seconds for e in estimates)
     assert len(estimates) == len(schedules)
-    assert {plan.cluster for plan in legal_schedules(block, get_device("cuda/sm_80"))} == {1}
+    assert {geo.schedule.cluster for geo in legal_schedules(block, get_device("cuda/sm_80"))} == {1}
+
+
+def test_neighbours_of_a_schedule_are_legal_and_others() -> None:
+    block = graphs.gated_mlp(64, 512, 256, 64, 64).block
+    plan = BlockSchedule(2, 4, 3, copies="tensor", products="wgmma", release="end")
+    near = neighbours(block, get_device("cuda/sm_90a"), plan, ("gate_in", "up_in"))
+    schedules = {estimate.schedule for estimate in near}
+    assert {replace(plan, release="asked"), replace(plan, stages=4)} <= schedules
+    assert replace(plan, groups=1, stages=6) in schedules
+    assert plan not in schedules
+    assert len(schedules) == len(near)
+    assert neighbours(block, get_device("cpu/avx2"), BlockSchedule()) == []
 
 
 QUICK = Limits(operators=6, workers=1)

@@ -143,17 +143,17 @@ class BlockProgram:
                 users[value].append(node)
         return {name: tuple(nodes) for name, nodes in users.items()}
 
-    @property
+    @cached_property
     def loads(self) -> tuple[Node, ...]:
         """Input iterators."""
         return self._having("load")
 
-    @property
+    @cached_property
     def accumulators(self) -> tuple[Node, ...]:
         """Loop accumulators."""
         return self._having("accumulate")
 
-    @property
+    @cached_property
     def stores(self) -> tuple[Node, ...]:
         """Output savers."""
         return self._having("store")
@@ -161,19 +161,26 @@ class BlockProgram:
     def _having(self, role: str) -> tuple[Node, ...]:
         return tuple(node for node in self.block.nodes if get_operator(node.operator).role == role)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Steps of the loop; 1 without."""
         return math.prod(known(axis) for axis in self.block.loops)
 
-    @property
+    @cached_property
     def blocks(self) -> int:
         """Blocks of the grid."""
         return math.prod(known(axis) for axis in self.block.grid)
 
     def shape(self, value: str) -> tuple[int, int]:
         """Return rows and columns of a value."""
-        return matrix_of(self.block.tile(value), f"%{value}")
+        if value not in self._shapes:
+            self._shapes[value] = matrix_of(self.block.tile(value), f"%{value}")
+        return self._shapes[value]
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes that were asked for: schedules by the thousand ask for the same."""
+        return {}
 
 
 def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ladder.ir.graph import Graph
 from ladder.lower.blocks.analysis import LOOP, BlockProgram
-from ladder.lower.blocks.geometry import Geometry
-from ladder.lower.blocks.model import STREAMED_BYTES, predicted, tile_bytes
+from ladder.lower.blocks.geometry import MOST_WARPS, Geometry
+from ladder.lower.blocks.model import FITTED, RELEASES, STREAMED_BYTES, Estimate, predicted, tile_bytes
 from ladder.lower.blocks.schedule import BlockSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -19,52 +21,48 @@ from tile_types.errors import ScheduleError
 class Grid:
     """Values of each field of a schedule that are tried."""
 
-    groups: tuple[int, ...] = (1, 2, 4, 8)
+    groups: tuple[int, ...] = (1, 2, 3, 4, 8, 16)
     row_warps: tuple[int, ...] = (1, 2, 4, 8, 16)
-    stages: tuple[int, ...] = (2, 3, 4, 6)
+    stages: tuple[int, ...] = (2, 3, 4, 5, 6, 9)
     clusters: tuple[int, ...] = (1, 2, 4, 8)
     column_warps: tuple[int, ...] = (1, 2, 4)
 
 
 ALL = Grid()
-FEW = Grid((1, 4, 8), (1, 4, 16), (3,), (1, 8), (1,))
+FEW = Grid((1, 2, 4), (1, 4, 16), (3,), (1, 2, 8), (1,))
 """Enough to tell good tiles from bad ones."""
 
 MOST_SUMS, REGISTERS = 192, 48 * 1024
 """Accumulator registers that a thread, and a block, may have beside all others."""
 
-CROWDED_BYTES = 113 * 1024
-"""Shared memory from which on one block fills a multiprocessor.
-
-The next kernel had better start at the end of the loop then, not at once: 15.1 instead of 16.5 us for RMSNorm
-and a product on an H200; so it had where large tensors are streamed: 13.9 instead of 17.9 us.
-"""
-
 
 @dataclass(frozen=True)
-class Estimate:
+class Ranked:
     """A schedule and the seconds that the model predicts."""
 
     seconds: float
     schedule: BlockSchedule
 
 
-def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Iterator[BlockSchedule]:
-    """Yield every schedule of a grid of choices that fits."""
+def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Iterator[Geometry]:
+    """Yield every schedule of a grid of choices that fits, as the geometry of a GPU's kernel."""
     program = BlockProgram.of(block)
-    if not device.is_gpu:
-        yield BlockSchedule()
-        return
     looped = any(stage == LOOP for stage in program.stages.values())
     copies = ("lanes", "tensor") if looped and "tma" in device.features else ("lanes",)
     clusters = grid.clusters if looped and "cluster" in device.features else (1,)
     groups, stages = (grid.groups, grid.stages) if looped else ((1,), (2,))
-    for choice in itertools.product(groups, grid.row_warps, stages, clusters, grid.column_warps, copies):
-        plan = BlockSchedule(*choice)
-        for products in ("mma", "wgmma") if _suits_warpgroups(program, device, plan) else ("mma",):
-            schedule = _legal(program, device, replace(plan, products=products))
-            if schedule is not None:
-                yield schedule
+    least = sum(tile_bytes(node) for node in program.loads if program.stages[node.name] == LOOP)
+    for warps in itertools.product(groups, grid.row_warps, grid.column_warps):
+        if math.prod(warps) > MOST_WARPS:
+            continue
+        for held, cluster, copy in itertools.product(stages, clusters, copies):
+            if warps[0] * held * least > device.shared_per_block or warps[0] * cluster > program.steps:
+                continue
+            plan = BlockSchedule(warps[0], warps[1], held, cluster, warps[2], copy)
+            for products in ("mma", "wgmma") if _suits_warpgroups(program, device, plan) else ("mma",):
+                geo = _legal(program, device, replace(plan, products=products))
+                if geo is not None:
+                    yield geo
 
 
 def _suits_warpgroups(program: BlockProgram, device: TileDevice, plan: BlockSchedule) -> bool:
@@ -74,29 +72,79 @@ def _suits_warpgroups(program: BlockProgram, device: TileDevice, plan: BlockSche
     return "wgmma" in device.features and plan.copies == "tensor" and rows == {16 * plan.row_warps}
 
 
-def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> BlockSchedule | None:
-    """Return a schedule, with the time at which the next kernel may start, or None if it does not fit."""
+def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> Geometry | None:
+    """Return the geometry of a schedule, or None if it does not fit."""
     try:
         geo = Geometry(program, device, schedule)
-        registers, crowded = geo.least_registers, geo.shared_bytes > CROWDED_BYTES
+        registers = geo.least_registers
     except ScheduleError:
         return None
     if registers > MOST_SUMS or registers * geo.schedule.threads > REGISTERS:
         return None
-    return replace(schedule, release="end" if crowded or _streams(program) else "begin")
+    return geo
 
 
-def _streams(program: BlockProgram) -> bool:
-    """Whether the loop's tiles come from large tensors."""
-    sources = [program.block.producer(n.inputs[0]) for n in program.loads if program.stages[n.name] == LOOP]
-    return any(tile_bytes(source) >= STREAMED_BYTES for source in sources)
+def ranked(
+    block: Graph, device: TileDevice, grid: Grid = ALL, constants: Collection[str] = ()
+) -> list[Ranked]:
+    """Return all legal schedules of a grid of choices, fastest first by the model.
 
-
-def ranked(block: Graph, device: TileDevice, grid: Grid = ALL) -> list[Estimate]:
-    """Return all legal schedules of a grid of choices, fastest first by the model."""
+    Parameters
+    ----------
+    constants
+        Inputs of the block graph that no kernel writes while it may run.
+    """
     program = BlockProgram.of(block)
-    found = [
-        Estimate(predicted(program, device, schedule), schedule)
-        for schedule in legal_schedules(block, device, grid)
-    ]
+    if not device.is_gpu:
+        plan = BlockSchedule()
+        return [Ranked(predicted(program, device, plan), plan)]
+    constant = _constant(block, constants)
+    found = [_released(geo, constant) for geo in legal_schedules(block, device, grid)]
     return sorted(found, key=lambda estimate: (estimate.seconds, str(estimate.schedule)))
+
+
+def _constant(block: Graph, constants: Collection[str]) -> bool:
+    """Return whether the large inputs are constants."""
+    large = {x.name for x in block.inputs if tile_bytes(x) >= STREAMED_BYTES}
+    return bool(large) and large <= set(constants)
+
+
+def _released(geo: Geometry, constant: bool) -> Ranked:
+    """Return a schedule with the best time for the next kernel to start."""
+    estimate = Estimate(geo, FITTED)
+    seconds = {release: estimate.seconds(release, constant) for release in RELEASES}
+    best = min(RELEASES, key=seconds.__getitem__)
+    return Ranked(seconds[best], replace(geo.schedule, release=best))
+
+
+def neighbours(
+    block: Graph, device: TileDevice, schedule: BlockSchedule, constants: Collection[str] = ()
+) -> list[Ranked]:
+    """Return legal schedules that differ from one in one choice, fastest first by the model; of a GPU.
+
+    What the model does not tell apart is varied, too, such as how early the next kernel starts.
+    """
+    program = BlockProgram.of(block)
+    if not device.is_gpu:
+        return []
+    constant = _constant(block, constants)
+    found = {}
+    for change in _changes(schedule):
+        geo = _legal(program, device, replace(schedule, **change))
+        if geo is not None and geo.schedule != schedule:
+            found[geo.schedule] = Estimate(geo, FITTED).seconds(geo.schedule.release, constant)
+    return sorted((Ranked(time, plan) for plan, time in found.items()), key=lambda estimate: estimate.seconds)
+
+
+def _changes(plan: BlockSchedule) -> Iterator[dict[str, Any]]:
+    """Yield what may differ, most promising first."""
+    yield from ({"release": release, "lead": 0} for release in RELEASES)
+    yield from ({"release": "asked", "lead": lead} for lead in (2, 4))
+    yield from ({"stages": stages} for stages in range(plan.stages - 1, plan.stages + 3))
+    for more in (2, 4):
+        yield {"groups": plan.groups * more, "stages": max(2, plan.stages // more)}
+        if plan.groups % more == 0:
+            wider = {"groups": plan.groups // more, "stages": plan.stages * more}
+            yield from (wider, {**wider, "column_warps": plan.column_warps * more})
+    yield from ({"column_warps": count} for count in (1, 2, 4))
+    yield from ({"cluster": count} for count in (1, 2, 4))

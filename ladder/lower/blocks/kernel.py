@@ -104,6 +104,7 @@ class BlockKernel:
         self.frames: list[dict[Any, Any]] = [{}]
         self.written: set[str] = set()
         self.alive: list[Any] = []
+        self.warpgroup_products: list[tuple[v.Matmul, Any]] = []
         self.values: dict[str, v.Value] = {}
         self.shape = self.geo.program.shape
         self.fragments = self.geo.fragments
@@ -473,7 +474,7 @@ class BlockKernel:
                 accumulator.update()
             self.rescaler.end_step()
             if asynchronous:
-                warpgroups.end_step()
+                warpgroups.end_step(self)
                 self._refill(turn, ahead)
             if self.tensor_copies:
                 phase.set(T.Select(slot.value == stages - 1, phase.value ^ 1, phase.value))

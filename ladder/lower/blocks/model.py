@@ -1,21 +1,22 @@
 """A model of what a block graph's kernel takes: for choosing what to build, and where nothing can be timed.
 
 Bytes from memory, bytes from L2, bytes under way (Little's law) and the work of a warp's steps overlap;
-launching, clusters and joining accumulators come on top. The constants are fitted to 103 kernels of thirteen
-programs that ran on an H200 (median error 9 %; the fastest kernel of each program is among the model's first
-five).
+launching, clusters and joining accumulators come on top, less what kernels one after the other do side by
+side. The constants are fitted to 315 kernels of seventeen programs that ran on an H200 (median error 6 %; the
+fastest of each program, or one within 3 %, is among the first three; but for two of 6 %).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ladder.ir.graph import Node
-from ladder.lower.blocks.analysis import BlockProgram
+from ladder.lower.blocks.analysis import LOOP, BlockProgram
 from ladder.lower.blocks.geometry import Geometry
 from ladder.lower.blocks.schedule import WARP, BlockSchedule
-from ladder.lower.blocks.shared import CHUNK_BYTES
+from ladder.lower.blocks.shared import CHUNK_BYTES, TileLayout
 from targets import TileDevice
 
 RESERVED_BYTES = 1024
@@ -27,8 +28,8 @@ MOST_THREADS = 2048
 STREAMED_BYTES = 1 << 20
 """Tensors from this size on decide how well memory is read."""
 
-WARPGROUP_PRODUCT = 0.4
-"""Time of a warp's share of ``wgmma``, over that of ``mma`` with its operands' loads: an estimate."""
+REACHED_BY_CLUSTERS = 0.9
+"""Share of the multiprocessors that clusters of more than two blocks fill."""
 
 CPU_STEP_SECONDS = 1.0e-6
 """What a step of the loop costs a CPU thread besides loading."""
@@ -48,45 +49,85 @@ class Constants:
         From asking for bytes to having them, under load.
     warps
         Warps of a multiprocessor that work side by side; more take turns.
-    step, product, element, chunk
-        A step of the loop, and in it: a matrix instruction, an exponential or two decoded weights of a
-        lane, a 16-byte copy of a lane.
+    step, product, warpgroup, element, reduced, chunk
+        A step of the loop, and in it: a matrix instruction of a warp, its part of one of a warpgroup, an
+        exponential or two decoded weights of a lane, an element that it reduces, a 16-byte copy of a lane.
+    conflict
+        What a matrix instruction costs more, per access of shared memory beyond one for eight rows.
     doubling
         A cluster, per doubling of its blocks.
     join
         Joining the accumulators of one group.
     launch
-        A launch, with its first copies and last stores.
+        A launch, with its first copies and last stores, after another.
+    least
+        The least of these.
+    beside
+        What a launch saves if all blocks of the next kernel fit beside this one's.
+    early
+        What it saves then if the next kernel copies constants early, which take `worth` microseconds or more.
+    crowd
+        What it costs then if the next kernel starts at once, and competes for memory.
+    alone
+        What it costs to let the next kernel start before the loop ends if none of its blocks fits.
     sharpness
         Norm by which times that overlap are added.
     """
 
-    narrow: float = 0.49
-    l2_bytes: float = 7.0e6
-    latency: float = 1.74
-    warps: float = 6.2
-    step: float = 0.026
-    product: float = 0.0116
-    element: float = 0.0015
-    chunk: float = 0.019
-    doubling: float = 1.83
-    join: float = 0.09
-    launch: float = 2.2
-    sharpness: float = 3.1
+    narrow: float = 0.105
+    l2_bytes: float = 9.0e6
+    latency: float = 0.8
+    warps: float = 4.24
+    step: float = 0.073
+    product: float = 0.0030
+    warpgroup: float = 0.0010
+    conflict: float = 3.9
+    element: float = 0.0052
+    reduced: float = 0.0046
+    chunk: float = 0.0107
+    doubling: float = 1.2
+    join: float = 0.0011
+    launch: float = 1.66
+    least: float = 0.3
+    beside: float = 0.70
+    early: float = 0.87
+    worth: float = 2.0
+    crowd: float = 0.81
+    alone: float = 0.29
+    sharpness: float = 2.94
 
 
 FITTED = Constants()
 
+RELEASES = ("end", "asked", "begin")
+"""When the next kernel may start; the first of those that are as fast is taken."""
 
-def predicted(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -> float:
-    """Return the seconds that a kernel takes, by the model."""
+
+def predicted(
+    program: BlockProgram, device: TileDevice, schedule: BlockSchedule, constant: bool = False
+) -> float:
+    """Return the seconds that a kernel takes, by the model.
+
+    Parameters
+    ----------
+    constant
+        Whether the large tensors of its loop are never written, so that it copies them early.
+    """
     if not device.is_gpu:
         return _on_cpu(program, device)
-    return 1e-6 * _Estimate(Geometry(program, device, schedule), FITTED).microseconds()
+    return Estimate(Geometry(program, device, schedule), FITTED).seconds(schedule.release, constant)
 
 
-class _Estimate:
-    """One kernel's numbers."""
+class Estimate:
+    """One kernel's numbers.
+
+    Parameters
+    ----------
+    geo
+        Its geometry, on a GPU.
+    constants
+        What the model was fitted to.
+    """
 
     def __init__(self, geo: Geometry, constants: Constants) -> None:
         self.geo, self.c = geo, constants
@@ -98,30 +139,77 @@ class _Estimate:
         fits = (self.device.shared_per_block + RESERVED_BYTES) // (geo.shared_bytes + RESERVED_BYTES)
         self.fitting = max(1, min(fits, MOST_THREADS // self.plan.threads))
 
-    def microseconds(self) -> float:
+    def seconds(self, release: str, constant: bool) -> float:
         """Return the sum of what overlaps and what does not."""
+        return 1e-6 * (self._body + max(self.c.least, self._fixed(release, constant)))
+
+    @cached_property
+    def _body(self) -> float:
+        """Return the microseconds of what overlaps."""
+        power = self.c.sharpness
+        memory, near = self._memory() * self._uneven, self._moved() / self.c.l2_bytes * self._uneven
+        parts = (memory, near, self._under_way(), self._computing())
+        return float(sum(part**power for part in parts) ** (1 / power))
+
+    def _fixed(self, release: str, constant: bool) -> float:
+        """Return the microseconds of a launch, of joining, and what the kernels around it save."""
         c, plan = self.c, self.plan
-        parts = (self._memory(), self._moved() / c.l2_bytes, self._under_way(), self._computing())
-        body = float(sum(part**c.sharpness for part in parts) ** (1 / c.sharpness))
-        joins = plan.sharers * c.join if plan.sharers > 1 else 0.0
-        return c.launch + body + math.log2(plan.cluster) * c.doubling + joins
+        total = c.launch + math.log2(plan.cluster) * c.doubling
+        total += plan.sharers * c.join if plan.sharers > 1 else 0.0
+        room = self.device.units * self.fitting - self.blocks
+        share = max(0.0, min(1.0, room / self.blocks))
+        if release == "begin":
+            return total + (c.crowd * share if self._streams else 0.0)
+        total += c.alone if release == "asked" and not share else 0.0
+        early = c.early if release == "asked" and constant else 0.0
+        ahead = plan.groups * (plan.stages - 1) * self.step_bytes * min(self.blocks, self.device.units)
+        return total - share * (c.beside + early * min(1.0, ahead / self._bandwidth / c.worth))
+
+    @property
+    def _bandwidth(self) -> float:
+        """Bytes per microsecond of memory."""
+        dram = self.device.layer("dram")
+        return float(dram.bandwidth * dram.sustained * 1e-6)
+
+    @cached_property
+    def _streams(self) -> bool:
+        """Whether the loop's tiles come from large tensors."""
+        sources = [self.program.block.producer(node.inputs[0]) for node in self.looped]
+        return any(tile_bytes(source) >= STREAMED_BYTES for source in sources)
 
     @property
     def turns(self) -> int:
         """Steps of a group, one after the other, over all waves of blocks."""
-        waves = -(-self.blocks // (self.device.units * self.fitting))
-        return waves * (-(-self.program.steps // self.plan.sharers) if self.geo.looped else 1)
+        return self.waves * (-(-self.program.steps // self.plan.sharers) if self.geo.looped else 1)
+
+    @property
+    def places(self) -> int:
+        """Blocks that the device holds at once."""
+        cluster, units = self.plan.cluster, int(self.device.units)
+        usable = units if cluster <= 2 else int(units * REACHED_BY_CLUSTERS) // cluster * cluster
+        return usable * self.fitting
+
+    @property
+    def waves(self) -> int:
+        """Times that the device is filled."""
+        return -(-self.blocks // self.places)
+
+    @property
+    def _uneven(self) -> float:
+        """Return by how much longer memory takes because the last wave does not fill the device."""
+        return self.waves * self.places / self.blocks if self.waves > 1 else 1.0
 
     def _memory(self) -> float:
-        dram = self.device.layer("dram")
         tensors = [self.program.block.producer(node.inputs[0]) for node in self.program.loads]
         rows = [
             2 * self.program.shape(node.name)[1]
             for node, tensor in zip(self.program.loads, tensors, strict=True)
             if not node.tile.ttype.is_block and node in self.looped and tile_bytes(tensor) > STREAMED_BYTES
         ]
-        reached = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
-        return sum(map(tile_bytes, tensors)) / float(dram.bandwidth * dram.sustained * 1e-6 * reached)
+        reached: float = min(1.0, min(rows, default=128) / 128) ** self.c.narrow
+        results = map(self.program.block.producer, self.program.block.outputs)
+        moved = sum(map(tile_bytes, tensors)) + sum(map(tile_bytes, results))
+        return moved / (self._bandwidth * reached)
 
     def _moved(self) -> float:
         """Return the bytes that blocks load, all together."""
@@ -138,19 +226,30 @@ class _Estimate:
         resident = min(self.fitting, -(-self.blocks // self.device.units))
         share = max(1.0, plan.warps * resident / c.warps)
         chunks = self.step_bytes / CHUNK_BYTES / (plan.group_warps * WARP) if plan.copies == "lanes" else 0.0
-        work = self._products() * c.product + self._elements() * c.element + chunks * c.chunk
+        work = (
+            self._products() + self._elements() * c.element + self._reduced() * c.reduced + chunks * c.chunk
+        )
         return self.turns * (c.step + work * share)
 
     def _products(self) -> float:
-        """Return the matrix instructions of a warp in a step, as many as take the time of ``mma``."""
-        total = 0.0
-        each = WARPGROUP_PRODUCT if self.plan.products == "wgmma" else 1.0
+        """Return the microseconds of a warp's matrix instructions in a step."""
+        c, total = self.c, 0
         for node in self.program.block.nodes:
             if node.operator == "matmul":
                 rows, columns = self.program.shape(node.name)
                 depth = self.program.shape(node.inputs[0])[1] // 16
-                products = self.geo.row_fragments(rows) * (columns // 8 // self.plan.column_warps) * depth
-                total += each * products
+                total += self.geo.row_fragments(rows) * (columns // 8 // self.plan.column_warps) * depth
+        layouts = [self.geo.layouts[node.name] for node in self.looped if not self.geo.direct]
+        passes = max((x.passes for x in layouts if isinstance(x, TileLayout)), default=1)
+        each = c.product * (1 + c.conflict * (passes - 1))
+        return total * (c.warpgroup if self.plan.products == "wgmma" else each)
+
+    def _reduced(self) -> float:
+        """Return the elements that a lane reduces in a step."""
+        total = 0.0
+        for node in self.program.block.nodes:
+            if node.operator in ("reduce_sum", "reduce_max") and self.program.stages[node.name] == LOOP:
+                total += math.prod(self.program.shape(node.inputs[0])) / WARP / self.plan.row_warps
         return total
 
     def _elements(self) -> float:

@@ -22,6 +22,7 @@ from ladder.ir.operator import Operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
+from ladder.lower.cuda.functions import special
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
@@ -48,11 +49,21 @@ LOG2_E = 1.4426950408889634
 
 def exponential(x: Expr) -> Expr:
     """Return ``exp(x)`` as a power of two: one instruction of the special function unit and one product."""
-    return T.exp2(x * T.float32(LOG2_E))
+    return special("power_of_two", x * T.float32(LOG2_E))
 
 
-FAST = {"exp": exponential}
-"""Operators that are computed otherwise than the operator table says."""
+def sigmoid(x: Expr) -> Expr:
+    """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
+    return special("reciprocal", T.float32(1) + special("power_of_two", x * T.float32(-LOG2_E)))
+
+
+def silu(x: Expr) -> Expr:
+    """Return ``x / (1 + exp(-x))``."""
+    return x * sigmoid(x)
+
+
+FAST = {"exp": exponential, "sigmoid": sigmoid, "silu": silu}
+"""Operators that are computed otherwise than the operator table says, within 2^-21."""
 
 
 def hold(value: Expr) -> Expr:
@@ -160,7 +171,7 @@ def _product(x: Expr, y: Expr) -> Expr:
 
 def inverse(x: Expr) -> Expr:
     """Return the reciprocal, in a register."""
-    return hold(T.float32(1) / x)
+    return hold(special("reciprocal", x))
 
 
 def _inverse_pairs(elements: list[Expr], shape: Shape) -> list[Expr]:

@@ -9,6 +9,8 @@ A warpgroup's accumulators lie over its four warps as those of ``mma.m16n8k16`` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from tvm.script import tirx as T
@@ -17,6 +19,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.shared import CHUNK_BYTES, PANEL_ROWS, PANELS
 
 if TYPE_CHECKING:
+    from ladder.lower.blocks.kernel import BlockKernel
     from ladder.lower.blocks.values import Matmul, SharedTile
 
 Expr = Any
@@ -27,8 +30,14 @@ WARPS = 4
 ROWS = 64
 """Rows of a product of a warpgroup."""
 
-COLUMNS = 64
-"""Columns of an instruction: those of a panel. Wider ones, over two panels, gave wrong sums on an H200."""
+PANEL = 64
+"""Columns of a swizzled panel of the second operand."""
+
+MOST_PANELS = 4
+"""Panels of an instruction: the more, the less often the first operand is read from shared memory."""
+
+ADDRESSES = 0x3FFFF
+"""What a descriptor holds of a shared address: in a cluster, other bits say which block's memory it is in."""
 
 LINE_BYTES = PANELS[0] * CHUNK_BYTES
 """Bytes of a row of a swizzled panel."""
@@ -52,29 +61,85 @@ def begin_step() -> None:
 
 
 def add_into(product: Matmul, sums: Any) -> None:
-    """Start ``sums += a · b``, as part of the step's group of products."""
-    kernel = product.kernel
-    columns = kernel.column_fragments(product.shape[1])
-    name = NAMES[kernel.operand]
-    spelling = f"wgmma.mma_async.sync.aligned.m64n{COLUMNS}k16.f32.{name}.{name}"
-    first, second = (cast("SharedTile", tile) for tile in (product.a, product.b))
-    rows = _start(first, kernel.row_warp // WARPS * (ROWS * LINE_BYTES))
-    panels, panel = columns // PANELS[0], second.layout.panel_bytes
-    start = _start(second, kernel.column_warp * (panels * panel))
-    for k in range(product.depth):
-        across = k // WARPS * first.layout.panel_bytes + k % WARPS * STEP_BYTES
-        for index in range(panels):
-            registers = [sums[index * COLUMNS // 2 + i] for i in range(COLUMNS // 2)]
-            down = index * panel + k * 2 * ATOM_BYTES
-            # Neither negated; the first as it lies, the second, whose columns lie together, transposed.
-            operands = _descriptor(rows, across), _descriptor(start, down)
-            b.ptx(spelling, *registers, *operands, T.bool(True), 1, 1, 0, 1)
+    """Make ``sums += a · b`` one of the products that `end_step` starts."""
+    product.kernel.warpgroup_products.append((product, sums))
 
 
-def end_step() -> None:
-    """Close the step's group of products, and wait for those of the step before."""
+def end_step(kernel: BlockKernel) -> None:
+    """Start the products of a step, as one group, and wait for those of the step before."""
+    panels = [panel for product, sums in kernel.warpgroup_products for panel in _panels(product, sums)]
+    kernel.warpgroup_products.clear()
+    for run in _runs(panels):
+        _multiply(run)
     b.emit(T.ptx.wgmma.commit_group.sync.aligned())
     b.emit(T.ptx.wgmma.wait_group.sync.aligned(1))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Columns of a product that lie together.
+
+    Parameters
+    ----------
+    product
+        The product.
+    index
+        Which of the columns that the warpgroup has.
+    offset
+        First byte of the second operand's panel in the stage, but for what the warpgroup adds to it.
+    registers
+        The sums.
+    """
+
+    product: Matmul
+    index: int
+    offset: int
+    registers: Sequence[Expr]
+
+    def follows(self, others: Sequence[Panel]) -> bool:
+        """Return whether one instruction can take this panel after others."""
+        first, last = others[0], others[-1]
+        same = first.product.a is self.product.a and first.product.shape == self.product.shape
+        distances = {self.offset - last.offset, others[1].offset - first.offset if others[1:] else 0}
+        return same and len(distances - {0}) == 1 and self.offset > last.offset
+
+
+def _panels(product: Matmul, sums: Any) -> Iterator[Panel]:
+    """Yield the panels of a product that the warpgroup computes."""
+    kernel, tile = product.kernel, cast("SharedTile", product.b)
+    for index in range(kernel.column_fragments(product.shape[1]) // PANELS[0]):
+        registers = [sums[index * PANEL // 2 + i] for i in range(PANEL // 2)]
+        offset = kernel.geo.stage_offsets[tile.name] + index * tile.layout.panel_bytes
+        yield Panel(product, index, offset, registers)
+
+
+def _runs(panels: Sequence[Panel]) -> list[list[Panel]]:
+    """Return panels in runs, equally far apart, that one instruction takes."""
+    runs: list[list[Panel]] = []
+    for panel in panels:
+        if runs and len(runs[-1]) < MOST_PANELS and panel.follows(runs[-1]):
+            runs[-1].append(panel)
+        else:
+            runs.append([panel])
+    return runs
+
+
+def _multiply(run: Sequence[Panel]) -> None:
+    """Start the instructions of a run of panels."""
+    product, kernel = run[0].product, run[0].product.kernel
+    first, second = (cast("SharedTile", tile) for tile in (product.a, product.b))
+    name, panel = NAMES[kernel.operand], second.layout.panel_bytes
+    spelling = f"wgmma.mma_async.sync.aligned.m64n{PANEL * len(run)}k16.f32.{name}.{name}"
+    rows = _start(first, kernel.row_warp // WARPS * (ROWS * LINE_BYTES))
+    count = kernel.column_fragments(product.shape[1]) // PANELS[0]
+    distance = run[1].offset - run[0].offset if run[1:] else CHUNK_BYTES
+    start = _start(second, kernel.column_warp * (count * panel) + run[0].index * panel, distance)
+    registers = [register for part in run for register in part.registers]
+    for k in range(product.depth):
+        across = k // WARPS * first.layout.panel_bytes + k % WARPS * STEP_BYTES
+        # Neither negated; the first as it lies, the second, whose columns lie together, transposed.
+        operands = _descriptor(rows, across), _descriptor(start, k * 2 * ATOM_BYTES)
+        b.ptx(spelling, *registers, *operands, T.bool(True), 1, 1, 0, 1)
 
 
 def finish() -> None:
@@ -82,10 +147,11 @@ def finish() -> None:
     b.emit(T.ptx.wgmma.wait_group.sync.aligned(0))
 
 
-def _start(tile: SharedTile, offset: Expr) -> Expr:
-    """Return the lower half of the matrix descriptor of a tile from a byte on."""
-    start = T.shift_right(tile.base + T.Cast("uint32", offset), T.uint32(4))
-    return b.Variable("uint32", start | T.uint32(1 << 16)).value
+def _start(tile: SharedTile, offset: Expr, leading: int = CHUNK_BYTES) -> Expr:
+    """Return the lower half of a tile's matrix descriptor, from a byte on; ``leading``: between panels."""
+    place = (tile.base + T.Cast("uint32", offset)) & T.uint32(ADDRESSES)
+    start = T.shift_right(place, T.uint32(4))
+    return b.Variable("uint32", start | T.uint32(leading // CHUNK_BYTES << 16)).value
 
 
 def _descriptor(low: Expr, offset: int) -> Expr:

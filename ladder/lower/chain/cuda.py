@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.values import Index
+from ladder.lower.cuda.functions import CHEAP
 from ladder.lower.cuda.launch import Overlap
 from targets import TileDevice
 
@@ -18,18 +18,6 @@ Expr = Any
 
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""
-
-LOG2_E = 1.4426950408889634
-
-HELPER = """
-__forceinline__ __device__ float ladder_{name}(float x) {{
-  float result;
-  asm("{instruction} %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}}
-"""
-INSTRUCTIONS = {"reciprocal": "rcp.approx.ftz.f32", "power_of_two": "ex2.approx.ftz.f32"}
-"""Helper -> its one instruction; what is too small for a normal float32 becomes 0."""
 
 PACK = """
 __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high) {{
@@ -41,29 +29,10 @@ __forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high
 PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
 
 
-def _helped(name: str, x: Expr) -> Expr:
-    source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
-    return b.call_inline(f"ladder_{name}", source, "float32", x)
-
-
-def _exponential(x: Expr) -> Expr:
-    """Return a power of two: one instruction of the special function unit and one product."""
-    return _helped("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
-
-
-def _quotient(x: Expr, y: Expr) -> Expr:
-    """Return a product with a reciprocal, both within 2^-22."""
-    return x * _helped("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
-
-
 class CudaDialect(Dialect):
     """NVIDIA GPUs."""
 
-    cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
-        "exp": _exponential,
-        "div": _quotient,
-        "rsqrt": T.rsqrt,
-    }
+    cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
 
     def __init__(self, device: TileDevice) -> None:
         super().__init__(device)

@@ -19,8 +19,10 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
+from ladder.lower.chain.means import Means
 from ladder.lower.chain.nest import BYTES, Nest, Reduction, uses
 from ladder.lower.chain.puts import Chain
+from ladder.lower.chain.stencils import reduce_vectors, stencil_width
 from ladder.lower.chain.values import Index, stored_type
 from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.movement.mapping import Mapping
@@ -56,6 +58,12 @@ class GpuNest(Nest):
         if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
             self.values.lowerings = dialect.cheap
         self.alone = False
+        widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
+        self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
+        """Neighbouring elements of the results of windows that a thread has."""
+        self.kept = _kept
+        tiles = {node.name: node.tile for node in graph.inputs}
+        self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
         self.slot = 0
         self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
         """Stores that wait until a thread has read all of its vectors."""
@@ -77,6 +85,8 @@ class GpuNest(Nest):
             emit_tiles(self)
         elif self.lanes == 1:
             self.emit_vectors()
+        elif (means := Means.of(self)) is not None:
+            means.emit()
         else:
             self.emit_rows()
 
@@ -202,8 +212,10 @@ class GpuNest(Nest):
     def pieces(self, value: str) -> list[Piece]:
         """Return the pieces of a result's last axis; a number has one."""
         shape = [self.extent(extent) for extent in self.graph.tile(value).shape]
-        if not shape or (self.reductions() and len(shape) == self.rows):
+        if not self.has_columns(value):
             return [(value, 1, 1, 0, 1)]
+        if self.reductions() and len(shape) == self.rows:
+            return [(value, 1, self.stencil_width, 0, shape[-1])]
         merged, width = (1, 1) if self.reductions() else self.layout(value)
         if merged > 1:
             return [(value, merged, width, 0, self.extent(product(self.graph.tile(value).shape[-merged:])))]
@@ -221,7 +233,8 @@ class GpuNest(Nest):
 
     def has_columns(self, value: str) -> bool:
         shape = self.graph.tile(value).shape
-        return bool(shape) and not (self.reductions() and len(shape) == self.rows)
+        alone = bool(self.reductions()) and len(shape) == self.rows and self.stencil_width == 1
+        return bool(shape) and not alone
 
     def reductions(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.operator in REDUCTIONS]
@@ -298,6 +311,8 @@ class GpuNest(Nest):
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
         found = []
+        if len(places) > 1 and self.stencil_width > 1:
+            reduce_vectors(self, value, places)
         for lane, place in enumerate(places):
             self.vectors.lane = lane
             self.prepare(value, place, ())

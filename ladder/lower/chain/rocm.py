@@ -17,13 +17,11 @@ from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.values import Index
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import UPPER_HALVES
+from ladder.movement.machines import MOST_THREADS
 from ladder.movement.mapping import SIZES
 from schedules.schedule import check
 
 Expr = Any
-
-MOST_THREADS = 256
-"""TVM marks AMD kernels as having at most 256 threads."""
 
 LOG2_E = 1.4426950408889634
 

@@ -93,6 +93,8 @@ class Values:
         """Comparisons that a branch around has decided."""
         self.guards: list[Expr] = []
         """Those on which it depends whether the value being made may be read."""
+        self.zeroed: set[str] = set()
+        """Inputs of which loads under conditions give zeros where those fail."""
         self.looking = False
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
@@ -399,10 +401,13 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
         return values.at(node.inputs[0], place)
     values.open += [(position, boundary) for position, boundary, _ in borders]
     conditions = [p < e if below else p >= e for p, e, below in borders]
+    make = partial(values.at, node.inputs[0], place)
+    if otherwise == 0 and values.keep is not None and node.inputs[0] in values.zeroed:
+        return values.under(conditions, make)
     whole = conditions[0]
     for condition in conditions[1:]:
         whole = tirx.And(whole, condition)
-    return T.if_then_else(whole, values.under(conditions, partial(values.at, node.inputs[0], place)), border)
+    return T.if_then_else(whole, values.under(conditions, make), border)
 
 
 def _pad_places(

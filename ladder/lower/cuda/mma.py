@@ -17,6 +17,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.experts import find_tokens
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.cuda.mma_tokens import token_source
 from ladder.lower.cuda.tokens import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order, make_decoder
@@ -219,6 +220,7 @@ class Mma:
         self._locate()
         self.overlap.release()
         self._allocate()
+        self.token_source = token_source(self)
         self.overlap.wait()
         with b.when(self.exists):
             self._work()
@@ -299,25 +301,10 @@ class Mma:
     def _copy_stage(self, stage: Expr, turn: Expr) -> None:
         """Emit this thread's share of the copies of one stage."""
         tile = b.bind(turn * self.geo.stage_tiles)
-        self._copy_tokens(stage, tile)
+        self.token_source.copy(stage, tile)
         self._copy_words(stage, tile)
         self._copy_groups(stage, tile, "scales", self.scales, 1)
         self._copy_groups(stage, tile, "zeros", self.zeros, self.geo.zero_parts)
-
-    def _copy_tokens(self, stage: Expr, tile: Expr) -> None:
-        """Copy x; zeros beyond its extents."""
-        layout, per_chunk = self.geo.tokens, CHUNK_BYTES // self.step.element_bytes
-
-        def copy(piece: Expr) -> None:
-            row, chunk = b.bind(piece // layout.chunks), b.bind(piece % layout.chunks)
-            token = b.bind(self.first_token + row)
-            column = b.bind(tile * TILE + chunk * per_chunk)
-            valid = b.bind(T.And(token < self.args.m, column < self.args.k_x))
-            at = [T.if_then_else(valid, token, 0), T.if_then_else(valid, column, 0)]
-            target = self.tokens.ptr_to([stage, layout.word(row, chunk)])
-            self.copier.chunk(target, self.args.x.ptr_to(at), valid)
-
-        each_piece(self.schedule.tile_m * layout.chunks, self.geo.threads, self.thread, copy)
 
     def _row_tile(self, index: Expr) -> Expr:
         """Return a packed tile along N; tiles beyond N repeat the last one."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
@@ -25,6 +24,7 @@ from ladder.lower.cuda.wgmma_exchange import Exchange
 from ladder.lower.cuda.wgmma_geometry import Geometry
 from ladder.lower.cuda.wgmma_producer import Producer, prefetch
 from ladder.lower.cuda.wgmma_stream import Stream
+from ladder.lower.cuda.wgmma_tokens import SWIZZLE_128, token_source
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
@@ -45,8 +45,6 @@ INSTRUCTIONS = {
     "fp8_e4m3": "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{w}.e4m3",
     "fp8_e5m2": "wgmma.mma_async.sync.aligned.m64n{n}k32.f32.{w}.e5m2",
 }
-
-SWIZZLE_128 = 3
 
 DESCRIPTOR_HIGH = 1 << 30 | 64
 """Upper half of X's matrix descriptor: 128-byte swizzle, 1024 bytes between groups of eight tokens."""
@@ -83,7 +81,8 @@ class Kernel:
     # ---- skeleton -------------------------------------------------------------------
     def emit(self) -> None:
         """Emit host part, set-up and both roles."""
-        self._tensor_map()
+        self.token_source = token_source(self)
+        self.x_map = self.token_source.encode()
         if self.stream is not None:
             self.stream.declare()
         self.overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (self.geo.blocks > 1), "threadIdx.x")
@@ -112,22 +111,7 @@ class Kernel:
         with b.when(tokens.exists):
             self._roles()
 
-    def _tensor_map(self) -> None:
-        """Encode the tensor map of X on the host: rows of 128 swizzled bytes, zero fill outside."""
-        geo, x = self.geo, self.args.x
-        element = geo.lane // 8
-        dtype = self.gemm.activation if geo.lane == 16 else "uint8"
-        self.x_map = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-        extent_k, extent_m = self.args.k_x, self.args.m
-        b.emit(
-            T.call_packed(
-                "runtime.cuTensorMapEncodeTiled",
-                *(self.x_map, dtype, 2, x.data, extent_k, extent_m, extent_k * element),
-                *(geo.slab, self._copied_tokens(), 1, 1, 0, SWIZZLE_128, 2, 0),
-            )
-        )
-
-    def _copied_tokens(self) -> Expr:
+    def tokens_per_copy(self) -> Expr:
         """Return the tokens that one block of a cluster copies: its share of a tile, or of M, by eights.
 
         Copying rows beyond M, which are filled with zeros, takes several times as long as rows that exist.
@@ -151,7 +135,7 @@ class Kernel:
         body_tiles = self.geo.body * self.geo.tiles_per_slab
         self.turns = b.bind((args.k_tiles + body_tiles * plan.split_k - 1) // (body_tiles * plan.split_k))
         self.first_tile = b.bind(self.slice * self.turns * body_tiles) if plan.split_k > 1 else 0
-        self.copied_tokens = b.bind(self._copied_tokens())
+        self.copied_tokens = b.bind(self.tokens_per_copy())
         if self.stream is not None:
             self.stream.divide()
 
@@ -331,12 +315,15 @@ class Kernel:
         last = within == geo.slabs - 1
         if last:
             self.finished.set(self.ring.stage.value)
-        if geo.slabs > 1:
+        # Words that are operands as they are come into registers which products of the slab before still
+        # read: ptxas would run all products one by one (C7513).
+        early = geo.slabs > 1 and geo.bits < geo.lane
+        if early:
             self._fetch_next(turn, slab)
         self._wait_products(1)
         if within == 0:
             self._release_previous(turn, slab)
-        if geo.slabs == 1:
+        if not early:
             # A ring of two stages can only be filled again once the previous one is free.
             self._fetch_next(turn, slab)
         if last:

@@ -26,7 +26,7 @@ from ladder.lower.cuda.wgmma_geometry import (
     accumulator_token,
     swizzled_run,
 )
-from ladder.lower.gpu.epilogue import finish_float
+from ladder.lower.gpu.epilogue import activate, finish_float, load_run
 from schedules.layouts import TILE
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def row_values(kernel: Kernel, row_tile: Expr, token: Expr) -> dict[str, Any]:
     """Load row scale and bias of this thread's rows and its tokens' scales, long before they are used."""
     geo, args = kernel.geo, kernel.args
     wanted = {"row_scale": (args.row_scale, args.n_tiles * TILE), "bias": (args.bias, args.n)}
+    wanted["factor"] = (args.factor, args.n)
     held: dict[str, Any] = {}
     if args.token_scale is not None and not kernel.gemm.token_group:
         held["token_scale"] = PerToken(kernel, kernel.schedule.tile_m)
@@ -159,9 +160,11 @@ class _TeamStore:
     """Stores the rows of each row tile that a team holds: a warpgroup, or a warp."""
 
     def __init__(self, kernel: Kernel, held: Mapping[str, Any], row_tile: Expr, token: Expr) -> None:
-        self.kernel, self.gemm, self.geo = kernel, kernel.gemm, kernel.geo
+        self.kernel, self.geo = kernel, kernel.geo
+        # A residual is added to what was staged, where threads have whole runs of it.
+        self.gemm = replace(kernel.gemm, epilogue=()) if kernel.gemm.residual else kernel.gemm
         self.row_tile, self.token = row_tile, token
-        self.args = replace(kernel.args, **held)
+        self.args = replace(kernel.args, residual=None, **held)
         self.wide = self.gemm.output == "float32"
         self.run = 4 if self.wide else 8
         team = self.geo.team
@@ -250,8 +253,10 @@ class _TeamStore:
                 with b.when(place < self.geo.chunk), b.vector(self.run) as v:
                     b.store(values, self.kernel.staging[self.slot, self._source(place) + v], v)
             for place, values in zip(places, held, strict=True):
-                with b.when(self._inside(place, token)), b.vector(self.run) as v:
-                    b.store(self.args.y, values[v], token + place, row + v)
+                with b.when(self._inside(place, token)):
+                    self._add(values, token + place, row)
+                    with b.vector(self.run) as v:
+                        b.store(self.args.y, values[v], token + place, row + v)
 
     def _store_elements(self, row: Expr, token: Expr) -> None:
         """Store what lies within N, element by element."""
@@ -260,7 +265,19 @@ class _TeamStore:
             count = T.min(self.run, self.args.n - row)
             with b.when(self._inside(place, token)), b.loop(count, rolled=True) as index:
                 value = self.kernel.staging[self.slot, self._source(place) + index]
+                if self.kernel.gemm.residual:
+                    value = self._sum_with(value, self.kernel.args.residual[token + place, row + index])
                 b.store(self.args.y, value, token + place, row + index)
+
+    def _add(self, values: Any, token: Expr, row: Expr) -> None:
+        """Add a run of the residual to staged values, and apply what comes after."""
+        added = load_run(self.kernel.args.residual, self.run, self.run, token, row)
+        for index, element in enumerate(added or ()):
+            b.store(values, self._sum_with(values[index], element), index)
+
+    def _sum_with(self, value: Expr, added: Expr) -> Expr:
+        total = T.Cast("float32", value) + T.Cast("float32", added)
+        return T.Cast(self.gemm.output, activate(self.kernel.gemm, total))
 
     def _inside(self, place: Expr, token: Expr) -> Expr:
         """Whether a staged token of the chunk that begins at ``token`` is this tile's to store."""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 Expr = Any
 
-TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
@@ -38,17 +37,19 @@ class Producer:
     def tile(self, row_tile: Expr, token: Expr) -> None:
         """Load every stage of one output tile."""
         geo, kernel = self.geo, self.kernel
+        own = token if self.schedule.cluster == 1 else token + kernel.member * kernel.copied_tokens
+        kernel.token_source.begin(row_tile, own, kernel.first_tile)
         with b.loop(kernel.turns * (geo.body // geo.slabs)) as step:
-            self._fill_stage(row_tile, token, b.bind(kernel.first_tile + step * geo.stage_tiles))
+            self._fill_stage(row_tile, b.bind(kernel.first_tile + step * geo.stage_tiles))
             self.ring.advance()
 
-    def _fill_stage(self, row_tile: Expr, token: Expr, k_tile: Expr) -> None:
+    def _fill_stage(self, row_tile: Expr, k_tile: Expr) -> None:
         """Wait until the stage is free, then start every copy into it."""
         kernel, stage = self.kernel, self.ring.stage.value
         b.emit(T.cuda.mbarrier_wait(kernel.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
         barrier = kernel.full.ptr_to([stage])
         b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
-        self._fill_x(stage, barrier, token, k_tile)
+        self._fill_x(stage, barrier, k_tile)
         for index in range(self.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
@@ -62,21 +63,16 @@ class Producer:
         rows = self.kernel.copied_tokens * (self.schedule.cluster * self.geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
-    def _fill_x(self, stage: Expr, barrier: Expr, token: Expr, k_tile: Expr) -> None:
+    def _fill_x(self, stage: Expr, barrier: Expr, k_tile: Expr) -> None:
         """Copy this block's share of the tokens, to every block of the cluster that needs it."""
         geo, kernel, cluster = self.geo, self.kernel, self.schedule.cluster
-        share = kernel.copied_tokens
-        for slab in range(geo.slabs):
-            column = k_tile * TILE + slab * geo.slab
-            place = slab * self.schedule.tile_m * 128
-            if cluster == 1:
-                target = kernel.x_tile.ptr_to([stage, place])
-                b.ptx(TENSOR_COPY, target, T.address_of(kernel.x_map), column, token, barrier)
-                continue
-            target = kernel.x_tile.ptr_to([stage, place + kernel.member * share * 128])
-            first, source = token + kernel.member * share, T.address_of(kernel.x_map)
+        share, mask = kernel.copied_tokens, None
+        if cluster > 1:
             mask = T.Cast("uint16", ((1 << cluster) - 1) << (kernel.slice * cluster))
-            b.ptx(TENSOR_COPY + ".multicast::cluster", target, source, column, first, barrier, mask)
+        for slab in range(geo.slabs):
+            place = slab * self.schedule.tile_m * SWIZZLE_ROW + kernel.member * share * SWIZZLE_ROW
+            target = kernel.x_tile.ptr_to([stage, place])
+            kernel.token_source.copy(target, barrier, k_tile + slab * geo.tiles_per_slab, mask)
 
     def _fill_words(self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr) -> None:
         """Copy the packed tiles of one row tile; tiles beyond K repeat the last (X is zero there)."""

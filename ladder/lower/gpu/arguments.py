@@ -31,7 +31,7 @@ class Arguments:
     m, n
         Rows and columns of the output.
     k_x
-        Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K.
+        Row pitch of A in elements, a multiple of 16 bytes; A is zero beyond K. Of an image, its channels.
     n_tiles, k_tiles
         Packed 64 x 64 tiles of the weight.
     groups
@@ -39,6 +39,12 @@ class Arguments:
     x, words, scales, zeros, row_scale, token_scale, bias, y
         See `schedules.layouts` and `ladder.ir.gemm.Gemm`. With experts, what belongs to the weight
         has a leading axis of experts.
+    image
+        Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
+    factor
+        Vector ``[N]`` by which sums are multiplied.
+    residual
+        Tensor ``[M, N]`` that is added.
     experts, ranges, masked
         Number of experts, int32 offsets ``[E + 1]`` of their tokens or, if ``masked``, counts ``[E]``;
         None without experts.
@@ -61,6 +67,9 @@ class Arguments:
     experts: Expr = None
     ranges: Any = None
     masked: Expr = False
+    image: tuple[Expr, ...] = ()
+    residual: Any = None
+    factor: Any = None
 
 
 def scale_dtype(gemm: Gemm) -> str:
@@ -83,7 +92,9 @@ def declare_arguments(gemm: Gemm) -> Arguments:
         "scales": (gemm.scale, (groups, n_pad), scale_dtype(gemm)),
         "zeros": (gemm.zero != "none", zero_shape, "int8" if narrow else gemm.activation),
     }
-    x = b.tensor("x", (m, k_x), tir_name(gemm.activation))
+    image = tuple(map(b.symbol, ("batch", "height", "width", "channels"))) if gemm.windows else ()
+    k_x = image[3] if image else k_x
+    x = b.tensor("x", image or (m, k_x), tir_name(gemm.activation))
     words = b.tensor("words", (*each, n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
     packed = {
         name: b.tensor(name, (*each, *shape), dtype) if wanted else None
@@ -93,9 +104,12 @@ def declare_arguments(gemm: Gemm) -> Arguments:
     ranges = b.tensor("ranges", (b.symbol("range_count"),), "int32", align=4) if each else None
     token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
     token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
+    factor = b.tensor("factor", (n,), "float32", align=4) if gemm.factor else None
     bias = b.tensor("bias", (*each, n), gemm.output, align=2) if gemm.bias else None
+    residual = b.tensor("residual", (m, n), gemm.output) if gemm.residual else None
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(
         m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
         token_scale, bias, y, experts, ranges, gemm.masked,
+        image, residual, factor,
     )  # fmt: skip

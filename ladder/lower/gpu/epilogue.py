@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.scalars import kept
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 from tile_types.errors import ScheduleError
@@ -14,7 +15,7 @@ from tile_types.errors import ScheduleError
 Expr = Any
 
 
-def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
+def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Expr = None) -> Expr:
     """Return the output element of a float32 sum.
 
     Parameters
@@ -27,20 +28,31 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
         Position in the output; both within bounds.
     args
         The kernel's tensors.
+    added
+        The element of the residual, where it was loaded before.
     """
-    value = finish_float(gemm, value, m, n, args)
+    value = finish_float(gemm, value, m, n, args, added)
     return value if gemm.output == "float32" else T.Cast(gemm.output, value)
 
 
-def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments) -> Expr:
+def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Expr = None) -> Expr:
     """Return the output element of a float32 sum, before it is rounded to the output type."""
     value = value * args.row_scale[n]
+    if args.factor is not None:
+        value = value * args.factor[n]
     if args.token_scale is not None and not gemm.token_group:  # groups were scaled as they ended
         value = value * args.token_scale[m]
     if args.bias is not None:
         value = value + T.Cast("float32", args.bias[n])
+    if args.residual is not None:
+        value = value + T.Cast("float32", args.residual[m, n] if added is None else added)
+    return activate(gemm, value)
+
+
+def activate(gemm: Gemm, value: Expr) -> Expr:
+    """Apply the unary operators that come last."""
     for name in gemm.epilogue:
-        value = unary(name, value)
+        value = unary(name, kept(value))
     return value
 
 
@@ -72,8 +84,13 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
 
     def vectors() -> None:
         results = b.local(count, dtype)
+        added = load_run(args.residual, count, width, m, n)
         for index in range(count):
-            b.store(results, finish(gemm, sums[index], m, n + index, args), index)
+            b.store(
+                results,
+                finish(gemm, sums[index], m, n + index, args, None if added is None else added[index]),
+                index,
+            )
         for first in range(0, count, width):
             with b.vector(width) as v:
                 b.store(args.y, results[first + v], m, n + first + v)
@@ -84,3 +101,21 @@ def finish_row(gemm: Gemm, args: Arguments, sums: Any, count: int, m: Expr, n: E
                 b.store(args.y, finish(gemm, sums[index], m, n + index, args), m, n + index)
 
     b.either(T.And(args.n % count == 0, n + count <= args.n), vectors, scalars)
+
+
+def load_run(tensor: Any, count: int, width: int, m: Expr, n: Expr) -> list[Expr] | None:
+    """Load ``count`` elements of a row, ``width`` (16 bytes) at once; None if there is no tensor.
+
+    Not plain reads: the compiler would move them ahead of the wait for the kernel before.
+    """
+    if tensor is None:
+        return None
+    dtype = str(tensor.dtype)
+    words = b.local(4 * count // width, "uint32")
+    for index in range(count // width):
+        registers = [words[4 * index + i] for i in range(4)]
+        b.ptx("ld.global.v4.u32", *registers, tensor.ptr_to([m, n + index * width]))
+    if dtype == "float32":
+        return [T.reinterpret("float32", words[i]) for i in range(count)]
+    halves = [T.Cast("uint16", words[i // 2] >> T.uint32(16 * (i % 2))) for i in range(count)]
+    return [T.reinterpret(dtype, half) for half in halves]

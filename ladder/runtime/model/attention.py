@@ -175,8 +175,9 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
         if "position" in found:
             keys = torch.arange(k.shape[-2], device=k.device)
             mask = keys < found["position"][:, None, :, None] + given["reach"]
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(q.dtype)
+        if mask is not None:
+            mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
+            mask = mask[(None,) * (q.ndim - mask.ndim)]  # torch's fastest kernels take no other
         out = attend(q, k, v, mask, given["causal"], given["scale"])
         return out.transpose(1, 2) if given["turned"] else out
 

@@ -8,14 +8,26 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.extents import product
+from ladder.partition.convolutions import plain_problem
 from ladder.runtime.build import Job, Kernel, find_or_build
-from ladder.runtime.compile import Request, family_of, jobs_of, load_entry, request_for, target_of
+from ladder.runtime.compile import (
+    ANY_M,
+    Request,
+    candidate_for,
+    family_of,
+    jobs_of,
+    load_entry,
+    request_for,
+    target_of,
+)
 from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.model.executable import Executable, places_of
-from ladder.runtime.model.joined import Join, Joined, Pack, joins_of
+from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from schedules.schedule import Plan as SchedulePlan
 
 if TYPE_CHECKING:
     import torch
@@ -109,10 +121,19 @@ def gemm_requests(parts: Sequence[Part], device: TileDevice) -> dict[int, Reques
     known: dict[tuple[Gemm, Extent], Request] = {}
     for number, part in enumerate(parts):
         if part.gemm is not None:
-            rows = part.graph.tile(part.graph.outputs[0]).shape[0]
+            rows = product(part.graph.tile(part.graph.outputs[0]).shape[:-1])
             asked = part.gemm, rows
-            found[number] = known[asked] = known.get(asked) or request_for(part.gemm, device, rows)
+            found[number] = known[asked] = known.get(asked) or _request(part, device, rows)
     return found
+
+
+def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
+    """Return the request of a product: convolutions have the schedule that partition chose them for."""
+    assert part.gemm is not None  # that is what a gemm part has
+    if "contract" not in part.operators:
+        return request_for(part.gemm, device, rows)
+    chosen = candidate_for(plain_problem(part.gemm), device, int(rows))
+    return Request(part.gemm, device.name, SchedulePlan(((ANY_M, chosen.schedule),)))
 
 
 def build_kernels(
@@ -136,10 +157,10 @@ def is_empty(part: Part) -> bool:
 def bind_program(program: Program, plan: Plan, kernels: dict[str, Any], where: torch.device) -> Executable:
     """Return the call of a plan."""
     bindings, packs, held = {}, {}, {}
-    joins: list[Join | Pack] = []
+    joins: list[Join | Pack | Made] = []
     for name, source in program.sources.items():
         at = source.at
-        if source.joined or source.dense:
+        if source.joined or source.dense or source.graph is not None:
             new = joins_of(source)
             first = program.arguments + sum(join.count for join in joins)
             at = tuple(range(first, first + sum(join.count for join in new)))

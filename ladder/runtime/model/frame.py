@@ -11,6 +11,7 @@ import torch
 
 from ladder.partition.puts import numbered, written
 from ladder.runtime.compile import Request, target_of
+from ladder.runtime.convolve import launch
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.graphs import Replay
@@ -299,6 +300,8 @@ def _at_least_1d(tensor: torch.Tensor) -> torch.Tensor:
 def _bind_gemm(frame: Frame, step: Step) -> Bound:
     gemm = step.part.gemm
     assert gemm is not None  # that is what a gemm part has
+    if "contract" in step.part.operators:
+        return _bind_convolution(frame, step)
     kernel = frame.owner.operator(step.entry or Request(gemm).text)
     at = dict(step.part.roles)
     by_name = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
@@ -319,6 +322,34 @@ def _bind_gemm(frame: Frame, step: Step) -> Bound:
     return run
 
 
+def _bind_convolution(frame: Frame, step: Step) -> Bound:
+    kernel = frame.owner.operator(step.entry)
+    outside = dict(zip((node.name for node in step.part.graph.inputs), step.part.inputs, strict=True))
+    values = {role: outside[name] for role, name in step.part.roles}
+    arrays = frame.packed[values.pop("B")]
+    image = frame.slot[values["A"]]
+    roles = ("bias", "residual", "factor")
+    extras = [frame.slot[values[role]] if role in values else None for role in roles]
+    value = step.part.outputs[0]
+    place, target = frame.slot[value], frame.target(value)
+    rank = len(frame.owner.plan.tiles[value].shape)
+
+    def run(slots: Slots) -> None:
+        x, out = slots[image], target()
+        slots[place] = out
+        further = [None if slot is None else slots[slot] for slot in extras]
+        rows = [_image(tensor, rank) for tensor in (x, further[1], out)]
+        weight = [frame.values[at] for at in arrays]
+        launch(kernel, rows[0], weight, further[0], rows[1], rows[2], further[2])
+
+    return run
+
+
+def _image(tensor: Any, rank: int) -> Any:
+    """Return a tensor of one spatial axis as an image of one row."""
+    return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
+
+
 def _bind_attention(frame: Frame, step: Step) -> Bound:
     entries = [frame.owner.kernels[name] for name in step.entry.split()]
     call = attention_call(entries, step.part.graph, get_device(target_of(frame.owner.where)))
@@ -332,7 +363,7 @@ def _bind_attention(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_product(frame: Frame, step: Step) -> Bound:
-    run_product, in_place = product_run(step.part.graph, frame.now), product_takes_out(step.part.graph)
+    run_product, in_place = product_run(step.part, frame.now), product_takes_out(step.part.graph)
     reads, place = frame.reads(step), frame.slot[step.part.outputs[0]]
     target = frame.target(step.part.outputs[0])
 

@@ -1,4 +1,4 @@
-"""Arrays that a plan makes of its arguments: weights side by side, and plain weights packed for kernels.
+"""Arrays that a plan makes of its arguments: weights side by side, folded, and packed for kernels.
 
 They are copies: made at the first call, and again when a part is another tensor or was changed in place.
 """
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
+from ladder.runtime.model.parameters import computed
 from ladder.runtime.model.program import Source
 
 DENSE = ("words", "row_scale")
@@ -33,11 +35,15 @@ class Join:
 
 @dataclass(frozen=True)
 class Pack:
-    """The packed arrays of matrices ``[N, K]`` (``[K, N]`` where `turned`) side by side, for a problem."""
+    """The packed arrays of matrices ``[N, K]`` (``[K, N]`` where `turned`) side by side, for a problem.
+
+    With a graph, of the one matrix that it computes.
+    """
 
     parts: tuple[int, ...]
     gemm: Gemm
     turned: bool = False
+    graph: Graph | None = None
     count: int = len(DENSE)
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -48,12 +54,28 @@ class Pack:
         from tile_types import quantize
 
         stored = [values[at].detach() for at in self.parts]
-        matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()
+        if self.graph is None:
+            matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()
+        else:
+            matrix = computed(self.graph, stored).reshape(self.gemm.n, self.gemm.k)
         packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
         return [packed.arrays[name] for name in DENSE]
 
 
-def joins_of(source: Source) -> list[Join | Pack]:
+@dataclass(frozen=True)
+class Made:
+    """One array that a graph computes of arguments."""
+
+    parts: tuple[int, ...]
+    graph: Graph
+    count: int = 1
+
+    def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the array."""
+        return [computed(self.graph, [values[at].detach() for at in self.parts])]
+
+
+def joins_of(source: Source) -> list[Join | Pack | Made]:
     """Return what makes the arrays of a source, in the order in which kernels take them.
 
     Packed words have rows of the weight along their first axis, what goes with them (scales, zero points)
@@ -62,7 +84,9 @@ def joins_of(source: Source) -> list[Join | Pack]:
     joined = source.joined or (source.at,)
     if source.dense:
         assert source.gemm is not None  # that is what a weight has
-        return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned)]
+        return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned, source.graph)]
+    if source.graph is not None:
+        return [Made(tuple(at for (at,) in joined), source.graph)]
     return [
         Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))
     ]
@@ -77,7 +101,7 @@ class Joined:
         What to make of the arguments of a call.
     """
 
-    def __init__(self, joins: Sequence[Join | Pack]) -> None:
+    def __init__(self, joins: Sequence[Join | Pack | Made]) -> None:
         self.joins = tuple(joins)
         self.read = tuple(dict.fromkeys(at for join in self.joins for at in join.parts))
         self.parts: list[torch.Tensor] = []

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ladder.ir.build import node_attributes
-from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.graph import Graph, Node
+from ladder.partition.parts import Part
 from ladder.runtime.model.attention import library_attention
+from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.sizes import Now, Numbers, is_fixed
 from tile_types.errors import LadderError
 
@@ -138,12 +139,11 @@ def product_takes_out(graph: Graph) -> bool:
     return _product_node(graph).operator != "contract" and _matrix_product(graph)[1]
 
 
-def product_run(graph: Graph, now: Now) -> Run:
+def product_run(part: Part, now: Now) -> Run:
     """Return ``(operands..., out=)`` of a product with an optional bias; ``out`` only where it takes it."""
-    first = _product_node(graph)
-    if first.operator == "contract":
-        return _convolution(as_convolution(graph, first), now)
-    return _matrix_product(graph)[0]
+    if _product_node(part.graph).operator == "contract":
+        return convolution_run(part, now)
+    return _matrix_product(part.graph)[0]
 
 
 def _matrix_product(graph: Graph) -> tuple[Run, bool]:
@@ -162,19 +162,6 @@ def _matrix_product(graph: Graph) -> tuple[Run, bool]:
 
 def _product_node(graph: Graph) -> Node:
     return next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
-
-
-def _convolution(form: Convolution, now: Now) -> Run:
-    shape = now.numbers(form.shape)
-    function = getattr(torch.nn.functional, f"conv{form.rank}d")
-
-    def run(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if form.groups > 1:
-            x, weight = x.flatten(1, 2), weight.flatten(0, 1)
-        y = function(x, weight, None, form.stride, form.padding, form.dilation, form.groups)
-        return y.reshape(shape())  # type: ignore[no-any-return]
-
-    return run
 
 
 def _linear(transposed: bool) -> Run:
@@ -216,12 +203,11 @@ _RANKED: Mapping[int, Callable[[bool], Run]] = {2: _linear, 3: _batched}
 """Axes of both operands -> their product."""
 
 
-def product_title(graph: Graph) -> str:
+def product_title(part: Part) -> str:
     """Return the name of torch's function for a product."""
-    first = _product_node(graph)
-    if first.operator == "contract":
-        return f"torch.conv{as_convolution(graph, first).rank}d"
-    return "torch.addmm" if len(graph.inputs) > 2 else "torch.matmul"
+    if _product_node(part.graph).operator == "contract":
+        return convolution_title(part)
+    return "torch.addmm" if len(part.graph.inputs) > 2 else "torch.matmul"
 
 
 # views ----------------------------------------------------------------------------------------------

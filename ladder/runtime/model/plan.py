@@ -119,7 +119,7 @@ _EXECUTORS: Mapping[str, Any] = {
     "gemm": _gemm_title,
     "chain": lambda part, entry, family: f"ladder chain {entry.rpartition('_')[2]}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
-    "product": lambda part, entry, family: product_title(part.graph),
+    "product": lambda part, entry, family: product_title(part),
     "library": lambda part, entry, family: library_title(part.graph),
     "view": lambda part, entry, family: "address",
 }

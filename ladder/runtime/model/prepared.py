@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Part, partition, simplify
 from ladder.partition.parts import extract, outside_inputs
+from ladder.runtime.compile import candidate_for
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.packed import gemm_from_dict
 
@@ -47,11 +49,42 @@ def prepare(program: Program, device: TileDevice) -> Prepared:
     LadderError
         If a quantized product is none that a kernel computes.
     """
-    graph = simplify(program.graph, device)
-    packed = [name for name, source in program.sources.items() if source.kind in ("weight", "part")]
-    updated = updated_inputs(program, graph)
-    parts = partition(graph, packed, updated, side_by_side=device.is_gpu, device=device)
-    return Prepared(replace(program, graph=graph), parts)
+    program = simplified(program, device)
+    sources = program.sources.items()
+    parts = partition(
+        program.graph,
+        [name for name, source in sources if source.kind in ("weight", "part")],
+        updated_inputs(program, program.graph),
+        side_by_side=device.is_gpu,
+        device=device,
+        packable=[name for name, source in sources if source.graph is not None],
+        choose=candidate_for,
+    )
+    return Prepared(with_packed(program, parts), parts)
+
+
+def simplified(program: Program, device: TileDevice) -> Program:
+    """Return a program as it is partitioned: simplified, with parameters folded into weights."""
+    plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
+    folded = fold(simplify(program.graph, device), plain)
+    sources = dict(program.sources)
+    for name, graph in folded.made.items():
+        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
+        sources[name] = Source("argument", joined=read, graph=graph)
+    return replace(program, graph=folded.graph, sources=sources)
+
+
+def with_packed(program: Program, parts: Sequence[Part]) -> Program:
+    """Return a program whose plain weights of convolutions are packed where a kernel of ours reads them."""
+    sources = dict(program.sources)
+    for part in parts:
+        if part.gemm is None:
+            continue
+        outside = dict(zip((node.name for node in part.graph.inputs), part.inputs, strict=True))
+        weight = outside[dict(part.roles)["B"]]
+        if sources[weight].graph is not None:
+            sources[weight] = replace(sources[weight], kind="weight", gemm=part.gemm, dense=True)
+    return replace(program, sources=sources)
 
 
 def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
@@ -126,11 +159,15 @@ def _fields(value: Any, gemms: dict[Gemm, int]) -> dict[str, Any]:
     given = {item.name: getattr(value, item.name) for item in fields(value)}
     if given["gemm"] is not None:
         given["gemm"] = gemms.setdefault(given["gemm"], len(gemms))
+    if isinstance(given["graph"], Graph):
+        given["graph"] = graph_to_data(given["graph"])
     return given
 
 
 def _restored(data: Mapping[str, Any], gemms: Sequence[Gemm]) -> dict[str, Any]:
     given = {name: as_tuple(value) for name, value in data.items()}
+    if isinstance(data["graph"], Mapping):
+        given["graph"] = graph_from_data(data["graph"])
     if given["gemm"] is not None:
         given["gemm"] = gemms[given["gemm"]]
     return given

@@ -35,6 +35,8 @@ class Source:
         Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
     turned
         Whether plain matrices are stored as ``[K, N]``.
+    graph
+        Of what is computed of arguments, once: the graph that does; ``joined`` has an argument per input.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class Source:
     joined: tuple[tuple[int, ...], ...] = ()
     dense: bool = False
     turned: bool = False
+    graph: Graph | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from ladder.simulate.nvidia.ptx import nothing
 from ladder.simulate.order import Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
-from ladder.simulate.values import LANES, NUMPY, Array
+from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
+from schedules.windows import IM2COL
 
 BULK_UNIT = 16
 TENSOR_ALIGNMENT = 128
@@ -156,6 +157,64 @@ class TensorMap:
         return result
 
 
+@dataclass(frozen=True)
+class WindowMap:
+    """A four-dimensional tensor map in im2col mode (cuTensorMapEncodeIm2col) of an image, channels last."""
+
+    tensor: Tensor
+    image: tuple[int, int, int, int]
+    box: tuple[int, int]
+    corners: tuple[tuple[int, int], tuple[int, int]]
+    strides: tuple[int, int]
+    element: int
+    swizzle: int = 7
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of a box, whether or not its elements exist."""
+        return self.box[0] * self.box[1] * self.element
+
+    def rows(self, channel: int, column: int, row: int, image: int, right: int, down: int) -> Array:
+        """Return the bytes ``[pixels, bytes]`` of pixels from one on, by strides within the corners' box."""
+        count, height, width, channels = self.image
+        # Pixels per line and lines per image, by the driver's rule: from corner to corner.
+        last = [size - 1 + high for size, (_, high) in zip((height, width), self.corners, strict=True)]
+        result = np.zeros((self.box[1], self.box[0] * self.element), np.uint8)
+        low, high = max(channel, 0), min(channel + self.box[0], channels)
+        for pixel in range(self.box[1]):
+            h, w = row + down, column + right
+            if 0 <= image < count and 0 <= h < height and 0 <= w < width and low < high:
+                at = (((image * height + h) * width + w) * channels + low) * self.element
+                first, size = (low - channel) * self.element, (high - low) * self.element
+                result[pixel, first : first + size] = self.tensor.bytes[at : at + size]
+            column += self.strides[1]
+            if column > last[1]:
+                column, row = self.corners[1][0], row + self.strides[0]
+            if row > last[0]:
+                row, image = self.corners[0][0], image + 1
+        return result
+
+
+def _encode_windows(t: Translator, call: CallView) -> Step:
+    target, data, dtype, *numbers = call.operands
+    batch, height, width, channels, box, pixels, *rest = (t.number(n) for n in numbers)
+    kernel, strides, padding, dilation = zip(rest[::2], rest[1::2], strict=True)
+    corners = tuple((-p, p - (k - 1) * d) for k, p, d in zip(kernel, padding, dilation, strict=True))
+    element = NUMPY[str(dtype.value)].itemsize
+    if channels * element % BULK_UNIT or box * element > 128 or pixels > 1024:
+        raise UnknownCallError(f"no im2col map has {channels} channels in boxes of {box}, {pixels} pixels")
+    if not all(-128 <= at <= 127 for pair in corners for at in pair):
+        raise UnknownCallError(f"corners of an im2col map of an image are signed bytes, got {corners}")
+    tensor = t.names[data.args[0]].tensor
+    image = (batch, height, width, channels)
+    t.names[target] = WindowMap(tensor, image, (box, pixels), (corners[0], corners[1]), strides, element)
+    return lambda c: None
+
+
+def _encode_packed(t: Translator, call: CallView) -> Step:
+    return (_encode_windows if call.name == IM2COL else _encode)(t, call)
+
+
 def _encode(t: Translator, call: CallView) -> Step:
     target, dtype, rank, data, *numbers = call.operands
     inner, outer, pitch, box_inner, box_outer, *_, swizzle, _l2, _fill = (t.number(n) for n in numbers)
@@ -210,7 +269,7 @@ def _bulk(t: Translator, call: CallView) -> Step:
         for _, warp, _, to, start, count, byte in each_active(
             c, target(c), pointer.offset, size(c), place(c)
         ):
-            block = warp // c.machine.block_warps
+            block, to = warp // c.machine.block_warps, to & WITHIN
             barrier = barrier_for(c, warp, block, byte, statement)
             if barrier is None or not _legal(c, to, start, count, tensor, statement):
                 continue
@@ -255,15 +314,15 @@ def _tensor(t: Translator, call: CallView) -> Step:
 
 def _copy_box(
     c: Cohort,
-    box: TensorMap,
+    box: TensorMap | WindowMap,
     warp: int,
     here: tuple[int, int],
-    at: tuple[int, int],
+    at: tuple[int, ...],
     chosen: int,
     statement: int,
 ) -> None:
     """Copy one box to the blocks of a multicast mask (-1 for the own block)."""
-    to, byte = here
+    to, byte = here[0] & WITHIN, here[1]
     if to % TENSOR_ALIGNMENT:
         c.machine.log.add("misaligned", statement, f"a tensor copy to byte {to}: no multiple of 128")
         return
@@ -281,6 +340,22 @@ def _copy_box(
             _land(c, warp, target, places, rows.reshape(-1), barrier, statement)
 
 
+def _windows(t: Translator, call: CallView) -> Step:
+    window_map, statement = t.expression(call.operands[1]), call.statement
+    if not isinstance(window_map, WindowMap):
+        raise UnknownCallError("a copy in im2col mode from a map that the host does not encode so")
+    target, *place, barrier, right, down = (t.read(call.operands[i]) for i in (0, *range(2, 9)))
+    multicast = t.read(call.operands[9]) if len(call.operands) > 9 else None
+
+    def action(c: Cohort) -> None:
+        targets = multicast(c) if multicast is not None else -1
+        numbers = [read(c) for read in (*place, right, down)]
+        for _, warp, _, to, byte, chosen, *at in each_active(c, target(c), barrier(c), targets, *numbers):
+            _copy_box(c, window_map, warp, (to, byte), tuple(at), chosen, statement)
+
+    return action
+
+
 STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.ptx.cp_async_cg": _copy,
     "tirx.ptx.cp_async_cg_src_size": _copy,
@@ -288,8 +363,9 @@ STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.ptx.cp_async_wait_group": _wait,
     "tirx.ptx.cp_async_bulk_g2s_cluster": _bulk,
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster": _tensor,
+    "tirx.ptx.cp_async_bulk_tensor_g2s_cluster_im2col": _windows,
     "tirx.ptx.cp_async_bulk_prefetch": nothing,
     "tirx.ptx.cp_async_bulk_tensor_prefetch": nothing,
-    "tirx.tvm_call_packed": _encode,
+    "tirx.tvm_call_packed": _encode_packed,
 }
 """Calls that copy."""

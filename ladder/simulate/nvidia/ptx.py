@@ -17,7 +17,7 @@ from ladder.simulate.matrix import Shape, mma
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.program import Read, Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
-from ladder.simulate.values import LANES, NUMPY, Array, Value, is_array, spread
+from ladder.simulate.values import LANES, NUMPY, RANK_BITS, Array, Value, is_array, spread
 
 WORD = NUMPY["uint32"]
 
@@ -115,7 +115,11 @@ def _shared(at: Any) -> Value:
 
 
 def _to_shared(t: Translator, call: CallView) -> Any:
-    source = t.expression(call.operands[0])
+    """Return the shared address of a pointer; in a cluster, it also says whose memory that is."""
+    source, cluster = t.expression(call.operands[0]), t.launch.cluster
+    if cluster > 1:
+        read = source if callable(source) else lambda c: source
+        return lambda c: _narrow((c.block % cluster << RANK_BITS) + np.asarray(read(c).offset, np.int64))
     if not callable(source):
         return int(source.offset)
     return lambda c: _narrow(source(c).offset)

@@ -35,7 +35,6 @@ from ladder.simulate.values import LANES, NUMPY, Array, is_array, spread
 GROUP_WARPS = 4
 ROWS = 64
 STEP_BYTES = 32
-PANEL = 64
 FIELD = 0x3FFF
 
 
@@ -191,8 +190,8 @@ def _rows_of(c: Cohort, descriptor: Any, rows: int, what: Instruction) -> Array:
 
 def _columns_of(c: Cohort, descriptor: Any, columns: int, what: Instruction) -> Array:
     """Return bytes as `_rows_of`, of 16-bit operands whose columns lie together: 16 rows along K."""
-    if int(np.asarray(descriptor, np.uint64).flat[0]) >> 62 != 1 or columns > PANEL:
-        raise UnknownCallError("transposed operands of wgmma: up to 64 columns, swizzled by 128 bytes")
+    if int(np.asarray(descriptor, np.uint64).flat[0]) >> 62 != 1:
+        raise UnknownCallError("transposed operands of wgmma: swizzled by 128 bytes")
     data = _read(c, descriptor, what, lambda value: descriptor_columns(value, columns))
     halves = data.reshape(-1, 16, columns * 2).view(np.uint16)
     rows: Array = np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint8)

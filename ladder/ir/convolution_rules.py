@@ -1,0 +1,223 @@
+"""Rules that give convolutions channels last, and let channels be split and joined there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.ir.build import node_attributes
+from ladder.ir.convolution import Convolution, convolution_of
+from ladder.ir.extents import Shape, product
+from ladder.ir.indexing import Affine, Indexing, parse_indexing
+from ladder.ir.rewrite import Match, Rule, Rules, pattern
+from ladder.ir.transpose_rules import channels_first
+from tile_types.errors import ShapeError
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """Return the permutation that brings axis 1 to the end."""
+    return (0, *range(2, rank), 1)
+
+
+def _turn(match: Match) -> str | None:
+    """Turn a convolution with channels first into transposes around one with channels last."""
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    if form.last or _is_depthwise(form, match):
+        return None
+    return (_turned_groups if form.groups > 1 else _turned_whole)(match)
+
+
+def _is_depthwise(form: Convolution, match: Match) -> bool:
+    """Tell whether every channel is convolved by itself: those are sums over windows."""
+    return form.groups > 1 and tuple(match.builder.tile(match.root.inputs[1]).shape[1:3]) == (1, 1)
+
+
+def _turned_whole(match: Match) -> str:
+    image, kernel, result = _operands(match)
+    operands = []
+    for value in match.root.inputs:
+        order = channels_last(len(match.builder.tile(value).shape))
+        operands.append(match.builder.add("transpose", value, permutation=order))
+    value = _contract(match, operands, _last(image), _last(kernel), _last(result))
+    return match.builder.add("transpose", value, permutation=channels_first(len(result)))
+
+
+def _turned_groups(match: Match) -> str:
+    """As `_turned_whole`, where ``x[n, g, c, s]`` is an opened ``[n, g c, s]``."""
+    image, kernel, result = _operands(match)
+    x, weight = match.root.inputs
+    shape = match.builder.tile(x).shape
+    closed = match.builder.add("reshape", x, shape=(shape[0], product(shape[1:3]), *shape[3:]))
+    rows = match.builder.add("transpose", closed, permutation=channels_last(len(shape) - 1))
+    opened = match.builder.add("reshape", rows, shape=(shape[0], *shape[3:], *shape[1:3]))
+    rank = len(kernel)
+    turned = match.builder.add("transpose", weight, permutation=(0, 1, *range(3, rank), 2))
+    value = _contract(
+        match,
+        [opened, turned],
+        (image[0], *image[3:], *image[1:3]),
+        (*kernel[:2], *kernel[3:], kernel[2]),
+        (result[0], *result[3:], *result[1:3]),
+    )
+    found = match.builder.tile(value).shape
+    joined = match.builder.add("reshape", value, shape=(*found[:-2], product(found[-2:])))
+    first = match.builder.add("transpose", joined, permutation=channels_first(len(found) - 1))
+    return match.builder.add("reshape", first, shape=match.root.tile.shape)
+
+
+def _operands(match: Match) -> tuple[tuple[Affine, ...], tuple[Affine, ...], tuple[str, ...]]:
+    indexing = parse_indexing(node_attributes(match.root)["spec"])
+    return indexing.operands[0], indexing.operands[1], indexing.result
+
+
+def _last(axes: Sequence[Any]) -> tuple[Any, ...]:
+    return (axes[0], *axes[2:], axes[1])
+
+
+def _contract(
+    match: Match,
+    operands: Sequence[str],
+    image: Sequence[Affine],
+    kernel: Sequence[Affine],
+    result: Sequence[str],
+) -> str:
+    given: dict[str, Any] = dict(match.root.attributes)
+    given["spec"] = str(Indexing((tuple(image), tuple(kernel)), tuple(result)))
+    return match.builder.add("contract", *operands, **given)
+
+
+CHANNELS_LAST: Rules = (Rule("convolutions with channels last", pattern("contract"), _turn),)
+
+
+def _places(shape: Shape) -> list[int]:
+    """Return the axes that have more than one element."""
+    return [axis for axis, extent in enumerate(shape) if extent != 1]
+
+
+def _move_nothing(match: Match) -> str | None:
+    """``transpose(x)`` that only moves axes of one element -> ``reshape(x)``."""
+    permutation = node_attributes(match.root)["permutation"]
+    kept = _places(match.tile("x").shape)
+    if [axis for axis in permutation if axis in kept] != kept:
+        return None
+    return match.builder.add("reshape", match["x"], shape=match.root.tile.shape)
+
+
+def _split_channels(match: Match) -> str | None:
+    """``reshape(turned x)`` that splits the channels -> transpose of x with its last axis split."""
+    permutation = match.attributes("turned")["permutation"]
+    rank, shape = len(permutation), match.root.tile.shape
+    if rank < 3 or permutation != channels_first(rank):
+        return None
+    inner = match.tile("x").shape
+    parts = len(shape) - rank + 1
+    split = shape[1 : 1 + parts]
+    if parts < 2 or 1 in split or shape != (inner[0], *split, *inner[1:-1]) or product(split) != inner[-1]:
+        return None
+    value = match.builder.add("reshape", match["x"], shape=(*inner[:-1], *split))
+    order = (0, *range(rank - 1, rank - 1 + parts), *range(1, rank - 1))
+    return match.builder.add("transpose", value, permutation=order)
+
+
+def _join_channels(match: Match) -> str | None:
+    """``reshape(transpose(x))`` that joins what x has last -> turned reshape of x, its channels in order.
+
+    The result may have an axis of one element behind the channels: groups of one channel.
+    """
+    shape = match.root.tile.shape
+    value = _joined_channels(match, shape)
+    if value is None and len(shape) > 3 and shape[2] == 1:
+        value = _joined_channels(match, (*shape[:2], *shape[3:]))
+        return None if value is None else match.builder.add("reshape", value, shape=shape)
+    return value
+
+
+def _joined_channels(match: Match, shape: Shape) -> str | None:
+    permutation, inner = match.attributes("moved")["permutation"], match.tile("x").shape
+    rank = len(permutation)
+    parts = rank - len(shape) + 1
+    channels, first = permutation[1 : 1 + parts], rank - parts
+    if parts < 2 or len(shape) < 3 or permutation[0] != 0 or sorted(channels) != list(range(first, rank)):
+        return None
+    if permutation[1 + parts :] != tuple(range(1, first)):
+        return None
+    joined = product([inner[axis] for axis in channels])
+    if shape != (inner[0], joined, *inner[1:first]):
+        return None
+    value = match["x"]
+    if list(channels) != sorted(channels):
+        value = match.builder.add("transpose", value, permutation=(*range(first), *channels))
+    value = match.builder.add("reshape", value, shape=(*inner[:first], joined))
+    return match.builder.add("transpose", value, permutation=channels_first(len(shape)))
+
+
+STILL: Rules = (Rule("axes of one element", pattern("transpose", "x"), _move_nothing),)
+"""Transposes that change nothing but shapes. To be applied when the others have found their places."""
+
+CHANNEL_GROUPS: Rules = (
+    Rule("split channels", pattern("reshape", pattern("transpose", "x", name="turned")), _split_channels),
+    Rule("join channels", pattern("reshape", pattern("transpose", "x", name="moved")), _join_channels),
+)
+"""Channel shuffles and groups, where channels are last."""
+
+
+FEW = 32
+"""Products of an element of the result up to which sums over windows keep up with matrix cores."""
+
+VECTOR = 8
+"""Channels of the result that one thread sums side by side."""
+
+
+def _sum_windows(match: Match) -> str | None:
+    """Turn a convolution of few elements, channels last, into sums over windows: they are bound by memory."""
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    x, weight = match.root.inputs
+    shape = match.builder.tile(weight).shape
+    depth = product(shape[1:])
+    few = isinstance(depth, int) and depth <= FEW and isinstance(shape[0], int) and shape[0] % VECTOR == 0
+    if not form.last or form.groups > 1 or form.are_points or not few:
+        return None
+    image, kernel, result = _operands(match)
+    rows = match.builder.tile(x).shape
+    opened = match.builder.add("reshape", x, shape=(*rows[:-1], 1, rows[-1]))
+    features, names = result[-1], [str(axis.index) for axis in kernel[1:]]
+    given = node_attributes(match.root)
+    axes = (*image[:-1], Affine.of({features: 1}), image[-1])
+    spec = str(Indexing((axes,), (*result, *names)))
+    sizes = tuple((name, extent) for name, extent in given["sizes"] if name != features)
+    value = match.builder.add("map", opened, spec=spec, sizes=sizes, pad=given["pad"])
+    value = match.builder.add("convert", value, type="float32")
+    value = match.builder.add("mul", value, match.builder.add("convert", weight, type="float32"))
+    for _ in names:
+        axis = len(match.builder.tile(value).shape) - 1
+        value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
+    return match.builder.add("convert", value, type=match.root.tile.ttype.name)
+
+
+def _pad_channels(match: Match) -> str | None:
+    """Give three channels a fourth, of zeros: libraries have kernels for four."""
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    if not form.last or match.builder.tile(match.root.inputs[0]).shape[-1] != 3:
+        return None
+    operands = []
+    for value in match.root.inputs:
+        none = (0,) * (len(match.builder.tile(value).shape) - 1)
+        operands.append(match.builder.add("pad", value, low=(*none, 0), high=(*none, 1)))
+    given: dict[str, Any] = dict(match.root.attributes)
+    return match.builder.add("contract", *operands, **given)
+
+
+FEW_CHANNELS: Rules = (
+    Rule("few products are sums", pattern("contract"), _sum_windows),
+    Rule("three channels are four", pattern("contract"), _pad_channels),
+)
+"""For GPUs: convolutions of images as cameras give them."""

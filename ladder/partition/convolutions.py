@@ -1,0 +1,247 @@
+"""Convolutions as parts: by a kernel of ours or a function of torch, with what follows them.
+
+Which of both, and how much of what follows, is decided by predicted times: the reason of the part has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+from ladder.ir.convolution import FusedConvolution, as_fused_convolution
+from ladder.ir.extents import product
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
+from ladder.partition.parts import Part
+from schedules.policy import Candidate, choose
+from targets import TileDevice
+from tile_types.errors import LadderError, ShapeError
+
+CONVOLVE = "convolution"
+ADDMM = "addmm"
+ADDMM_RELU = "_addmm_activation"
+RELU = "cudnn_convolution_relu"
+ADD_RELU = "cudnn_convolution_add_relu"
+
+Choose = Callable[[Gemm, TileDevice, int], Candidate]
+"""(problem, device, rows) -> the kernel of ours and its cost; raises LadderError where there is none."""
+
+Key = tuple[bool, bool, tuple[str, ...]]
+"""Whether there are a bias and a residual, and which functions follow."""
+
+PLAIN: Key = (False, False, ())
+
+FUNCTIONS: Mapping[str, Mapping[Key, str]] = {
+    "llvm": {PLAIN: CONVOLVE, (True, False, ()): CONVOLVE},
+    "cuda": {PLAIN: CONVOLVE, (True, False, ("relu",)): RELU, (True, True, ("relu",)): ADD_RELU},
+}
+"""Kind of device -> what torch computes there in one launch."""
+
+POINTS: Mapping[str, Mapping[Key, str]] = {
+    "cuda": {PLAIN: ADDMM, (True, False, ()): ADDMM, (True, False, ("relu",)): ADDMM_RELU},
+}
+"""The same for windows of one element: products of matrices."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to compute a convolution with some of what follows it.
+
+    Parameters
+    ----------
+    part
+        What it computes; its role ``by`` names the function of torch.
+    us
+        Predicted time.
+    """
+
+    part: Part
+    us: float
+
+
+def convolution_part(
+    regions: Sequence[Part], device: TileDevice | None, packable: Collection[str], choose: Choose
+) -> Part:
+    """Return the part that is predicted to be the fastest.
+
+    Parameters
+    ----------
+    regions
+        A convolution, then with more and more of what follows it: of kind ``product``.
+    packable
+        Values of the model that are weights, and that plans may pack for kernels of ours.
+    choose
+        What predicts kernels of ours.
+    """
+    ways: list[Way] = []
+    for region in reversed(regions):
+        with contextlib.suppress(ShapeError):  # what follows is more than an epilogue
+            form = as_fused_convolution(region.graph)
+            ways += library_ways(form, region, device)
+            # A kernel of ours that leaves work to a chain is never faster than one that does it.
+            if device is not None and not any(way.part.gemm for way in ways):
+                ways += kernel_ways(form, region, device, packable, choose)
+    return best_way(ways, device) if ways else regions[0]
+
+
+def library_ways(form: FusedConvolution, region: Part, device: TileDevice | None) -> list[Way]:
+    """Return the functions of torch that compute a region in one launch."""
+    kind = "llvm" if device is None else device.kind
+    key = (bool(form.bias), bool(form.residual), form.functions)
+    tables = [FUNCTIONS, POINTS] if form.form.are_points else [FUNCTIONS]
+    names = dict.fromkeys(table[kind][key] for table in tables if key in table.get(kind, {}))
+    return [
+        Way(replace(region, roles=(("by", name),)), library_us(name, form, region.graph, device))
+        for name in names
+    ]
+
+
+def kernel_ways(
+    form: FusedConvolution, region: Part, device: TileDevice, packable: Collection[str], choose: Choose
+) -> list[Way]:
+    """Return the region as a product by a kernel of ours, if one computes it."""
+    graph = region.graph
+    outside = dict(zip((node.name for node in graph.inputs), region.inputs, strict=True))
+    rows, ttype = product(graph.tile(graph.outputs[0]).shape[:-1]), graph.tile(form.x).ttype.name
+    known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
+    if device.kind != "cuda" or not known:
+        return []
+    gemm = Gemm(
+        form.features,
+        form.depth,
+        ttype,
+        ttype,
+        graph.tile(graph.outputs[0]).ttype.name,
+        scale=False,
+        bias=bool(form.bias),
+        epilogue=form.functions,
+        windows=form.windows,
+        residual=bool(form.residual),
+    )
+    try:
+        us = WARM * 1e6 * choose(plain_problem(gemm), device, int(str(rows))).cost.seconds
+    except LadderError:
+        return []
+    given = {"A": form.x, "B": form.weight, "bias": form.bias, "residual": form.residual}
+    roles = tuple(sorted((role, name) for role, name in given.items() if name))
+    return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), us)]
+
+
+def plain_problem(gemm: Gemm) -> Gemm:
+    """Return a problem without what schedules do not depend on."""
+    return replace(gemm, bias=False, epilogue=())
+
+
+@lru_cache(maxsize=1024)
+def best_candidate(gemm: Gemm, device: TileDevice, rows: int) -> Candidate:
+    """Return the best kernel of ours for a problem: as measured, or by the model.
+
+    Raises
+    ------
+    LadderError
+        If none computes it.
+    """
+    return choose(gemm, device, rows)
+
+
+def best_way(ways: Sequence[Way], device: TileDevice | None) -> Part:
+    """Return the fastest of ways; those that take in less than the first need a chain more."""
+    most = len(ways[0].part.operators)
+    behind = [0.0 if len(w.part.operators) == most else chain_us(w.part.graph, device) for w in ways]
+    totals = [way.us + us for way, us in zip(ways, behind, strict=True)]
+    at = min(range(len(ways)), key=lambda place: (totals[place], place))
+    reasons = [] if totals[at] == 0 else [f"predicted {totals[at]:.1f} us"]
+    reasons += [
+        f"{_name(w)} {us:.1f} us" for w, us in zip(ways, totals, strict=True) if us and w is not ways[at]
+    ]
+    if ways[at].part.gemm is None:
+        reasons.append("computed by torch")
+    return replace(ways[at].part, reason="; ".join(reasons))
+
+
+def _name(way: Way) -> str:
+    return f"{dict(way.part.roles).get('by', 'ladder')} of {len(way.part.operators)} operators"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Times of a function of torch on a GPU, fitted to the 53 convolutions of four networks on an H200.
+
+    ``launch + max(blocks / units * (depth * per product + block), bytes / bandwidth)`` for blocks of 64 x 64;
+    the mean error of the fits is 9 to 20 %.
+
+    Parameters
+    ----------
+    launch
+        Microseconds of a launch with its ends.
+    points, windows
+        Microseconds per 64 x 64 products of a block, where windows are single elements or more.
+    block
+        Microseconds of a block besides.
+    bandwidth
+        Bytes per microsecond.
+    """
+
+    launch: float
+    points: float
+    windows: float
+    block: float
+    bandwidth: float
+
+
+TILE = 64
+"""Rows and columns of a block; products come in multiples of as many, too."""
+
+ALIGNED = 4
+"""Channels of which depths are a multiple, or it takes `SLOWER` times as long."""
+
+SLOWER = 3
+
+COSTS: Mapping[str, Costs] = {
+    CONVOLVE: Costs(2.8, 0.00113, 0.00265, 0.20, 6.0e6),
+    RELU: Costs(3.1, 0.00113, 0.00236, 0.37, 4.5e6),
+    ADD_RELU: Costs(3.5, 0.00113, 0.00263, 0.43, 3.1e6),
+    ADDMM: Costs(2.6, 0.00127, 0.00127, 0.38, 3.7e6),
+    ADDMM_RELU: Costs(2.6, 0.00127, 0.00127, 0.39, 3.7e6),
+}
+
+WARM = 0.9
+"""What layers one after the other take of their times with operands in DRAM: torch's, on an H200."""
+
+HALVES = ("float16", "bfloat16")
+"""Types of convolutions that kernels of ours compute on plain weights."""
+
+CHAIN_LAUNCH = 2.0
+"""Microseconds of a launch of a chain."""
+
+
+def library_us(name: str, found: FusedConvolution, graph: Graph, device: TileDevice | None) -> float:
+    """Predict the time of a function of torch in microseconds; 0 where sizes or the device are open."""
+    rows = product(graph.tile(graph.outputs[0]).shape[:-1])
+    if device is None or not device.is_gpu or not isinstance(rows, int):
+        return 0.0
+    costs = COSTS[name]
+    blocks = ceil(rows / TILE) * ceil(found.features / TILE)
+    whole = graph.tile(found.x).shape[-1] % ALIGNED == 0
+    depth = ceil(found.depth / TILE) * TILE * (1 if whole else SLOWER)
+    each = depth * (costs.points if found.form.are_points else costs.windows) + costs.block
+    waves = max(1.0, blocks / device.units)
+    return costs.launch + max(waves * each, moved(graph) / costs.bandwidth)
+
+
+def moved(graph: Graph) -> int:
+    """Return the bytes of the operands of a region and of its result."""
+    tiles = [node.tile for node in graph.inputs] + [graph.tile(value) for value in graph.outputs]
+    return sum(int(tile.nbytes) for tile in tiles)
+
+
+def chain_us(graph: Graph, device: TileDevice | None) -> float:
+    """Return the time of a chain that reads and writes a region's result."""
+    if device is None or not device.is_gpu:
+        return 0.0
+    tile = graph.tile(graph.outputs[0])
+    known = all(isinstance(extent, int) for extent in tile.shape)
+    return CHAIN_LAUNCH + (2 * tile.nbytes / device.layer("dram").bandwidth * 1e6 if known else 0.0)
