@@ -1,6 +1,6 @@
 """Tiles and schedules of block graphs that `benchmarks.superopt` builds and chooses among, by point.
 
-What an H200 left over (`results/h200_superopt_2026-11-21.json`). Where weights are streamed, tensor copies
+What an H200 left over (`results/h200_superopt_2026-11-22.json`). Where weights are streamed, tensor copies
 beat those of lanes; blocks of which two fit a multiprocessor beat larger ones; the next kernel had better
 start when the last tiles have been asked for than at once, and earlier copies of constant weights then fill
 the time in which memory would idle. Kernels on half of the multiprocessors leave the others to the next one.
