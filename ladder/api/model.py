@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -55,7 +55,13 @@ class Compiled(Captured):
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
         return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
 
-    def export(self, path: str | os.PathLike[str], *arguments: Any, **named: Any) -> Path:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *arguments: Any,
+        open_axes: Mapping[str, Sequence[int]] | None = None,
+        **named: Any,
+    ) -> Path:
         """Write the model to one file that `ladder.load` runs without its source and without a compiler.
 
         Parameters
@@ -64,6 +70,8 @@ class Compiled(Captured):
             The file; replaced in one step if it exists.
         *arguments, **named
             Example inputs: the file is for their shapes, types and device.
+        open_axes
+            Parameter -> axes of its tensor that may have any extent from 2 on, e.g. ``{"x": [0]}``.
 
         Returns
         -------
@@ -77,7 +85,7 @@ class Compiled(Captured):
         from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named).whole(), path)
+        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any

@@ -291,6 +291,11 @@ class Captured:
                 return self._interrupted(Attempt(None, here, roots, (), {}))
             here, roots = following, value
 
+    def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Leave extents open from the first call with such arguments on, given by their paths."""
+        site = self._enter(args, kwargs)
+        site.lifted |= paths
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
         names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
