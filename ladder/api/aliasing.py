@@ -23,16 +23,20 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
     known: Aliasing | None = module.meta.get("aliasing")
     if known is not None:
         return known
-    tensor = torch.Tensor
-    given = (value.fake_mode for value in examples if isinstance(value, FakeTensor))
-    mode = next(given, None) or detect_fake_mode(examples) or FakeTensorMode()
-    real = (tensor, torch.nn.Parameter)
-    fakes = [mode.from_tensor(value) if type(value) in real else value for value in examples]
-    before = [value._version for value in fakes if isinstance(value, tensor)]
+    mode, fakes = without_values(examples)
+    before = [value._version for value in fakes if isinstance(value, torch.Tensor)]
     with mode:
         results = module.forward(*fakes)
-    after = [value._version for value in fakes if isinstance(value, tensor)]
+    after = [value._version for value in fakes if isinstance(value, torch.Tensor)]
     return aliasing_of(fakes, results, writes=before != after)
+
+
+def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
+    """Return fakes of examples, those that are fakes as they are, and the mode under which they compute."""
+    given = (value.fake_mode for value in examples if isinstance(value, FakeTensor))
+    mode = next(given, None) or detect_fake_mode(examples) or FakeTensorMode()
+    real = (torch.Tensor, torch.nn.Parameter)
+    return mode, [mode.from_tensor(value) if type(value) in real else value for value in examples]
 
 
 def _viewed(value: torch.Tensor) -> torch.Tensor:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ladder.api.linear import Linear
+from ladder.api.open_export import OpenAxes, decide, limits_of, open_paths, require_open
 from ladder.capture import capture
 from ladder.frontend.importer import identifier
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.build import Built, bind_program
 from ladder.runtime.model.program import Program, Source
+from ladder.runtime.model.sizes import NUMBER
 from ladder.runtime.model.structure import Structure, structure_of
-from ladder.runtime.model.whole import WholeModel
+from ladder.runtime.model.whole import Limits, WholeModel
 from tile_types.errors import LadderError, ShapeError
 from tile_types.quantized import QuantizedTensor
 
@@ -28,9 +31,15 @@ if TYPE_CHECKING:
     from ladder.frontend.onnx_import import Imported
 
 
+NOTHING: OpenAxes = MappingProxyType({})
+
+
 @dataclass
 class _Watched:
     """A backend that remembers what its graphs were called with."""
+
+    dynamic_shapes = True
+    numbers = False
 
     compiler: Compiler
     graphs: list[tuple[torch.fx.GraphModule, list[Any]]] = field(default_factory=list)
@@ -70,6 +79,8 @@ class Frozen:
         Of the call's tensors.
     stored
         What the model keeps.
+    limits
+        What must hold between open sizes.
     """
 
     model: Any
@@ -81,6 +92,7 @@ class Frozen:
     order: Mapping[int, int]
     names: tuple[str, ...]
     stored: tuple[Any, ...]
+    limits: Limits = ()
 
     def placed(self, program: Program) -> Program:
         """Return a program with its arguments in the order of `order`, and what it brings after them."""
@@ -88,7 +100,8 @@ class Frozen:
         sources = {name: self._placed(source, first) for name, source in program.sources.items()}
         updates = tuple((self.order[at], output) for at, output in program.updates)
         count = first + len(program.held)
-        return replace(program, sources=sources, updates=updates, held=(), arguments=count)
+        sizes = {name: (self.order[at], axis) for name, (at, axis) in program.sizes.items() if axis != NUMBER}
+        return replace(program, sources=sources, updates=updates, held=(), arguments=count, sizes=sizes)
 
     def _placed(self, source: Source, first: int) -> Source:
         if source.kind == "held":
@@ -102,7 +115,9 @@ class Frozen:
         bound = bind_program(program, self.built.plan, dict(executable.kernels), executable.where)
         libraries = {name: kernel.library for name, kernel in self.built.kernels.items()}
         stored = [*self.stored, *self.built.program.held]
-        return WholeModel(self.built.graph, bound, self.parameters, self.results, stored, libraries=libraries)
+        return WholeModel(
+            self.built.graph, bound, self.parameters, self.results, stored, self.limits, libraries
+        )
 
     def imported(self) -> Imported:
         """Return the graph for any device: weights in canonical storage, products as the model has them.
@@ -153,8 +168,10 @@ class Frozen:
             yield source.gemm, layer.canonical
 
 
-def freeze(function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Frozen:
-    """Capture a model anew on example inputs.
+def freeze(
+    function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes = NOTHING
+) -> Frozen:
+    """Capture a model anew on example inputs, the extents along ``axes`` open.
 
     Its buffers are afterwards what they were before.
 
@@ -171,6 +188,8 @@ def freeze(function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) 
     before = [buffer.clone() for buffer in buffers]
     with torch.no_grad():
         captured = capture(function, backend=watched)
+        wanted = open_paths(axes, arguments, named, list(given))
+        captured.open(set(wanted), arguments, dict(named))
         captured(*arguments, **named)
         watched.calls.clear()
         result = captured(*arguments, **named)
@@ -178,6 +197,9 @@ def freeze(function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) 
             if not torch.equal(buffer, old):
                 buffer.copy_(old)
     _require_whole(captured, watched)
+    if wanted:
+        require_open(wanted, captured, *watched.graphs[0])
+        decide(captured, watched.graphs[0][0])
     return _frozen(function, watched, given, result)
 
 
@@ -225,12 +247,13 @@ def _frozen(function: Any, watched: _Watched, given: Mapping[str, Any], result: 
     kept = [at for at, value in enumerate(values) if id(value) not in places]
     order = {at: places[id(value)] for at, value in enumerate(values) if id(value) in places}
     order |= {at: len(tensors) + number for number, at in enumerate(kept)}
-    stored = tuple(values[at] for at in kept)
+    stored = tuple(values[at] if isinstance(values[at], torch.Tensor) else None for at in kept)
     everything = [*found, *tensors, *stored]
     results = structure_of(result, lambda tensor, path: _returned(tensor, path, everything), "the result")
     (built,) = watched.compiler.built
     ((graph, examples),) = watched.graphs
-    return Frozen(function, built, graph, examples, parameters, results, order, tuple(names), stored)
+    limits = limits_of(graph)
+    return Frozen(function, built, graph, examples, parameters, results, order, tuple(names), stored, limits)
 
 
 def _returned(tensor: torch.Tensor, path: str, everything: list[Any]) -> Structure:

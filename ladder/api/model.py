@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,6 +12,7 @@ import torch
 import torch.fx
 
 from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.branching import Branching, branches
 from ladder.api.kept import prepared_for
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
@@ -54,7 +55,13 @@ class Compiled(Captured):
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
         return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
 
-    def export(self, path: str | os.PathLike[str], *arguments: Any, **named: Any) -> Path:
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *arguments: Any,
+        open_axes: Mapping[str, Sequence[int]] | None = None,
+        **named: Any,
+    ) -> Path:
         """Write the model to one file that `ladder.load` runs without its source and without a compiler.
 
         Parameters
@@ -63,6 +70,8 @@ class Compiled(Captured):
             The file; replaced in one step if it exists.
         *arguments, **named
             Example inputs: the file is for their shapes, types and device.
+        open_axes
+            Parameter -> axes of its tensor that may have any extent from 2 on, e.g. ``{"x": [0]}``.
 
         Returns
         -------
@@ -76,7 +85,7 @@ class Compiled(Captured):
         from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named).whole(), path)
+        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
@@ -106,6 +115,9 @@ class Compiled(Captured):
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    conditionals = True
+    """Capture may give it graphs that branch."""
+
     dynamic_shapes = True
     """Extents that change are symbols of a plan."""
 
@@ -118,7 +130,9 @@ class Compiler:
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
-        reason = reason_to_refuse(examples)
+        reason = module.meta.get("switches") or reason_to_refuse(examples)
+        if not reason and branches(module):
+            return self._branching(module, examples)
         if not reason:
             try:
                 place = place_of(examples)
@@ -138,6 +152,15 @@ class Compiler:
         log.warning("a graph runs operator by operator: %s", reason)
         self.refused.append(reason)
         return run_as_is(module, examples)
+
+    def _branching(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return what runs a graph that branches: a plan for each of its parts."""
+        try:
+            return Branching(module, examples, self)
+        except ImportRefused as error:
+            log.warning("a graph runs operator by operator: %s", error)
+            self.refused.append(str(error))
+            return run_as_is(module, examples)
 
 
 def separated(

@@ -343,13 +343,13 @@ class Attributes(Symbolic):
             raise CaptureError(f"the data descriptor {name} is set")
         inside = instance_dict(value)
         node = self.segment.node(value) if slot or inside is NULL else self.dict_node(value, inside)
-        item = self.settled(item)
+        item = self.settled(item, keep=True)
         uses: set[str] = set()
         owner = self.segment.reference(value, uses)
         text = f"{self.segment.constant(setter)}({owner}, {name!r}, "
         text += f"{self.segment.reference(item, uses)})"
-        setter(value, name, item)
-        node.written.add(found if slot else name)
+        setter(value, name, self.unlifted(item))
+        node.wrote(found if slot else name, item)
         targets = [node, self.segment.node(value)]
         self.segment.change(text, targets, uses)
 
@@ -369,7 +369,11 @@ class Attributes(Symbolic):
             return
         if deleter is not _OBJECT_DELETE or inside is NULL or is_a(value, type):
             raise CaptureError("an attribute is deleted natively")
-        if self.segment.class_attribute(type(value), name) is not NULL:
+        found = self.segment.class_attribute(type(value), name)
+        if type(found) is property and found.fdel is not None:
+            self.call_in_statement(self.part(found.fdel), (value,))
+            return
+        if found is not NULL and _is_data(type(found)):
             raise CaptureError("a descriptor is deleted")
         if self.instance_item(value, name) is NULL:
             delattr(value, name)  # raises
@@ -377,15 +381,17 @@ class Attributes(Symbolic):
         uses: set[str] = set()
         owner = self.segment.reference(value, uses)
         object.__delattr__(value, name)
-        node.written.add(name)
+        node.wrote(name)
         self.segment.change(
             f"{self.segment.constant(object.__delattr__)}({owner}, {name!r})",
             [node, self.segment.node(value)],
             uses,
         )
 
-    def settled(self, item: Any) -> Any:
-        """Return `item` as it goes into the heap: plain."""
+    def settled(self, item: Any, *, keep: bool = False) -> Any:
+        """Return `item` as it goes into the heap: plain, but for a scalar where a place can `keep` it."""
+        if keep and type(item) is Dynamic and self.recording:
+            return item
         return self.plain(item) if type(item) in (Dynamic, tuple, slice, DynamicSize) else item
 
 

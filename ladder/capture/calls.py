@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
+import re
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -14,7 +16,7 @@ import torch
 
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes, instance_dict
-from ladder.capture.frames import NULL, BindingError, Frame, bind, make_generator
+from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
 from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
@@ -26,10 +28,17 @@ _BUILTIN = types.BuiltinFunctionType
 _NATIVE_TYPES = (
     *(_BUILTIN, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType),
     *(types.ClassMethodDescriptorType, type(torch.jit.script), torch._ops.OpOverload),
+    type(re.compile("").sub),
 )
 _POLYFILLS: dict[Any, types.FunctionType] = {
     map: polyfills.map_,  # type: ignore[dict-item]
     filter: polyfills.filter_,  # type: ignore[dict-item]
+    itertools.starmap: polyfills.starmap_,  # type: ignore[dict-item]
+    itertools.filterfalse: polyfills.filterfalse_,  # type: ignore[dict-item]
+    itertools.takewhile: polyfills.takewhile_,  # type: ignore[dict-item]
+    itertools.dropwhile: polyfills.dropwhile_,  # type: ignore[dict-item]
+    itertools.compress: polyfills.compress_,  # type: ignore[dict-item]
+    itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
 }
 _POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
@@ -246,11 +255,10 @@ class Calls(Attributes):
             self._meet_function(node)
         defaults = function.__defaults__ or ()
         named = function.__kwdefaults__ or {}
-        try:
-            slots = bind(function, args, kwargs, defaults, named)
-        except BindingError:
+        slots = bind(function, args, kwargs, defaults, named)
+        if slots is None:
             function(*map(self.plain, args), **{key: self.plain(v) for key, v in kwargs.items()})
-            raise CaptureError("arguments that do not fit") from None
+            raise CaptureError("arguments that do not fit")
         if function.__code__.co_flags & inspect.CO_VARKEYWORDS:
             code = function.__code__
             last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
@@ -412,7 +420,7 @@ class Calls(Attributes):
                 raise CaptureError("object.__new__ with arguments")
             return self.allocate(owner, function, args[0], args[1:])
         if name in ("__instancecheck__", "__subclasscheck__") and is_a(owner, type):
-            return function(*map(self.plain, args), **kwargs)
+            return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if is_a(owner, natives.SCALAR_TYPES):

@@ -352,7 +352,10 @@ class Containers(Calls):
         return self.recorded(self._known_method, (method, owner, name, rest, kwargs), given)
 
     def _known_method(self, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
-        self._admit_method(owner, name, rest, kwargs)
+        path = self.segment.paths.get(self.segment.node(owner).var)
+        # Where it keeps growing, what is in it is not read.
+        if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
+            self._admit_method(owner, name, rest, kwargs)
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
         return self.perform(method, (owner, *rest), kwargs, changes)
 
@@ -422,11 +425,20 @@ class Containers(Calls):
                     return self.call_function(missing, (owner, key), {})
                 raise KeyError(key)
             return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
+        if name == "__contains__" and path in self.segment.lifted:
+            if node.external and key not in node.written:
+                self.segment.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")
+            return True
         text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
         text = text or f"dict.__getitem__({node.var}, {constant})"
         read = self.segment.read if name == "__contains__" else self.segment.load
         value = read(node, key, found, text, path)
         return True if name == "__contains__" else value
+
+    def changes_often(self, node: Node) -> bool:
+        """Say whether what is in a dictionary has kept changing, key by key."""
+        path = self.segment.paths.get(node.var, node.var)
+        return any(f"{path}[{key!r}]" in self.segment.lifted for key in dict.keys(node.obj))
 
     def _default(self, owner: Any, node: Node, key: Any) -> Any:
         """Make, store and return the default of a key that a `defaultdict` lacks."""

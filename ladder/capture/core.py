@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.capture.frames import Frame, Through, place_of
+from ladder.capture.frames import NULL, Frame, Through, place_of
 from ladder.capture.kinds import mapped, parts
 from ladder.capture.segment import CaptureError, Dynamic, Node, Segment
 from ladder.capture.shapes import DynamicSize, Growing
@@ -40,6 +41,27 @@ LAST = RESUMABLE | frozenset(
 """Instructions that may themselves be one native call."""
 
 
+class Leaving(BaseException):
+    """Raised through interpreted frames, which end there and see nothing of it."""
+
+
+@dataclass
+class Ending:
+    """The last lines of a record, and the variables that they use.
+
+    `returned`: the variables that a side of a branch takes from its graph; `depth`: how many conditionals
+    are inside one another; `branches`: the sites whose other side, once known, makes the record
+    stale; `returns`: the program ends there without an exception.
+    """
+
+    lines: list[str]
+    uses: set[str]
+    depth: int = 0
+    returned: list[str] = field(default_factory=list)
+    branches: set[Site] = field(default_factory=set)
+    returns: bool = False
+
+
 class Core:
     """The state of one interpreted run.
 
@@ -53,6 +75,7 @@ class Core:
         self.site: Site | None = None
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
+        self.used_dynamic = False
 
     # what other parts provide -----------------------------------------------------------------
     @abstractmethod
@@ -78,6 +101,10 @@ class Core:
     @abstractmethod
     def open(self, plan: Plan, result: Any) -> Any:
         """Begin the segment that follows a call with `result`."""
+
+    @abstractmethod
+    def fork(self, plan: Plan, function: Any, args: Any, kwargs: Any, found: Any) -> None:
+        """Go on with both sides of a branch if that can be recorded; return if it cannot."""
 
     def finish(self, plan: Plan, result: Any) -> Any:
         """End the segment as planned after the call, and begin the next with `result`."""
@@ -134,6 +161,14 @@ class Core:
         """Call a replayable native and note how to call it again."""
 
     @abstractmethod
+    def same(self, left: Any, right: Any) -> bool:
+        """Return ``left is right``, guarded."""
+
+    @abstractmethod
+    def truth(self, value: Any) -> Any:
+        """Return ``bool(value)``, or `NULL` if it must be read by a split."""
+
+    @abstractmethod
     def store_subscript(self, container: Any, key: Any, item: Any) -> None:
         """Do ``container[key] = item``."""
 
@@ -184,7 +219,7 @@ class Core:
             if self.recording:
                 self.segment.fix(value)
             return value.value
-        if not self.segment.uses_dynamic:
+        if not (self.segment.uses_dynamic or self.used_dynamic):
             return value
         if type(value) is DynamicSize:
             return torch.Size(map(self.plain, value))
@@ -196,6 +231,13 @@ class Core:
             return mapped(value, self.plain)
         return value
 
+    def unlifted(self, value: Any) -> Any:
+        """Return `value` with every `Dynamic` in it replaced by its value, which is not guarded."""
+        recording, self.recording = self.recording, False
+        value = self.plain(value)
+        self.recording = recording
+        return value
+
     # ends of segments -------------------------------------------------------------------------
     def opaque(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str, why: str
@@ -205,9 +247,12 @@ class Core:
             return self.natively(function, *args, **kwargs)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        function = Through([place_of(frame) for frame in self.frames], function)
-        plan = self.try_plan(function, args, kwargs, after, why)
-        if plan is None:
+        called = Through([place_of(frame) for frame in self.frames], function)
+        plan = self.try_plan(called, args, kwargs, after, why)
+        if plan is not None:
+            self.fork(plan, function, args, kwargs, NULL)
+        function = called
+        if plan is None or not self.recording:
             return self.natively(function, *args, **kwargs)
         closed = self.close(plan)
         try:
@@ -266,10 +311,14 @@ class Core:
         """Give up recording for the rest of this run; `origin` is run natively from now on."""
         if not self.recording:
             return
-        self.recording = False
-        self.segment.release()
         if self.site is not None:
             self.site.note_failure(why, origin)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Record no more in this run."""
+        self.recording = False
+        self.segment.release()
         for frame in self.frames:
             frame.stack[:] = map(self.plain, frame.stack)
             frame.slots.update({name: self.plain(value) for name, value in frame.slots.items()})

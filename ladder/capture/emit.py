@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import compress, groupby
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from ladder.capture.conditionals import Unrecorded, with_modules, without_unused_parts
+from ladder.capture.core import Ending
 from ladder.capture.errors import RECORD, again
 from ladder.capture.kinds import is_a
 from ladder.capture.loops import rolled
@@ -52,26 +55,19 @@ def _no_collection() -> Iterator[None]:
 
 
 @_no_collection()
-def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = False) -> Record:
-    """Return the record of the machine's segment, which ends with `plan` or returns `result`."""
+def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
+    """Return the record of the machine's segment, which ends with `ending`, as `plan` says if it is split."""
     segment = machine.segment
-    if plan is None:
-        uses: set[str] = set()
-        value = segment.reference(result, uses)
-        tail = [f"{segment.constant(again)}({value})" if failed else f"return (None, {value})"]
-    else:
-        uses = plan.uses
-        tail = _split_tail(segment, plan)
     _check_distinct(segment)
     assert machine.site is not None
     machine.site.unliftable |= segment.unliftable
     tensor_lines, learning_lines = _tensor_lines(segment)
-    steps, needed = live_steps(segment.steps, uses)
+    steps, needed = live_steps(segment.steps, ending.uses)
     graph_lines, module = _graph(machine, segment, needed)
     for text in segment.shapes.conditions() if segment.shapes is not None else ():
         segment.check(text, text)  # what the backend decided about symbols is among them
     guard, learning = _guard_lines(segment, tensor_lines, learning_lines)
-    lines = [*guard, *graph_lines, *(step.text for step in steps), *tail]
+    lines = [*guard, *graph_lines, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(machine.root_count))
     source = _function("run", roots, lines)
     alone = _function("check", roots, [*learning, "return 0"])
@@ -81,25 +77,65 @@ def emit(machine: Recorder, plan: Plan | None, result: Any, *, failed: bool = Fa
         raise CaptureError(f"the generated record is not valid: {error}") from error
     # Not left in their own globals: a record that is dropped lets go of what it holds at once.
     run, check = segment.space.pop("run"), segment.space.pop("check")
-    why = plan.why if plan is not None else ""
     held = frozenset(id(node.obj) for node in segment.nodes.values() if node.pinned)
-    return Record(run, check, segment.checks, source, module, segment.operators, why, machine.site, held)
+    made = Record(run, check, segment.checks, source, module, segment.operators, machine.site, held)
+    made.split = plan.why if plan is not None else ""
+    made.follows = () if plan is None else (plan.site, plan.failure)
+    made.side, made.depth, made.branches = machine.side, ending.depth, frozenset(ending.branches)
+    changed = changed_roots(segment)
+    ends = ending.returns or (plan is not None and plan.site.forks)
+    made.unseen, made.changed = ends and _is_unseen(segment, changed), changed or frozenset()
+    return made
+
+
+def changed_roots(segment: Segment) -> frozenset[int] | None:
+    """Return the numbers of the roots that a segment changes; None if it changes anything else outside."""
+    own: dict[str, int] = {}
+    for check in segment.checks:
+        root = re.fullmatch(r"r(\d+)", check.text)
+        inside = re.fullmatch(r"(v\d+)\.__dict__|\w+\((v\d+), '__dict__'\)", check.text)
+        if check.binds is not None and root is not None:
+            own[check.binds] = int(root[1])
+        elif check.binds is not None and inside is not None and (var := inside[1] or inside[2]) in own:
+            own[check.binds] = own[var]
+    changed = set[str]().union(*(step.changes & segment.outside for step in segment.steps if step.keep))
+    return frozenset(own[var] for var in changed) if changed <= own.keys() else None
+
+
+def _is_unseen(segment: Segment, changed: frozenset[int] | None) -> bool:
+    """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
+    written = segment.impure or segment.random or segment.state_written or segment.asserts
+    return not written and changed is not None
 
 
 def _function(name: str, parameters: str, lines: list[str]) -> str:
     return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _split_tail(segment: Segment, plan: Plan) -> list[str]:
+def return_ending(segment: Segment, result: Any) -> Ending:
+    """Return the end of a segment with which the program returns `result`."""
+    uses: set[str] = set()
+    return Ending([f"return (None, {segment.reference(result, uses)})"], uses, returns=True)
+
+
+def raise_ending(segment: Segment, error: BaseException) -> Ending:
+    """Return the end of a segment with which the program raises `error`."""
+    uses: set[str] = set()
+    return Ending([f"{segment.constant(again)}({segment.reference(error, uses)})"], uses)
+
+
+def split_ending(segment: Segment, plan: Plan) -> Ending:
+    """Return the end of a segment with a call that is made natively."""
     roots = "".join(f"{text}, " for text in plan.roots)
     site, failure = segment.constant(plan.site), segment.constant(plan.failure)
-    return [
+    lines = [
         "try:",
         f"    result = {plan.call}",
         "except Exception as error:",
         f"    return ({failure}, ({roots}error,))",
         f"return ({site}, ({roots}result,))",
     ]
+    return Ending(lines, plan.uses, branches={plan.site} if plan.site.forks else set())
 
 
 Open = tuple[Node, frozenset[int]]
@@ -222,20 +258,22 @@ def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str
     return [step for number, step in enumerate(steps) if number in kept], needed
 
 
-def _containers(segment: Segment, needed: set[str]) -> list[Node]:
-    """Return the tuples and lists of tensors that are needed; what is in them becomes needed too."""
-    found = []
+def graph_results(segment: Segment, needed: set[str]) -> tuple[list[Node], list[str]]:
+    """Return the values that the graph must give, and the lines that make containers of them again.
+
+    Graphs give tensors: what is in the tuples and lists of tensors that are needed becomes needed too.
+    """
+    wanted, lines = [], []
     for node in segment.graph_values:  # what is inside comes after what it is in
-        if node.var in needed and is_a(node.obj, tuple | list):
-            found.append(node)
-            needed |= {segment.node(item).var for item in node.obj if item is not None}
-    return found
-
-
-def _rebuilt(segment: Segment, container: Node) -> str:
-    """Return the line that makes a container of what a graph gave: graphs give tensors."""
-    items = "".join(f"{segment.reference(item, set())}, " for item in container.obj)
-    return f"{container.var} = {segment.constant(type(container.obj))}(({items}))"
+        if node.var not in needed:
+            continue
+        if not is_a(node.obj, tuple | list):
+            wanted.append(node)
+            continue
+        needed |= {segment.node(item).var for item in node.obj if item is not None}
+        items = "".join(f"{segment.reference(item, set())}, " for item in node.obj)
+        lines.append(f"{node.var} = {segment.constant(type(node.obj))}(({items}))")
+    return wanted, lines[::-1]
 
 
 def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
@@ -267,24 +305,36 @@ def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
             yield from run
 
 
+def _switches_gradients(segment: Segment, graph: torch.fx.Graph) -> str:
+    """Say what a graph does to the recording of gradients that a plan would not; empty if nothing."""
+    before = segment.entry_state[STATE.index(torch.is_grad_enabled)]
+    written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    if written and written[-1] is not before:
+        return "it leaves the recording of gradients otherwise than it was"
+    tensors = [item for _, _, item in segment.placeholders if is_a(item, torch.Tensor)]
+    if True in written and any(item.requires_grad for item in tensors):
+        return "gradients are recorded in a part of it"
+    return ""
+
+
 def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     if not segment.operators:
         return [], None
     graph = segment.graph
-    containers = _containers(segment, needed)
-    wanted = [node for node in segment.graph_values if node.var in needed and node not in containers]
+    wanted, rebuilt = graph_results(segment, needed)
     graph.output(tuple(node.fx for node in wanted))
-    for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and node.meta.get("part") and not node.users:
-            graph.erase_node(node)
+    without_unused_parts(graph)
     inputs = [(var, example) for _, var, example in segment.placeholders]
     try:
-        root = torch.nn.Module()
+        root = with_modules(graph, segment.modules)
         if getattr(machine.captured.backend, "loops", False):
-            root, graph = rolled(graph)
+            root, graph = rolled(graph, root)
         module = torch.fx.GraphModule(root, graph)
-        module.meta["aliasing"] = _aliasing(segment, wanted)
+        if why := _switches_gradients(segment, graph):
+            module.meta["switches"] = why
+        if not segment.modules:  # which side is taken decides it otherwise
+            module.meta["aliasing"] = _aliasing(segment, wanted)
         if segment.shapes is not None:
             module.meta["open"] = _open_examples(segment)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
@@ -297,8 +347,10 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     undo = f"    {segment.constant(restore_state)}({grad}, {segment.constant(autocast)})"
     random = segment.constant(torch.get_rng_state)
     lines = [f"state = {random}()"] if segment.random else []
-    lines += ["try:", f"    {names or '_'} = {call}", "except Exception:", undo]
+    lines += ["try:", f"    {names or '_'} = {call}"]
+    if segment.modules:
+        lines += [f"except {segment.constant(Unrecorded)}:", undo, "    return -1"]
+    lines += ["except Exception:", undo]
     if segment.random:
         lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
-    rebuilt = [_rebuilt(segment, container) for container in reversed(containers)]
     return [*lines, f"    {failed}", *rebuilt], module

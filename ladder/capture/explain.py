@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ladder.capture.conditionals import described
+
 if TYPE_CHECKING:
     from ladder.capture.sites import Captured, Record
 
@@ -26,6 +28,8 @@ def explain(captured: Captured) -> str:
 
 def _record_lines(record: Record) -> list[str]:
     lines = [f"guard: {check.why}" for check in record.checks if check.binds is None]
-    lines.append(f"graph: {record.operators} operators")
+    inside = f", {record.depth} conditionals inside one another" if record.depth else ""
+    lines.append(f"graph: {record.operators} operators{inside}")
+    lines += [f"conditional: {text}" for text in described(record.graph)]
     lines.append(f"ends: split, {record.split}" if record.split else "ends: returns")
     return lines

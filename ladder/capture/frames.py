@@ -73,54 +73,48 @@ class Frame:
         return self.program.instructions[max(self.index - 1, 0)].line
 
 
-class BindingError(Exception):
-    """The arguments do not fit the function; calling it natively raises the right TypeError."""
-
-
 def bind(
     function: FunctionType,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     defaults: tuple[Any, ...],
     keyword_defaults: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Return the local variables at the first instruction of `function` called like this.
 
-    Raises
-    ------
-    BindingError
-        If the arguments do not fit.
+    None if the arguments do not fit; calling it natively raises the right TypeError.
     """
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     end = code.co_argcount + code.co_kwonlyargcount
     keyword_only = code.co_varnames[code.co_argcount : end]
     slots, rest = dict(zip(names, args, strict=False)), dict(kwargs)
-    _bind_keywords(slots, rest, (*names[code.co_posonlyargcount :], *keyword_only))
+    if not _bind_keywords(slots, rest, (*names[code.co_posonlyargcount :], *keyword_only)):
+        return None
     by_default = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     by_default |= {name: keyword_defaults[name] for name in keyword_only if name in keyword_defaults}
     slots = by_default | slots
     if any(name not in slots for name in (*names, *keyword_only)):
-        raise BindingError("missing")
+        return None
     if code.co_flags & inspect.CO_VARARGS:
         slots[code.co_varnames[end]] = args[len(names) :]
         end += 1
     elif len(args) > len(names):
-        raise BindingError("positional")
+        return None
     if code.co_flags & inspect.CO_VARKEYWORDS:
         slots[code.co_varnames[end]] = rest
     elif rest:
-        raise BindingError("keyword")
+        return None
     return slots
 
 
-def _bind_keywords(slots: dict[str, Any], rest: dict[str, Any], names: tuple[str, ...]) -> None:
-    """Move the arguments `names` from `rest` to `slots`."""
-    for name in names:
-        if name in rest:
-            if name in slots:
-                raise BindingError(name)
-            slots[name] = rest.pop(name)
+def _bind_keywords(slots: dict[str, Any], rest: dict[str, Any], names: tuple[str, ...]) -> bool:
+    """Move the arguments `names` from `rest` to `slots`; say whether none was there already."""
+    given = [name for name in names if name in rest]
+    if any(name in slots for name in given):
+        return False
+    slots.update({name: rest.pop(name) for name in given})
+    return True
 
 
 def make_generator(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> Generator[Any, Any, Any]:

@@ -73,6 +73,12 @@ class Proven:
             for version, known in self.known.get(id(use.index), ())
         )
 
+    def copy(self) -> Proven:
+        """Return the same indices, to which others may be added."""
+        made = Proven()
+        made.known = {key: list(uses) for key, uses in self.known.items()}
+        return made
+
     def add(self, use: Use) -> None:
         """Remember an index that was in range; the tensor stays alive, so that its identity does."""
         self.known.setdefault(id(use.index), []).append((_version(use.index), use))

@@ -11,6 +11,7 @@ import types
 from typing import Any, cast
 
 from ladder.capture.bytecode import Instruction, Program, program_of
+from ladder.capture.core import Leaving
 from ladder.capture.errors import leaves
 from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
 from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
@@ -53,6 +54,8 @@ class Interpreter(Operations):
                 self.stop(str(error), self.here())
                 frame.stack, frame.index = [*map(self.plain, before)], frame.index - 1
                 continue
+            except Leaving:
+                raise
             except BaseException as error:
                 self._unwind(frame, error)
                 continue
@@ -95,6 +98,8 @@ class Interpreter(Operations):
             try:
                 value = self.run(inner, error)
                 error = None
+            except Leaving:
+                raise
             except BaseException as raised:
                 if not self.frames:
                     raise

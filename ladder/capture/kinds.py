@@ -116,7 +116,7 @@ def descriptor_of(function: Any) -> Any:
     for home in type(owner).__mro__:
         found: Any = home.__dict__.get(name)
         native = is_a(found, types.MethodDescriptorType | types.WrapperDescriptorType)
-        if native and found.__get__(owner) == function:
+        if native and found.__get__(owner, type(owner)) == function:
             return found
     return None
 

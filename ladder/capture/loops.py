@@ -23,6 +23,14 @@ LEAST = 3
 """Iterations that a loop has at least."""
 LONGEST = 128
 """Operators of a body at most."""
+WHOLE = "whole"
+"""In the ``meta`` of nodes that are in no loop."""
+
+
+def run_of(part: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what runs a part of a graph; a call of the module itself would run hooks of the program's."""
+    forward: Callable[..., Any] = getattr(part, "forward", part)
+    return forward
 
 
 def repeat(
@@ -36,6 +44,7 @@ def repeat(
 
     Returns what is carried out of the last iteration, then for each output a list of all iterations'.
     """
+    body = run_of(body)
     outputs: list[Any] = []
     for turn in range(count):
         found = body(*carried, *fixed, *(table[turn] for table in tables))
@@ -65,9 +74,11 @@ class Loop:
         return self.period * self.count
 
 
-def rolled(graph: torch.fx.Graph) -> tuple[torch.nn.Module, torch.fx.Graph]:
-    """Return `graph` with its loops as nodes, and the module that holds their bodies."""
-    root = torch.nn.Module()
+def rolled(
+    graph: torch.fx.Graph, root: torch.nn.Module | None = None
+) -> tuple[torch.nn.Module, torch.fx.Graph]:
+    """Return `graph` with its loops as nodes, and the module that holds their bodies: `root`."""
+    root = root or torch.nn.Module()
     nodes = [node for node in graph.nodes if node.op in ("call_function", "call_method")]
     loops = {loop.start: loop for loop in _loops(nodes)}
     if not loops:
@@ -75,7 +86,7 @@ def rolled(graph: torch.fx.Graph) -> tuple[torch.nn.Module, torch.fx.Graph]:
     made = torch.fx.Graph()
     known: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
-        if node.op == "placeholder":
+        if node.op in ("placeholder", "get_attr"):
             known[node] = made.node_copy(node)
     at = 0
     while at < len(nodes):
@@ -116,7 +127,10 @@ def _shape(value: Any) -> Any:
 
 
 def _loops(nodes: list[torch.fx.Node]) -> Iterator[Loop]:
-    shapes = [(node.op, node.target, _shape((node.args, node.kwargs))) for node in nodes]
+    shapes = [
+        (node.op, node.target, _shape((node.args, node.kwargs)), at if WHOLE in node.meta else None)
+        for at, node in enumerate(nodes)
+    ]
     numbers = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
     signatures = [numbers[shape] for shape in shapes]
     position = {node: at for at, node in enumerate(nodes)}

@@ -64,7 +64,7 @@ class Machine(Interpreter):
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         """Assign a global."""
-        value = self.settled(value)
+        value = self.settled(value, keep=True)
         if self.recording:
             try:
                 node = self.segment.pin(frame.names)
@@ -72,11 +72,11 @@ class Machine(Interpreter):
                     self.segment.absent(node, name, f"{name!r} not in {node.var}", name)
                 uses: set[str] = set()
                 text = f"{node.var}[{name!r}] = {self.segment.reference(value, uses)}"
-                node.written.add(name)
+                node.wrote(name, value)
                 self.segment.change(text, [node], uses)
             except CaptureError as error:
                 self.stop(str(error), self.here())
-        frame.names[name] = self.plain(value)
+        frame.names[name] = self.unlifted(value)
 
     def made_cell(self, cell: types.CellType) -> None:
         """Register a new cell."""
@@ -117,24 +117,24 @@ class Machine(Interpreter):
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         """Assign a cell."""
-        value = self.settled(value)
+        value = self.settled(value, keep=True)
         if self.recording:
             try:
                 node = self.segment.node(cell)
                 uses: set[str] = set()
                 text = f"{node.var}.cell_contents = {self.segment.reference(value, uses)}"
-                node.written.add("contents")
+                node.wrote("contents", value)
                 self.segment.change(text, [node], uses)
             except CaptureError as error:
                 self.stop(str(error), self.here())
-        cell.cell_contents = self.plain(value)
+        cell.cell_contents = self.unlifted(value)
 
     def delete_cell(self, cell: types.CellType) -> None:
         """Empty a cell."""
         if self.recording:
             try:
                 node = self.segment.node(cell)
-                node.written.add("contents")
+                node.wrote("contents")
                 self.segment.change(f"del {node.var}.cell_contents", [node], set())
             except CaptureError as error:
                 self.stop(str(error), self.here())
@@ -470,7 +470,7 @@ class Machine(Interpreter):
                 self._meet_abstract(type(value), kinds)
             elif is_a(check, types.FunctionType):
                 with self.barrier():
-                    return bool(self.call_function(check, (kinds, self.plain(value)), {}))
+                    return bool(self.call_function(check, (kinds, value), {}))
         elif not by_identity(kinds):
             raise CaptureError("isinstance of an unknown kind")
         value = value.value if type(value) is Dynamic else value

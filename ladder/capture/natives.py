@@ -122,6 +122,9 @@ READERS = frozenset(
 )
 """Methods of containers that change nothing."""
 
+BLIND = frozenset(words("append appendleft"))
+"""Methods that change a list or deque whatever is in it."""
+
 CONSUMING = frozenset(
     words(
         "extend extendleft update __init__ union intersection difference symmetric_difference issubset"

@@ -12,12 +12,12 @@ import torch
 import torch.fx
 
 from ladder.capture import natives, tensors
-from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_a, is_constant, is_plain, mapped
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import real_values
+from ladder.capture.user_operators import COMPARE, METHODS, UserOperators
 from ladder.capture.words import words
 
 BINARY = {
@@ -55,24 +55,7 @@ BINARY = {
     ">=": operator.ge,
 }
 UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
-_METHODS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "truediv",
-    "//": "floordiv",
-    "%": "mod",
-    "**": "pow",
-    "@": "matmul",
-    "<<": "lshift",
-    ">>": "rshift",
-    "&": "and",
-    "|": "or",
-    "^": "xor",
-}
-_IN_PLACE = frozenset(f"{symbol}=" for symbol in _METHODS)
-_COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
-_MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
+_IN_PLACE = frozenset(f"{symbol}=" for symbol in METHODS)
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
@@ -91,12 +74,15 @@ _FX_CONSTANTS: tuple[Any, ...] = (
 _FX_CONSTANTS = (*_FX_CONSTANTS, torch.memory_format, type(...), torch._ops.OpOverload)
 
 
+_SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
+
+
 def negated_contains(container: Any, item: Any) -> bool:
     """Return ``item not in container``."""
     return item not in container
 
 
-class Operations(Containers):
+class Operations(UserOperators):
     """`operator`, `binary`, `compare`, `unary`, `subscript`, `truth`."""
 
     # tensor operators -------------------------------------------------------------------------
@@ -124,6 +110,11 @@ class Operations(Containers):
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
+        # `backward`, `requires_grad_` and the like change what no kernel writes.
+        if function not in _SETTERS:
+            in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
+            self.segment.impure |= result is None or (in_place and bool(args) and result is args[0])
+        self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
@@ -177,7 +168,9 @@ class Operations(Containers):
 
     def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
         plan = self.try_plan(function, args, kwargs, "push", why)
-        return result if plan is None else self.finish(plan, result)
+        if plan is not None:
+            self.fork(plan, function, args, kwargs, result)
+        return result if plan is None or not self.recording else self.finish(plan, result)
 
     def _note_effects(self, monitor: tensors.Monitor) -> None:
         segment = self.segment
@@ -291,7 +284,7 @@ class Operations(Containers):
         known = (*_CONTAINERS, int, str)
         if is_a(left, known) and is_a(right, known):
             return self._container_binary(symbol, function, left, right)
-        return self._user_binary(symbol, function, left, right)
+        return self.user_binary(symbol, left, right)
 
     def _joined_sizes(self, left: Any, right: Any) -> Any:
         """Concatenate shapes, or a shape and a tuple."""
@@ -320,45 +313,12 @@ class Operations(Containers):
         for item in (left, right):
             if type(item) not in natives.METHODS and not is_constant(item):
                 raise CaptureError("arithmetic of a container subclass")
-        looking = symbol in _COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
+        looking = symbol in COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
         for item in (left, right):
             self._admit(item, looking and not (is_a(left, dict) and symbol.startswith("|")))
-        in_place = symbol.endswith("=") and symbol not in _COMPARE and not is_constant(left)
+        in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
         changes = [self.segment.node(left)] if in_place and type(left) in (list, set, dict) else []
         return self.perform(function, (left, right), {}, changes)
-
-    def _user_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
-        lookup: Any = self.segment.class_attribute
-        if symbol in _COMPARE:
-            own, mirrored = f"__{_COMPARE[symbol]}__", f"__{_MIRROR[symbol]}__"
-            in_place = NULL
-        else:
-            name = _METHODS[symbol.rstrip("=")]
-            own, mirrored = f"__{name}__", f"__r{name}__"
-            in_place = lookup(type(left), f"__i{name}__") if symbol.endswith("=") else NULL
-        method = in_place if in_place is not NULL else lookup(type(left), own)
-        other = lookup(type(right), mirrored)
-        if symbol in ("==", "!=") and method in (object.__eq__, object.__ne__) and other is method:
-            return self._equality(symbol, left, right)
-        if is_a(method, types.FunctionType) and (type(right) is type(left) or not _overrides(left, right)):
-            with self.barrier():
-                result = self.call_function(method, (left, right), {})
-            if result is not NotImplemented:
-                return result
-            # The other operand has its say, or there is a TypeError; both are the operator's own business.
-            self.stop("an operator that is not implemented", self.here())
-            return function(left, right)
-        if method is NULL and is_a(other, types.FunctionType):
-            return self.call_function(other, (right, left), {})
-        raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
-
-    def _equality(self, symbol: str, left: Any, right: Any) -> bool:
-        """Compare objects by the methods that `object` gives them; its ``!=`` negates their ``==``."""
-        methods = [self.segment.class_attribute(type(item), "__eq__") for item in (left, right)]
-        if any(method is not object.__eq__ for method in methods):
-            raise CaptureError("a comparison by __eq__, negated")
-        self.same(left, right)
-        return (left is right) == (symbol == "==")
 
     def same(self, left: Any, right: Any) -> bool:
         """Return ``left is right``, guarded."""
@@ -383,7 +343,7 @@ class Operations(Containers):
             return self._computed_dynamic(function, (value,))
         if is_constant(value) and not self._user_constant(value):
             return function(value)
-        raise CaptureError(f"{symbol}{type(value).__qualname__}")
+        return self.user_unary(symbol, function, value)
 
     # truth and membership ---------------------------------------------------------------------
     def truth(self, value: Any) -> Any:
@@ -516,7 +476,7 @@ class Operations(Containers):
         if not self.recording:
             self.natively(operator.setitem, container, key, item)
             return
-        item = self.settled(item)
+        item = self.settled(item, keep=is_a(container, dict))
         given = (container, key, item)
         self.recorded(self._store_subscript, given, (operator.setitem, given))
 
@@ -537,7 +497,7 @@ class Operations(Containers):
     def _store_key(self, container: dict[Any, Any], key: Any, item: Any) -> None:
         """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
         node = self.segment.node(container)
-        if node.external and not node.mutated and len(container) <= 64:
+        if node.external and not node.mutated and len(container) <= 64 and not self.changes_often(node):
             self.segment.touch(container, 1)
         if self._dict_read(container, "__contains__", (key,), None) is NULL:
             self.segment.touch(container, 1)
@@ -546,8 +506,8 @@ class Operations(Containers):
         text = (
             f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
         )
-        dict.__setitem__(container, key, item)
-        node.written.add(key)
+        dict.__setitem__(container, key, self.unlifted(item))
+        node.wrote(key, item)
         self.segment.change(text, [node], uses)
 
     def delete_subscript(self, container: Any, key: Any) -> None:
@@ -566,10 +526,6 @@ class Operations(Containers):
             self.container_method(method, container, "__delitem__", (key,), {})
         else:
             raise CaptureError("an item is deleted natively")
-
-
-def _overrides(left: Any, right: Any) -> bool:
-    return is_a(right, type(left)) and type(right) is not type(left)
 
 
 def _only_tensors(result: Any) -> bool:

@@ -48,6 +48,53 @@ def filter_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
             yield item
 
 
+def starmap_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.starmap`."""
+    for item in items:
+        yield function(*item)
+
+
+def filterfalse_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.filterfalse`."""
+    for item in items:
+        if not (function(item) if function is not None else item):
+            yield item
+
+
+def takewhile_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.takewhile`."""
+    for item in items:
+        if not function(item):
+            return
+        yield item
+
+
+def dropwhile_(function: Any, items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.dropwhile`."""
+    dropping = True
+    for item in items:
+        if dropping and function(item):
+            continue
+        dropping = False
+        yield item
+
+
+def compress_(data: Iterable[Any], selectors: Iterable[Any]) -> Iterator[Any]:
+    """Stand for `itertools.compress`."""
+    for item, chosen in zip(data, selectors):  # noqa: B905 it stops at the shorter
+        if chosen:
+            yield item
+
+
+def pairwise_(items: Iterable[Any], /) -> Iterator[Any]:
+    """Stand for `itertools.pairwise`."""
+    before = _MISSING
+    for item in items:
+        if before is not _MISSING:
+            yield before, item
+        before = item
+
+
 def stream(iterator: Iterator[Any], /) -> Iterator[Any]:
     """Yield what an iterator gives, without a call of its ``__iter__``."""
     while True:

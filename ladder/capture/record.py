@@ -7,12 +7,13 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.emit import emit
+from ladder.capture.branches import Branches, Joined
+from ladder.capture.core import Leaving
+from ladder.capture.emit import emit, raise_ending, return_ending, split_ending
 from ladder.capture.errors import trimmed
 from ladder.capture.frames import NO_OVERRIDE, Frame, Through
 from ladder.capture.kinds import by_identity, is_a
 from ladder.capture.liveness import live_names
-from ladder.capture.machine import Machine
 from ladder.capture.segment import CaptureError, Segment
 from ladder.capture.sites import Captured, Layout, Record, Site
 from ladder.capture.tensors import STATE, autocast_state, modes_are_active, torch_state
@@ -33,7 +34,24 @@ class Plan:
         self.why = ""
 
 
-class Recorder(Machine):
+class Followed(Leaving):
+    """Raised through the frames before a split: records served the rest of the program."""
+
+    def __init__(self, result: Any, error: BaseException | None) -> None:
+        super().__init__()
+        self.result = result
+        self.error = error
+
+
+def follow(captured: Captured, site: Site, roots: tuple[Any, ...]) -> Followed:
+    """Run on from `site`, by the records that there are."""
+    try:
+        return Followed(captured.run_from(site, roots), None)
+    except BaseException as error:
+        return Followed(None, error)
+
+
+class Recorder(Branches):
     """A machine that begins, plans and finishes segments."""
 
     def begin(self, site: Site, roots: list[Any], names: list[str]) -> list[Any]:
@@ -48,6 +66,8 @@ class Recorder(Machine):
         if segment.entry_state[-1]:
             segment.meet_autocast()
         self.recording = not modes_are_active()
+        self.side = site.meet_side(roots)
+        self.beside = site.sides(tuple(roots[:-1])) if self.side is not None else {}
         if not site.layouts:
             segment.arguments.update(map(id, roots))
         return [
@@ -86,36 +106,41 @@ class Recorder(Machine):
         """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, plan, None))
+            self.site.add(emit(self, split_ending(self.segment, plan), plan), self.beside)
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return False
         self.recording = False
+        self.used_dynamic |= self.segment.uses_dynamic
         self.segment = Segment(set())
         return True
 
     def open(self, plan: Plan, result: Any) -> Any:
-        """Begin the segment that follows the call, which gave or raised `result`."""
+        """Begin the segment that follows the call, which gave or raised `result`.
+
+        Raises
+        ------
+        Followed
+            Where that has been recorded before: the program has run to its end.
+        """
         site = plan.failure if is_a(result, BaseException) else plan.site
-        values = [value for frame, layout in self._pairs(plan) for value in layout.values(frame)]
-        values = [self._unlifted(value) for value in values]
+        values = [value for frame, layout in self.pairs(plan) for value in layout.values(frame)]
+        values = [self.unlifted(value) for value in values]
+        if site is plan.site and self._is_recorded(site, (*values, result)):
+            raise follow(self.captured, site, (*values, result))
         found = self.begin(site, [*values, result], site.names)
         self.segment.find(result)
         self._put_back(plan, found)
         return found[-1]
 
-    def _pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
-        return list(zip(plan.places, plan.site.layouts, strict=True))
-
-    def _unlifted(self, value: Any) -> Any:
-        recording, self.recording = self.recording, False
-        value = self.plain(value)
-        self.recording = recording
-        return value
+    def _is_recorded(self, site: Site, roots: tuple[Any, ...]) -> bool:
+        """Say whether a record serves what follows, with no exception being handled meanwhile."""
+        handles = any(frame.handled for frame in self.frames)
+        return not handles and any(record.check(*roots) == 0 for record in site.records)
 
     def _put_back(self, plan: Plan, values: list[Any]) -> None:
         at = 0
-        for frame, layout in self._pairs(plan):
+        for frame, layout in self.pairs(plan):
             taken = values[at : at + layout.size]
             at += layout.size
             # Names that are not live are dropped: they might still hold what no record can make.
@@ -126,29 +151,62 @@ class Recorder(Machine):
         """End the last segment: the program returns `result`."""
         if self.recording and self.site is not None:
             try:
-                self.site.add(emit(self, None, result))
+                self.site.add(emit(self, return_ending(self.segment, result)), self.beside)
             except CaptureError as error:
                 self.stop(str(error), getattr(error, "origin", None))
         self.recording = False
         return self.plain_deep(result)
 
+    def complete_joined(self, joined: Joined) -> Any:
+        """End the last segment, which went through both sides of a branch."""
+        assert self.site is not None
+        try:
+            self.site.add(emit(self, joined.ending), self.beside)
+            self.captured.prune()
+        except CaptureError as error:
+            for site in joined.ending.branches:
+                site.attempts += 1
+            self.site.failures.append(str(error))
+        self.recording = False
+        return self.plain_deep(joined.result)
+
     def carry_out(self, run: Any, *args: Any) -> Any:
         """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
         try:
+            return self._carried_out(run, *args)
+        finally:
+            # What only the recording holds must die now.
+            self.segment.release()
+            self.frames = []
+
+    def _carried_out(self, run: Any, *args: Any) -> Any:
+        try:
             result = run(*args)
+        except Joined as joined:
+            return self.complete_joined(joined)
+        except Followed as followed:
+            result, fault = followed.result, followed.error
         except Exception as error:
             if self.recording and self.site is not None:
                 try:
-                    self.site.add(emit(self, None, error, failed=True))
+                    self.site.add(emit(self, raise_ending(self.segment, error)), self.beside)
                 except CaptureError as reason:
                     self.site.failures.append(str(reason))
             error.__traceback__ = trimmed(error.__traceback__)
             raise
-        return self.complete(result)
+        else:
+            return self.complete(result)
+        # Not in the handler above: it would become the context of what is raised.
+        try:
+            if fault is not None:
+                raise fault
+            return result
+        finally:
+            del fault
 
     def plain_deep(self, value: Any) -> Any:
         """Return what the caller gets: no dynamic scalars."""
-        return self._unlifted(value)
+        return self.unlifted(value)
 
 
 def layout_of(frame: Frame, after: str) -> Layout:

@@ -31,6 +31,7 @@ from ladder.capture.kinds import (
     same_value,
 )
 from ladder.capture.memory import class_dict, is_field
+from ladder.capture.nodes import Check, Dynamic, Node, Step
 from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
 from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
@@ -42,95 +43,6 @@ MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 
 class CaptureError(Exception):
     """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
-
-
-class Node:
-    """The shadow of one heap object.
-
-    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set.
-    """
-
-    __slots__ = (
-        "autograd",
-        "dynamic",
-        "external",
-        "fake",
-        "full",
-        "fx",
-        "lifted",
-        "mutated",
-        "obj",
-        "origin",
-        "parents",
-        "pinned",
-        "recordable",
-        "seen",
-        "stable",
-        "var",
-        "written",
-    )
-
-    def __init__(self, obj: Any, var: str, *, external: bool, stable: bool = False) -> None:
-        self.obj = obj
-        self.var = var
-        self.external = external
-        self.stable = stable
-        self.seen: set[Any] = set()
-        self.written: set[Any] = set()
-        self.pinned = False
-        self.full = False
-        self.mutated = False
-        self.recordable = True
-        self.origin: Any = None
-        self.parents: set[str] = set()
-        self.lifted: dict[Any, Dynamic] = {}
-        self.fx: torch.fx.Node | None = None
-        self.dynamic = False
-        self.fake: torch.Tensor | None = None
-        self.autograd = (True, False)
-
-
-class Step:
-    """One line of the mock: it defines `var`, uses `uses`, changes `changes`."""
-
-    __slots__ = ("changes", "keep", "text", "uses", "var")
-
-    def __init__(self, text: str, var: str | None, uses: set[str], changes: set[str], keep: bool) -> None:
-        self.text = text
-        self.var = var
-        self.uses = uses
-        self.changes = changes
-        self.keep = keep
-
-
-class Dynamic:
-    """A scalar of the interpreter's stack that matched runs read or compute anew.
-
-    `symbol`: what it is to `Shapes`, if it is an extent of a tensor.
-    """
-
-    __slots__ = ("symbol", "value", "var")
-
-    def __init__(self, value: Any, var: str, symbol: Any = None) -> None:
-        self.value = value
-        self.var = var
-        self.symbol = symbol
-
-
-class Check:
-    """One line of the guard: `text` binds a variable, or is a condition that must hold.
-
-    `holds`: the id of the object that must be where it was.
-    """
-
-    __slots__ = ("binds", "holds", "path", "text", "why")
-
-    def __init__(self, text: str, binds: str | None, why: str, path: str | None, holds: int = 0) -> None:
-        self.text = text
-        self.binds = binds
-        self.why = why
-        self.path = path
-        self.holds = holds
 
 
 class Segment:
@@ -163,7 +75,8 @@ class Segment:
         self.impure = False
         self.written_memory = False
         self.proven = Proven()
-        self.random = False
+        self.random = self.asserts = False
+        self.modules: dict[str, torch.nn.Module] = {}
         self.distinct: set[type] = set()
         self.graph_values: list[Node] = []
         self.paths: dict[str, str] = {}
@@ -220,9 +133,8 @@ class Segment:
 
     def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
-        known = parent.lifted.get(key)
-        if known is not None and key not in parent.written:
-            return known
+        if parent.holds_dynamic(key):
+            return parent.lifted[key]
         first = parent.external and key not in parent.seen and key not in parent.written
         if first and path in self.lifted and liftable(value, self.numbers):
             parent.seen.add(key)
@@ -238,7 +150,7 @@ class Segment:
 
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
-        if key in parent.lifted and key not in parent.written:
+        if parent.holds_dynamic(key):
             self.fix(parent.lifted.pop(key))
         if not parent.external or key in parent.seen or key in parent.written:
             return value
@@ -282,7 +194,7 @@ class Segment:
         self.check(text, f"{path} == {value!r}", path)
 
     def _meet_object(self, value: Any, expression: str, path: str, stable: bool) -> None:
-        known = self.nodes.get(id(value))
+        known = self.find(value)  # a root that is the same object is met as such
         if known is not None:
             self.check(f"{expression} is {known.var}", f"{path} is {self.paths.get(known.var, known.var)}")
             return
@@ -489,11 +401,11 @@ class Segment:
         if kind is types.MethodType:
             texts = f"{self.reference(value.__func__, uses)}, {self.reference(value.__self__, uses)}"
             return self.fresh(value, f"{self.constant(types.MethodType)}({texts})", uses)
-        if kind in (types.BuiltinMethodType, types.MethodWrapperType):
+        if is_a(value, types.BuiltinMethodType | types.MethodWrapperType):
             found = descriptor_of(value)
             if found is not None:
                 owner = self.reference(value.__self__, uses)
-                return self.fresh(value, f"{self.constant(found)}.__get__({owner})", uses)
+                return self.fresh(value, f"{self.constant(found)}.__get__({owner}, type({owner}))", uses)
         fields = made_by_native(value) if is_a(value, BaseException) and is_constant(value.args) else None
         if fields is not None:
             given = "".join(f", {name}={self.reference(item, uses)}" for name, item in fields.items())
@@ -513,6 +425,8 @@ class Segment:
                 for item in value:
                     self.touch(item, depth - 1)
             return
+        for key in node.stored & node.lifted.keys():
+            self.fix(node.lifted.pop(key))
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")
@@ -540,7 +454,8 @@ class Segment:
         if is_a(value, list | tuple | deque):
             base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
             size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
-            self.check(f"{self.constant(base.__len__)}({var}) == {size}", f"len({path}) == {size}")
+            text = f"{self.constant(base.__len__)}({var}) == {size}"
+            self.check(text, f"len({path}) == {size}", f"len({path})")
             if type(value) is base:
                 entry = f"{var}[{{}}]"
             for index in range(size):
@@ -598,3 +513,6 @@ def _mutable_class(kind: type) -> bool:
 def _brief(value: Any) -> str:
     named = is_a(value, type | types.FunctionType | types.ModuleType)
     return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__
+
+
+__all__ = ["CaptureError", "Check", "Dynamic", "Node", "Segment", "Step", "Unrecordable"]

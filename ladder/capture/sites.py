@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -19,6 +19,12 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
+MAX_ATTEMPTS = 20
+"""Times that the records before one branch are dropped to record both sides together."""
+MAX_SURPRISES = 3
+"""Times that a side comes up after the other one was recorded alone."""
+DEEPEST = 3
+"""Conditionals inside of one another at most: the number of paths doubles with each."""
 
 
 class Signal:
@@ -79,6 +85,9 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
+    and changes nothing but the roots `changed`.
+    `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
     """
 
     run: Callable[..., Any]
@@ -87,9 +96,19 @@ class Record:
     source: str
     graph: torch.fx.GraphModule | None
     operators: int
-    split: str
     site: Site
     pinned: frozenset[int]
+    split: str = ""
+    follows: tuple[Site, ...] = ()
+    unseen: bool = False
+    changed: frozenset[int] = frozenset()
+    side: bool | None = None
+    depth: int = 0
+    branches: frozenset[Site] = frozenset()
+
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
+        return bool(self.check(*values, self.side) == 0)
 
 
 class Site:
@@ -101,6 +120,8 @@ class Site:
         self.after = after
         self.names = names
         self.records: list[Record] = []
+        self.spare: list[Record] = []
+        self.parked: list[Record] = []
         self.runs: list[Callable[..., Any]] = []
         self.lifted: set[str] = set()
         self.unliftable: set[str] = set()
@@ -108,11 +129,55 @@ class Site:
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
         self.dead = False
+        self.forks = False
+        self.attempts = self.surprises = 0
+        self.paused = False
 
-    def add(self, record: Record) -> None:
-        """Keep `record`; the newest is tried first."""
+    def add(self, record: Record, beside: dict[bool, Record]) -> None:
+        """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
         self.records.insert(0, record)
         self.runs.insert(0, record.run)
+        self.parked = []
+        if record.side is not None and self.may_join({**beside, record.side: record}):
+            self.attempts += 1
+            self.captured.drop_before(self)
+
+    def known(self) -> list[Record]:
+        """Return what has been recorded from here, also what no call can come to: it tells of branches."""
+        return [*self.records, *self.spare]
+
+    def take_back(self) -> None:
+        """Use the records again that were dropped to record both sides of a branch together."""
+        self.keep_only([*self.records, *self.parked])
+        self.parked = []
+
+    def keep_only(self, records: Iterable[Record]) -> None:
+        """Drop all records but these."""
+        self.records = list(records)
+        self.runs = [record.run for record in self.records]
+
+    def meet_side(self, roots: list[Any]) -> bool | None:
+        """Return which side of a branch begins here, if one does; what knows only the other is dropped."""
+        if not self.forks or type(roots[-1]) is not bool:
+            return None
+        if self.captured.knows_one_side(self):
+            self.surprises += 1
+            self.captured.drop_before(self)
+        return bool(roots[-1])
+
+    def sides(self, values: tuple[Any, ...]) -> dict[bool, Record]:
+        """Return the records of the sides of a branch that serve `values` here."""
+        found: dict[bool, Record] = {}
+        for record in self.known():
+            if record.side is not None and record.side not in found and record.serves(values):
+                found[record.side] = record
+        return found
+
+    def may_join(self, sides: dict[bool, Record]) -> bool:
+        """Say whether `sides` of a branch may be recorded together: both, or the only one that is known."""
+        few = len(sides) == 1 and self.surprises >= MAX_SURPRISES
+        unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
+        return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
@@ -124,6 +189,7 @@ class Site:
             or len(self.failures) > MAX_FAILURES
         ):
             self.dead = True
+            self.take_back()
         else:
             self.poisoned.add(origin)
 
@@ -147,7 +213,7 @@ class Site:
 class Attempt(NamedTuple):
     """A call that no record serves to its end: where it began, where it stands, and with what."""
 
-    entry: Site
+    entry: Site | None
     here: Site
     roots: tuple[Any, ...]
     args: tuple[Any, ...]
@@ -168,13 +234,15 @@ class Captured:
         tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
         holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
         numbers that keep changing are given only as such symbols too. Where it has a true attribute
-        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`.
+        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`; where
+        ``conditionals``, branches come as nodes that call `ladder.capture.conditionals.choose`.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         self.function = function
         self.backend: Backend = backend or run_as_is
         self.lifts_shapes = bool(getattr(self.backend, "dynamic_shapes", False))
+        self.joins = bool(getattr(self.backend, "conditionals", False))
         self.takes_numbers = bool(getattr(self.backend, "numbers", True))
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
@@ -207,6 +275,27 @@ class Captured:
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
 
+    def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
+        """Run on from a split, by records that match."""
+        while True:
+            for run in here.runs:
+                found = run(*roots)
+                if found.__class__ is tuple:
+                    break
+            else:
+                return self._miss(Attempt(None, here, roots, (), {}))
+            following, value = found
+            if following is None:
+                return value
+            if following.__class__ is not Site:
+                return self._interrupted(Attempt(None, here, roots, (), {}))
+            here, roots = following, value
+
+    def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Leave extents open from the first call with such arguments on, given by their paths."""
+        site = self._enter(args, kwargs)
+        site.lifted |= paths
+
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
         key = (len(args), *kwargs) if kwargs else len(args)
         names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
@@ -238,6 +327,8 @@ class Captured:
             if here.dead:
                 why = f"a continuation cannot be recorded: {here.failures[-1:]}"
                 self.given_up = self.given_up or why
+                for site in (*self.entries.values(), *self.sites.values()):
+                    site.take_back()
             return continue_run(self, here, roots, record=record)
         if not record:
             self.calls["eager"] += 1
@@ -256,8 +347,37 @@ class Captured:
     def forget(self, pinned: int) -> None:
         """Drop the records that hold an object which is no longer where it was: it may die now."""
         for site in (*self.entries.values(), *self.sites.values()):
-            site.records = [record for record in site.records if pinned not in record.pinned]
-            site.runs = [record.run for record in site.records]
+            site.keep_only(record for record in site.records if pinned not in record.pinned)
+            site.spare = [record for record in site.spare if pinned not in record.pinned]
+            site.parked = [record for record in site.parked if pinned not in record.pinned]
+
+    def drop_before(self, branch: Site) -> None:
+        """Drop the records that end at a branch, or know only one side of it."""
+        for site in (*self.entries.values(), *self.sites.values()):
+            dropped = [record for record in site.records if branch in record.branches]
+            if dropped and not site.dead and not self.given_up:
+                site.parked = dropped
+                site.keep_only(record for record in site.records if branch not in record.branches)
+                site.spare = [*dropped, *site.spare][: MAX_RECORDS if site.forks else 0]
+
+    def knows_one_side(self, branch: Site) -> bool:
+        """Say whether there is a record that goes through a branch and knows only one side of it."""
+        sites = (*self.entries.values(), *self.sites.values())
+        return any(branch in item.branches and not item.split for site in sites for item in site.records)
+
+    def prune(self) -> None:
+        """Set aside the records that no call can come to any more."""
+        reached: set[Site] = set()
+        ahead = list(self.entries.values())
+        while ahead:
+            site = ahead.pop()
+            if site not in reached:
+                reached.add(site)
+                ahead += [following for record in site.records for following in record.follows]
+        for site in self.sites.values():
+            if site not in reached and site.records:
+                site.spare = site.known()[:MAX_RECORDS]
+                site.keep_only(())
 
     # what was captured ------------------------------------------------------------------------
     @property
@@ -293,6 +413,7 @@ def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[...
 
 run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
 run_as_is.loops = True  # type: ignore[attr-defined]
+run_as_is.conditionals = True  # type: ignore[attr-defined]
 
 
 __all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

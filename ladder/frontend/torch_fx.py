@@ -522,11 +522,18 @@ def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
 
 def _extent(size: Any) -> Extent:
     """Return a size as an extent; sympy's spelling of divisions becomes ours."""
-    if isinstance(size, int):
-        return size
-    import sympy  # type: ignore[import-untyped, unused-ignore]
+    return size if isinstance(size, int) else extent_of(size.node.expr)
 
-    expression = size.node.expr
+
+def extent_of(expression: Any) -> Extent:
+    """Return an expression of sympy as an extent.
+
+    Raises
+    ------
+    ImportRefused
+        If it is no polynomial of sizes and their quotients.
+    """
+    import sympy  # type: ignore[import-untyped, unused-ignore]
 
     def text(part: Any) -> str:
         if isinstance(part, sympy.Integer | sympy.Symbol):

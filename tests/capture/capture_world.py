@@ -91,12 +91,14 @@ def run(world: World, function: Callable[..., Any]) -> list[Outcome]:
     return outcomes
 
 
-def captured_run(make: Callable[[], World], repeat: int) -> tuple[list[Outcome], list[Outcome], Captured]:
+def captured_run(
+    make: Callable[[], World], repeat: int, backend: Any = None
+) -> tuple[list[Outcome], list[Outcome], Captured]:
     """Return the outcomes without and with capture, each step made `repeat` times, and the capture."""
     plain = _repeated(seeded(make), repeat)
     expected = run(plain, plain.function)
     watched = _repeated(seeded(make), repeat)
-    captured = capture(watched.function)
+    captured = capture(watched.function, backend=backend)
     return expected, run(watched, captured), captured
 
 
@@ -198,7 +200,12 @@ def _tensor_difference(expected: Any, found: Any, path: str) -> str:
     for name in ("dtype", "shape", "requires_grad"):
         if getattr(expected, name) != getattr(found, name):
             return f"{path}.{name}: {getattr(found, name)} in place of {getattr(expected, name)}"
-    return "" if torch.equal(first.nan_to_num(), second.nan_to_num()) else f"{path}: values differ"
+    return "" if same_values(first, second) else f"{path}: values differ"
+
+
+def same_values(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Say whether two tensors hold the same numbers."""
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
 def _structure_difference(expected: Any, found: Any, path: str, memo: set[Any]) -> str:

@@ -321,3 +321,20 @@ def autocast_outside():
             (lambda: torch.set_autocast_enabled("cpu", False), A),
         ],
     )
+
+
+@program
+def argument_met_inside_another_first():
+    def fn(x, held, d):
+        y = held[0] * 2 + d["t"]
+        held.append(x)
+        return x, y, held[-1] is x
+
+    t, other = normal(3), normal(3, seed=1)
+    return calls(
+        fn,
+        lambda: (t, [t], {"t": t}),
+        lambda: (t * 5, [t], {"t": t}),
+        lambda: (other, [t], {"t": other}),
+        lambda: (other, [other], {"t": t}),
+    )

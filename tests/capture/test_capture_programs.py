@@ -21,7 +21,7 @@ STRESS = (
     "scalars",
     "idioms",
 )
-HOMES = (*FIRST, *LATER, *STRESS, "surroundings")
+HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters")
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
     before = set(PROGRAMS)

@@ -17,7 +17,7 @@ from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.memory import Block, Result, rounded_up
 from ladder.runtime.model.plan import Plan
 from ladder.runtime.model.sizes import Now, evaluator
-from tile_types.errors import ShapeError
+from tile_types.errors import LadderError, ShapeError
 
 CPU = torch.device("cpu")
 
@@ -158,6 +158,47 @@ def test_torch_compile(make: Callable[[], Any]) -> None:
         x = torch.randn(count, 16)
         assert error(fast(x), model(x)) < 2e-6
     assert (len(compiler.built), len(compiler.refused)) == (before + 1, refused)
+
+
+def ranged(x: Tensor) -> Tensor:
+    return x * x.shape[0] if 4 < x.shape[0] <= 8 else x + 1
+
+
+def unlike(x: Tensor) -> Tensor:
+    return x * 2 if x.shape[0] != 5 else x + 1
+
+
+def rested(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def test_files(tmp_path: Path) -> None:
+    """What the program decided by its sizes is in the file."""
+    path = ladder.compile(ranged).export(tmp_path / "m", torch.randn(7, 3), open_axes={"x": [0]})
+    loaded = ladder.load(path)
+    for count in (5, 6, 8):
+        x = torch.randn(count, 3)
+        assert error(loaded(x), ranged(x)) < 1e-6
+    for count in (4, 9):
+        with pytest.raises(ShapeError, match=f"the model needs .* <= .*, this call has .*{count}"):
+            loaded(torch.randn(count, 3))
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes", "axes", "why"),
+    [
+        (unlike, [(7, 3)], {"x": [0]}, "cannot hold what the model needs of its sizes: Ne"),
+        (rested, [(7, 3), (7, 3)], {"x": [0]}, "another size that is not open makes it 7"),
+        (ranged, [(7, 3)], {"y": [0]}, "unknown parameter 'y'"),
+        (ranged, [(7, 3)], {"x": [2]}, "axis 2 of x"),
+        (ranged, [(1, 3)], {"x": [0]}, "2 or more elements"),
+    ],
+)
+def test_files_that_cannot_be(
+    program: Any, shapes: list[tuple[int, ...]], axes: dict[str, list[int]], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LadderError, match=why):
+        ladder.compile(program).export(tmp_path / "m", *map(torch.randn, shapes), open_axes=axes)
 
 
 def test_layouts_serve_classes_of_sizes() -> None:

@@ -110,4 +110,4 @@ class WholeModel:
         for extent, most in self.limits:
             found, bound = bind(extent, sizes), bind(most, sizes)
             if isinstance(found, int) and isinstance(bound, int) and found > bound:
-                raise ShapeError(f"the model needs {extent} <= {most}, this call has {found}")
+                raise ShapeError(f"the model needs {extent} <= {most}, this call has {found} and {bound}")

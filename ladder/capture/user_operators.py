@@ -1,0 +1,123 @@
+"""Operators that classes of the program define: their methods, in the order in which CPython asks them."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ladder.capture.containers import Containers
+from ladder.capture.frames import NULL
+from ladder.capture.kinds import is_a
+from ladder.capture.segment import CaptureError
+
+METHODS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
+}
+COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
+_MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
+_NUMBERS = (int, float, complex, bool)
+_SEQUENCES = (list, tuple, str, bytes, bytearray, range)
+_ORDER = frozenset(getattr(object, f"__{name}__") for name in ("lt", "le", "gt", "ge"))
+"""What classes have that do not say how their instances are ordered."""
+
+
+class Attempt(NamedTuple):
+    """A method that CPython asks for the result of an operator, with its object and argument."""
+
+    name: str
+    method: Any
+    owner: Any
+    other: Any
+
+
+class UserOperators(Containers):
+    """`user_binary`, `user_unary`."""
+
+    def user_unary(self, symbol: str, function: Any, value: Any) -> Any:
+        """Return ``symbol value`` by a method of the program."""
+        method = self.segment.class_attribute(type(value), f"__{function.__name__}__")
+        if not is_a(method, types.FunctionType):
+            raise CaptureError(f"{symbol}{type(value).__qualname__}")
+        return self.call_function(method, (value,), {})
+
+    def user_binary(self, symbol: str, left: Any, right: Any) -> Any:
+        """Return ``left symbol right`` by methods of the program."""
+        attempts = list(self._attempts(symbol, left, right))
+        joins = symbol[0] in "+*" and is_a(right, _SEQUENCES)  # sequences have slots of their own
+        inherits = type(right) is not type(left) and is_a(right, type(left))
+        if joins or inherits or not all(map(self._is_known, attempts)):
+            raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
+        for attempt in attempts:
+            result = self._asked(attempt)
+            if result is not NotImplemented:
+                return result
+        if symbol in ("==", "!="):
+            return self.same(left, right) is (symbol == "==")
+        raise TypeError(_unsupported(symbol, left, right))
+
+    def _attempts(self, symbol: str, left: Any, right: Any) -> Iterator[Attempt]:
+        if symbol in COMPARE:
+            names = [(f"__{COMPARE[symbol]}__", left), (f"__{_MIRROR[symbol]}__", right)]
+        else:
+            name = METHODS[symbol.rstrip("=")]
+            in_place = [(f"__i{name}__", left)] if symbol.endswith("=") else []
+            mirrored = [(f"__r{name}__", right)] if type(right) is not type(left) else []
+            names = [*in_place, (f"__{name}__", left), *mirrored]
+        for name, owner in names:
+            method = self.segment.class_attribute(type(owner), name)
+            if method is not NULL:
+                yield Attempt(name, method, owner, right if owner is left else left)
+
+    def _is_known(self, attempt: Attempt) -> bool:
+        """Say whether a method is code of the program, or one of CPython's without effect."""
+        _, method, owner, other = attempt
+        if method is object.__ne__:
+            equal = self.segment.class_attribute(type(owner), "__eq__")
+            return is_a(equal, types.FunctionType) or equal is object.__eq__
+        if is_a(method, types.FunctionType) or method is object.__eq__ or method in _ORDER:
+            return True
+        return type(owner) in _NUMBERS and not is_a(other, (*_NUMBERS, np.generic))
+
+    def _asked(self, attempt: Attempt) -> Any:
+        _, method, owner, other = attempt
+        if method is object.__eq__:
+            return True if self.same(owner, other) else NotImplemented
+        if method is object.__ne__:
+            equal = self.segment.class_attribute(type(owner), "__eq__")
+            found = self._asked(Attempt("__eq__", equal, owner, other))
+            return found if found is NotImplemented else self._opposite(found)
+        if not is_a(method, types.FunctionType):
+            return NotImplemented
+        with self.barrier():
+            return self.call_function(method, (owner, other), {})
+
+    def _opposite(self, value: Any) -> bool:
+        holds = self.truth(value)
+        if holds is NULL:
+            self.stop("a comparison that gives no bool, negated", self.here())
+            return not value
+        return not holds
+
+
+def _unsupported(symbol: str, left: Any, right: Any) -> str:
+    """Return the message of the TypeError where no method has an answer."""
+    kinds = type(left).__name__, type(right).__name__
+    if symbol in COMPARE:
+        return f"'{symbol}' not supported between instances of '{kinds[0]}' and '{kinds[1]}'"
+    named = "** or pow()" if symbol == "**" else symbol
+    return f"unsupported operand type(s) for {named}: '{kinds[0]}' and '{kinds[1]}'"

@@ -1,0 +1,46 @@
+"""Programs of capture with plans of ours for their graphs: the same results, up to rounding."""
+
+from __future__ import annotations
+
+import os
+
+import capture_world
+import pytest
+import torch
+from capture_world import PROGRAMS, captured_run, compare
+from test_capture_programs import NAMES
+
+from ladder.api.model import Compiler
+
+EVERY = 40
+"""Days after which all programs have had their turn."""
+
+
+def close(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Say whether values are the same up to the rounding of another order of operations."""
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    return torch.allclose(expected.to(wide), found.to(wide), rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.fixture(autouse=True)
+def up_to_rounding(monkeypatch):
+    monkeypatch.setattr(capture_world, "same_values", close)
+
+
+def mismatches(names: list[str]) -> dict[str, str]:
+    """Return how programs with plans differ from eager ones."""
+    found = {}
+    for name in names:
+        outcomes = captured_run(PROGRAMS[name], 2, Compiler())
+        found[name] = compare(*outcomes[:2])
+    return {name: text for name, text in found.items() if text}
+
+
+def test_some_programs_every_day():
+    names = sorted(name for home in NAMES.values() for name in home)
+    assert mismatches(names[int(os.environ["LADDER_TEST_DAY"]) % EVERY :: EVERY]) == {}
+
+
+@pytest.mark.parametrize("home", NAMES)
+def test_all_programs(home, long_test):
+    assert mismatches(NAMES[home]) == {}
