@@ -150,6 +150,8 @@ class Frame:
             for slot in dead:
                 slots[slot] = None
         found = [slots[self.slot[value]] for value in self.owner.plan.outputs]
+        for at in self.lasting:
+            found[at] = found[at].clone()  # the caller may write into what it gets
         for slot, _ in self.inputs:
             slots[slot] = None
         for slot in self.results:
@@ -198,9 +200,17 @@ class Frame:
             if step.part.shares and shown & set(step.part.outputs):
                 shown |= set(step.part.inputs)
         self.results = [self.slot[value] for value in shown if value in self.slot]
-        constants = {self.slot[v] for s in self.owner.plan.steps if s.constant for v in s.part.outputs}
-        self.results = [slot for slot in self.results if slot not in constants]
+        constants = self._constants()
+        self.results = [slot for slot in self.results if slot not in {*map(self.slot.get, constants)}]
+        for step in self.owner.plan.steps:
+            if step.part.shares and constants & set(step.part.inputs):
+                constants |= set(step.part.outputs)
+        self.lasting = [at for at, value in enumerate(outputs) if value in constants]
         return shown
+
+    def _constants(self) -> set[str]:
+        """Return the values that stay from call to call."""
+        return {*self.owner.held, *(v for s in self.owner.plan.steps if s.constant for v in s.part.outputs)}
 
     def target(self, value: str) -> Callable[[], torch.Tensor]:
         """Return what gives the memory that a step writes a value to."""
@@ -221,7 +231,7 @@ class Frame:
     # steps ----------------------------------------------------------------------------------------
     def _bind(self, steps: Sequence[Step]) -> None:
         last = self.owner.plan.last_use
-        constant = {v for s in steps if s.constant for v in s.part.outputs}
+        constant = self._constants()
         for number, step in enumerate(steps):
             bound = _BINDERS[step.part.kind](self, step)
             if step.constant:
