@@ -15,9 +15,11 @@ Key = tuple[str, str, str, int, tuple[int, int, int], int, str]
 SPILLING: frozenset[Key] = frozenset(
     {
         ("rocm/gfx90a", "int2", "bfloat16", 128, (128, 256, 64), 1, "operand"),
+        ("rocm/gfx90a", "uint2", "bfloat16", 128, (128, 256, 64), 1, "operand"),
         ("rocm/gfx90a", "ternary", "bfloat16", 128, (128, 256, 64), 1, "operand"),
         ("rocm/gfx950", "int3", "bfloat16", 128, (128, 256, 64), 1, "operand"),
         ("rocm/gfx950", "int1", "bfloat16", 128, (128, 64, 64), 2, "accumulator"),
+        ("rocm/gfx950", "uint1", "bfloat16", 128, (128, 64, 64), 2, "accumulator"),
     }
 )
 """Device, weight, activation, group; tile along M, N and K, slices of K, placement of the scales."""
