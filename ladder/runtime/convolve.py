@@ -11,9 +11,9 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, request_for, target_of
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, torch_dtype
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside, torch_dtype
 from ladder.runtime.operator import library, refuse_gradient
-from tile_types.errors import DeviceError, DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError
 
 SCHEMA = "convolve(Tensor x, Tensor[] weight, Tensor? bias, Tensor? residual, str request) -> Tensor"
 
@@ -119,9 +119,7 @@ def _extras(
         raise DTypeError(f"x is {x.dtype}, the operator was built for {kernel.dtype}; convert x")
     extras = []
     for name, tensor in given.items():
-        if getattr(gemm, name) != (tensor is not None):
-            verb = "needs" if getattr(gemm, name) else "was built without"
-            raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+        require_alike(name, getattr(gemm, name), tensor)
         if tensor is None:
             continue
         extents = shape if name == "residual" else (gemm.n,)
@@ -130,8 +128,7 @@ def _extras(
             raise ShapeError(
                 f"{name} must be {dtype} {list(extents)}, got {tensor.dtype} {list(tensor.shape)}"
             )
-        if tensor.device != x.device:
-            raise DeviceError(f"{name} is on {tensor.device}, x is on {x.device}; move one with .to()")
+        require_beside(name, tensor, x)
         extras.append(tensor.contiguous().view(-1, gemm.n) if name == "residual" else tensor.contiguous())
     return extras
 

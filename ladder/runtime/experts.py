@@ -16,10 +16,10 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, torch_dtype
+from ladder.runtime.kernel import ALIGNMENT, require_alike, require_beside, torch_dtype
 from ladder.runtime.operator import library, refuse_gradient
 from ladder.runtime.packed import PackedWeight, pack
-from tile_types.errors import DeviceError, DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError
 
 if TYPE_CHECKING:
     from ladder.runtime.kernel import CompiledGemm
@@ -178,11 +178,8 @@ def check_operands(
     slots = gemm.masked and x.shape[:1] != (gemm.experts,)
     if x.dim() != (3 if gemm.masked else 2) or x.shape[-1] != gemm.k or slots:
         raise ShapeError(f"x must be {layout}, got {list(x.shape)}")
-    wanted = {"token_scale": gemm.token_scale, "bias": gemm.bias}
-    for name, vector in (("token_scale", token_scale), ("bias", bias)):
-        if wanted[name] != (vector is not None):
-            verb = "needs" if wanted[name] else "was built without"
-            raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+    require_alike("token_scale", gemm.token_scale, token_scale)
+    require_alike("bias", gemm.bias, bias)
     name = "counts" if gemm.masked else "offsets"
     operands = (
         ("x", x, torch_dtype(gemm.activation), tuple(x.shape)),
@@ -197,8 +194,7 @@ def check_operands(
             raise DTypeError(f"{label} must be {dtype}, got {tensor.dtype}; convert it with .to({dtype})")
         if tuple(tensor.shape) != shape:
             raise ShapeError(f"{label} must have shape {list(shape)}, got {list(tensor.shape)}")
-        if tensor.device != x.device:
-            raise DeviceError(f"{label} is on {tensor.device}, x is on {x.device}; move one with .to()")
+        require_beside(label, tensor, x)
 
 
 def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int]]:

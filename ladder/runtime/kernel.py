@@ -245,17 +245,14 @@ class CompiledGemm:
             ("token_scale", self.gemm.token_scale, token_scale, token_shape, torch.float32),
             ("bias", self.gemm.bias, bias, (self.gemm.n,), self.output),
         ):
-            if wanted != (vector is not None):
-                verb = "needs" if wanted else "was built without"
-                raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+            require_alike(name, wanted, vector)
             if vector is None:
                 continue
             if vector.numel() != prod(shape):
                 raise ShapeError(f"{name} must have {prod(shape)} elements, got shape {tuple(vector.shape)}")
             if vector.dtype != dtype:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
-            if vector.device != x.device:
-                raise DeviceError(f"{name} is on {vector.device}, x is on {x.device}; move one with .to()")
+            require_beside(name, vector, x)
             plain = vector.shape == shape and vector.is_contiguous()  # spare two trips through the dispatcher
             extras.append(vector if plain else vector.reshape(shape).contiguous())
         return extras
@@ -280,3 +277,16 @@ class CompiledGemm:
                 " move x, or build the operator for that target"
             )
         raise DeviceError(f"x is on {x.device}, the packed weight on {where}; move one with .to()")
+
+
+def require_alike(name: str, wanted: bool, tensor: torch.Tensor | None) -> None:
+    """Raise ShapeError unless an operand is given just where the operator was built with it."""
+    if wanted != (tensor is not None):
+        verb = "needs" if wanted else "was built without"
+        raise ShapeError(f"the operator {verb} {name}; build it and call it alike")
+
+
+def require_beside(name: str, tensor: torch.Tensor, x: torch.Tensor) -> None:
+    """Raise DeviceError unless an operand is on x's device."""
+    if tensor.device != x.device:
+        raise DeviceError(f"{name} is on {tensor.device}, x is on {x.device}; move one with .to()")

@@ -17,7 +17,8 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.lower import builder as b
 from ladder.lower.blocks.reductions import COMBINE
-from ladder.lower.blocks.values import Matmul, Value, exponential, hold, zeros
+from ladder.lower.blocks.values import Matmul, Value, hold, zeros
+from ladder.lower.cuda.functions import exponential
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
 

@@ -22,7 +22,7 @@ from ladder.ir.operator import Operator
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.cuda.functions import special
+from ladder.lower.cuda.functions import LOG2_E, exponential, special
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
@@ -43,13 +43,6 @@ static __device__ __forceinline__ unsigned int ladder_pack_{name}(float low, flo
 }}
 """
 PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
-
-LOG2_E = 1.4426950408889634
-
-
-def exponential(x: Expr) -> Expr:
-    """Return ``exp(x)`` as a power of two: one instruction of the special function unit and one product."""
-    return special("power_of_two", x * T.float32(LOG2_E))
 
 
 def sigmoid(x: Expr) -> Expr:

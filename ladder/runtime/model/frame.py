@@ -199,9 +199,8 @@ class Frame:
         for step in reversed(self.owner.plan.steps):
             if step.part.shares and shown & set(step.part.outputs):
                 shown |= set(step.part.inputs)
-        self.results = [self.slot[value] for value in shown if value in self.slot]
         constants = self._constants()
-        self.results = [slot for slot in self.results if slot not in {*map(self.slot.get, constants)}]
+        self.results = [self.slot[value] for value in shown - constants if value in self.slot]
         for step in self.owner.plan.steps:
             if step.part.shares and constants & set(step.part.inputs):
                 constants |= set(step.part.outputs)
