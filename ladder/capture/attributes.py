@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import operator
 import types
@@ -28,6 +29,8 @@ _PLAIN_HOMES = frozenset(
         types.GeneratorType,
         types.SimpleNamespace,
         types.ModuleType,
+        types.MappingProxyType,
+        contextvars.ContextVar,
         Exception,
         KeyError,
         ValueError,
@@ -101,6 +104,10 @@ class Attributes(Symbolic):
             return self.call_function(getter, (value, name), {})
         if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
+        return self.generic_attribute(value, kind, name)
+
+    def generic_attribute(self, value: Any, kind: type, name: str) -> Any:
+        """Return ``object.__getattribute__(value, name)``; `kind` is the type of `value`."""
         found = self.segment.class_attribute(kind, name)
         described = type(found)
         if found is not NULL and hasattr(described, "__get__") and _is_data(described):
@@ -363,11 +370,17 @@ class Attributes(Symbolic):
 
     def _delete(self, value: Any, name: str) -> None:
         deleter = self.segment.class_attribute(type(value), "__delattr__")
-        inside = instance_dict(value)
         if is_a(deleter, types.FunctionType):
             self.call_in_statement(deleter, (value, name))
             return
-        if deleter is not _OBJECT_DELETE or inside is NULL or is_a(value, type):
+        if deleter is not _OBJECT_DELETE or is_a(value, type):
+            raise CaptureError("an attribute is deleted natively")
+        self.delete_plain(value, name)
+
+    def delete_plain(self, value: Any, name: str) -> None:
+        """Do ``object.__delattr__(value, name)``."""
+        inside = instance_dict(value)
+        if inside is NULL:
             raise CaptureError("an attribute is deleted natively")
         found = self.segment.class_attribute(type(value), name)
         if type(found) is property and found.fdel is not None:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from ladder.capture import natives, polyfills, tensors
-from ladder.capture.attributes import Attributes, instance_dict
+from ladder.capture.attributes import Attributes
 from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
+from ladder.capture.modeled import MODELED
 from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
@@ -44,6 +45,8 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
 _POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
+_COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
+"""Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -215,7 +218,9 @@ class Calls(Attributes):
             return self._python_operator
         if function in tensors.STATE_READS:
             return self._state_read
-        if function is is_captured:
+        if function in natives.ABOUT_PROGRAMS:
+            return self._about_program
+        if function in _COMPILING:
             return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
             return lambda call, args, kwargs: self.replay(call, args, kwargs, looking=True)
@@ -229,6 +234,20 @@ class Calls(Attributes):
         if node is not None and node.external and not node.stable and "is" not in node.seen:
             node.seen.add("is")
             self.segment.check(f"{node.var} is {self.segment.constant(function)}", f"{node.var} is unchanged")
+
+    def _about_program(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Ask what a part of the program is; the answer holds for every run in which the part is the same."""
+        for item in (*args, *kwargs.values()):
+            while is_a(item, types.MethodType):
+                item = item.__func__
+            if is_constant(item):
+                continue
+            node = self.segment.node(item)
+            if is_a(item, types.FunctionType) and node.external:
+                self._identify(item)
+            elif not node.stable:
+                raise CaptureError(f"{function.__qualname__} of a {type(item).__qualname__}")
+        return self.part(function(*map(self.plain, args), **kwargs))
 
     def _leaf(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise CaptureError(f"{function.__qualname__} runs natively")
@@ -251,7 +270,8 @@ class Calls(Attributes):
     def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         segment = self.segment
         node = segment.node(function)
-        if "__code__" not in node.seen and node.external:
+        if "called" not in node.seen and node.external:
+            node.seen.add("called")
             self._meet_function(node)
         defaults = function.__defaults__ or ()
         named = function.__kwdefaults__ or {}
@@ -415,6 +435,9 @@ class Calls(Attributes):
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
+        modeled = MODELED.get((type(owner), name))
+        if modeled is not None:
+            return modeled(self, owner, *map(self.plain, rest), **kwargs)
         if name == "__new__" and is_a(owner, type) and args and is_a(args[0], type):
             if owner is object and len(args) > 1:
                 raise CaptureError("object.__new__ with arguments")
@@ -477,12 +500,10 @@ class Calls(Attributes):
     def _object_wrapper(self, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
         if name == "__setattr__":
             return self.store_plain(owner, self.plain(rest[0]), rest[1])
-        if name == "__getattribute__":
-            attribute = self.plain(rest[0])
-            inside = instance_dict(owner)
-            if attribute == "__dict__" and inside is not NULL:
-                self.dict_node(owner, inside)
-                return inside
+        if name == "__getattribute__" and not is_a(owner, type | types.ModuleType):
+            return self.generic_attribute(owner, type(owner), self.plain(rest[0]))
+        if name == "__delattr__":
+            return self.delete_plain(owner, self.plain(rest[0]))
         if name == "__init__":
             return None
         raise CaptureError(f"object.{name}")

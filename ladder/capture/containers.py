@@ -396,11 +396,10 @@ class Containers(Calls):
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
         """Natives of a base class call overridden methods only of certain classes; be strict."""
-        if base is not OrderedDict or name in ("__getitem__", "__contains__", "__setitem__", "__delitem__"):
+        if base is not OrderedDict or name in natives.UNHEEDING:
             return  # these work on the storage of the base class alone
         own = {key for home in kind.__mro__[: kind.__mro__.index(base)] for key in vars(home)} & _OVERRIDES
-        allowed = {"__getitem__"} if name in ("__init__", "update", "keys", "__len__") else set()
-        if own - allowed:
+        if own - ({"__getitem__"} if name in ("__init__", "update") else set()):
             raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
 
     def _dict_read(self, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.capture.frames import NULL, Frame, Through, place_of
+from ladder.capture.frames import NULL, Frame, Through, place_of, user_line
 from ladder.capture.kinds import mapped, parts
 from ladder.capture.segment import CaptureError, Dynamic, Node, Segment
 from ladder.capture.shapes import DynamicSize, Growing
@@ -289,11 +289,15 @@ class Core:
             return None
         try:
             plan = self.plan(function, args, kwargs, after)
-            plan.why = why
+            plan.why, plan.where = why, self.stack_lines()
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return None
         return plan
+
+    def stack_lines(self) -> tuple[str, ...]:
+        """Return ``file:line function`` of all interpreted frames, the innermost last."""
+        return tuple(f"{file}:{line} {name}" for file, name, line, _ in map(place_of, self.frames))
 
     def _can_be_taken_up(self, after: str) -> bool:
         """Say whether all frames stand at instructions that `drive` can finish."""
@@ -312,7 +316,7 @@ class Core:
         if not self.recording:
             return
         if self.site is not None:
-            self.site.note_failure(why, origin)
+            self.site.note_failure(f"{why}, at {user_line(self.stack_lines())}", origin)
         self.give_up()
 
     def give_up(self) -> None:

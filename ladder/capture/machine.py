@@ -516,6 +516,8 @@ class Machine(Interpreter):
                 self.segment.node(value) if not is_a(value, tuple | frozenset) else None
                 self.segment.touch(value, 1)
                 return len(value)
+        if kind is types.MappingProxyType and self.segment.node(value).stable:
+            return len(value)
         method = self.segment.class_attribute(kind, "__len__")
         if is_a(method, types.FunctionType):
             return self.call_function(method, (value,), {})

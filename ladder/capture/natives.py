@@ -16,6 +16,9 @@ import collections
 import copy
 import hashlib
 import heapq
+import importlib.metadata
+import importlib.util
+import inspect
 import itertools
 import json
 import logging
@@ -28,6 +31,7 @@ import string
 import struct
 import textwrap
 import types
+import typing
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -81,6 +85,14 @@ DATA: frozenset[Any] = frozenset(
 )
 """Natives and Python functions that compute plain data from plain data."""
 
+ABOUT_PROGRAMS: frozenset[Any] = frozenset(
+    _members(inspect, "signature getfullargspec isclass isfunction ismethod isgeneratorfunction unwrap getdoc")
+    | _members(typing, "get_type_hints get_origin get_args")
+    | _members(importlib.util, "find_spec")
+    | _members(importlib.metadata, "version")
+)
+"""Functions that say what a function, class or package is: the same for the same one, as long as it is unchanged."""
+
 CHANGES: frozenset[Any] = frozenset(
     _members(bisect, "insort insort_left insort_right")
     | _members(heapq, "heappush heappop heapify heappushpop heapreplace")
@@ -113,6 +125,9 @@ METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset(words("index count __len__ __iter__ __getitem__ __contains__ __eq__ __ne__ __add__")),
 }
 """Methods of containers that capture knows."""
+
+UNHEEDING = frozenset(words("keys values items get __iter__ __reversed__ __len__ __contains__ __getitem__ __setitem__ __delitem__"))
+"""Methods of an ordered dictionary that call no method which a subclass might override."""
 
 READERS = frozenset(
     words(

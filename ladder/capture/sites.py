@@ -99,6 +99,7 @@ class Record:
     site: Site
     pinned: frozenset[int]
     split: str = ""
+    where: tuple[str, ...] = ()
     follows: tuple[Site, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()

@@ -83,7 +83,7 @@ STATE_GUARDED = frozenset(
         *(torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack),
         *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
         torch._jit_internal.is_scripting,
-        *(torch.compiler.is_compiling, torch._C._functorch.maybe_current_level),
+        torch._C._functorch.maybe_current_level,
     }
     | {
         getattr(torch._C, name)
@@ -284,7 +284,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         tags, name = func.tags, func._schema.name.removeprefix("aten::")
         self.operators += 1
-        self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.dynamic |= depends and not _takes_numbers(name, args)
         self.random |= torch.Tag.nondeterministic_seeded in tags
         if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
             self.risks.append(uses(name, args))
@@ -299,6 +300,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for item in value if is_a(value, list | tuple) else [value]:
             if is_a(item, torch.Tensor) and item.layout is torch.strided:
                 self.mutated.add(storage_of(item))
+
+
+def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
+    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from the operands' shapes."""
+    masks = (torch.bool, torch.uint8)
+    return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])
 
 
 def scripted(function: Any) -> Any:
