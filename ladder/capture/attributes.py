@@ -42,6 +42,7 @@ _PLAIN_HOMES = frozenset(
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
 _TYPE_GET: Any = type.__getattribute__
+_CACHED: Any = type(functools.cache(len))
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -241,6 +242,8 @@ class Attributes(Symbolic):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found
+        if described is _CACHED:
+            return types.MethodType(found, value)
         if described is _TUPLE_GETTER and is_a(value, tuple):
             return self.tuple_item(value, found.__reduce__()[1][0])
         if described is types.MemberDescriptorType:

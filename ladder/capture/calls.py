@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -12,7 +13,10 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
+import numpy as np
 import torch
+
+from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes
@@ -42,11 +46,15 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
 }
-_POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
+_POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
+    **{sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_, copy.deepcopy: polyfills.deepcopy_}
+}
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
+_APPLY_FUNCTION: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+_CACHED: Any = type(functools.cache(len))
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -74,6 +82,8 @@ class Calls(Attributes):
                 return self.replay(function, args, kwargs, looking=True)
         if is_a(function, type):
             return self.instantiate(function, args, kwargs)
+        if kind is np.ufunc:
+            return self.replay(function, args, kwargs, looking=True)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
             return self._identified(function, args, kwargs)
         found = self.segment.class_attribute(kind, "__call__")
@@ -90,6 +100,7 @@ class Calls(Attributes):
             operator.itemgetter: self._call_getter,
             operator.attrgetter: self._call_getter,
             weakref.ReferenceType: self._call_reference,
+            _CACHED: self._call_cached,
         }
 
     def _call_method(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,6 +164,19 @@ class Calls(Attributes):
             found = tuple(get(args[0], key) for key in keys)
         return found[0] if len(keys) == 1 else found
 
+    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function behind `functools.cache` in the guard: what it gives there is what it gives here."""
+        segment, uses = self.segment, set[str]()
+        node = segment.node(function)
+        given = (*map(self.plain, args), *map(self.plain, kwargs.values()))
+        if not node.stable or not all(is_constant(item) or segment.node(item).pinned for item in given):
+            raise CaptureError("a cached function of objects that come and go")
+        result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+        texts = [segment.reference(item, uses) for item in given]
+        named = [f"{key}={text}" for key, text in zip(kwargs, texts[len(args) :], strict=True)]
+        text = f"{node.var}({', '.join([*texts[: len(args)], *named])})"
+        return segment.meet(result, segment.bind(text, text), text, stable=False)
+
     def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node, target = self.segment.node(function), function()
         if target is not None and id(target) not in self.segment.arguments and self._may_have_died():
@@ -214,16 +238,23 @@ class Calls(Attributes):
 
     def _annotation(self, function: Any, kwargs: dict[str, Any]) -> Any:
         """Return how to call a Python function that is in one of the tables, else None."""
+        special = self.specials().get(function)
+        if special is not None:
+            return lambda call, args, kwargs: special(*args, **kwargs)
         if function in tensors.PYTHON_OPERATORS:
             return self._python_operator
         if function in tensors.STATE_READS:
             return self._state_read
+        if function is _APPLY_FUNCTION:
+            return self._apply_function
+        if function is associative_scan:
+            return self._scan
         if function in natives.ABOUT_PROGRAMS:
             return self._about_program
         if function in _COMPILING:
             return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
-            return lambda call, args, kwargs: self.replay(call, args, kwargs, looking=True)
+            return self._annotated
         if function in natives.LEAVES:
             return self._leaf
         return self._dispatched if function.__code__ is _DISPATCHED else None
@@ -234,6 +265,25 @@ class Calls(Attributes):
         if node is not None and node.external and not node.stable and "is" not in node.seen:
             node.seen.add("is")
             self.segment.check(f"{node.var} is {self.segment.constant(function)}", f"{node.var} is unchanged")
+
+    def _apply_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a `torch.autograd.Function`: its ``forward``, where no gradient is asked of it."""
+        tensors_given = [item for item in args if is_a(item, torch.Tensor)]
+        recorded = torch.is_grad_enabled()
+        if kwargs or (recorded and any(item.requires_grad for item in tensors_given)):
+            raise CaptureError("a gradient of a torch.autograd.Function is recorded")
+        chosen = polyfills.apply_function_without_gradients if recorded else polyfills.apply_function
+        return self.call_function(self.part(chosen), args, {})
+
+    def _scan(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call ``associative_scan``: one operator, if the function that it combines by is nothing but its code."""
+        combine, *rest = args
+        if type(combine) is not types.FunctionType or combine.__closure__ or combine.__defaults__:
+            raise CaptureError("a scan by a function that refers to more than its arguments")
+        names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
+        if names - {"torch"}:
+            raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
+        return self.operator(tensors.scanning(function, combine), tuple(rest), kwargs)
 
     def _about_program(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Ask what a part of the program is; the answer holds for every run in which the part is the same."""
@@ -512,6 +562,8 @@ class Calls(Attributes):
         if function in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[function]), args, kwargs)
         looking = function in natives.DATA
+        if function in natives.OF_TENSORS and any(is_a(item, torch.Tensor) for item in args[:2]):
+            return self.operator(natives.OF_TENSORS[function], args, kwargs)
         if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
             return self.call_function(self.part(_POLYFILLS_WITH_KEY[function]), args, kwargs)
         if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):

@@ -375,7 +375,8 @@ class Containers(Calls):
         hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
         if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
             raise CaptureError("a key that is not a constant")
-        for item in (*rest, *kwargs.values()):
+        stores = name in natives.STORING and not (rest and is_a(rest[0], slice))
+        for item in () if stores else (*rest, *kwargs.values()):
             if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
                 self.segment.touch(item, 8 if looking else 1)

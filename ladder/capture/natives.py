@@ -101,6 +101,11 @@ CHANGES: frozenset[Any] = frozenset(
 )
 """Those of the above that change their first argument."""
 
+OF_TENSORS: dict[Any, Any] = {abs: torch.abs, round: torch.round, pow: torch.pow} | {
+    value: value for value in vars(operator).values() if type(value) is types.BuiltinFunctionType
+}
+"""Natives that are operators where they are given tensors."""
+
 KEYS_ONLY: frozenset[Any] = frozenset({sorted, min, max, set, frozenset, any, all, sum})
 """Natives that see nothing of a dictionary but its keys."""
 
@@ -165,6 +170,9 @@ LOOKING = frozenset(
     )
 )
 """Methods that hash or compare elements: for lists and deques these must be plain data."""
+
+STORING = frozenset(words("append appendleft insert __setitem__ setdefault get pop"))
+"""Methods that keep or give back an item as it is, whatever is in it."""
 
 SCALAR_TYPES: tuple[type, ...] = (int, float, complex, str, bytes, bool, range, type(None), np.generic)
 """Types whose methods are all deterministic and without effect."""

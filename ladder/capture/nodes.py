@@ -11,12 +11,14 @@ import torch.fx
 class Node:
     """The shadow of one heap object.
 
+    `constant`: a tensor made of numbers alone, which is the same in every run that matches.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
     """
 
     __slots__ = (
         "autograd",
+        "constant",
         "dynamic",
         "external",
         "fake",
@@ -53,6 +55,7 @@ class Node:
         self.stored: set[Any] = set()
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
+        self.constant = False
         self.fake: torch.Tensor | None = None
         self.autograd = (True, False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -12,6 +13,7 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
 
@@ -85,6 +87,7 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -103,6 +106,7 @@ class Record:
     follows: tuple[Site, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
+    assumes: frozenset[Any] = frozenset()
     side: bool | None = None
     depth: int = 0
     branches: frozenset[Site] = frozenset()
@@ -110,6 +114,23 @@ class Record:
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
         return bool(self.check(*values, self.side) == 0)
+
+
+class Assumed:
+    """Numbers that tensors are assumed to hold, by the instruction that read each; checked after the graph."""
+
+    def __init__(self, site: Site, numbers: list[tuple[Any, Any]]) -> None:
+        self.site = site
+        self.numbers = numbers
+
+    def holds(self, *tensors: torch.Tensor) -> bool:
+        """Compare; what does not hold too often is assumed no more."""
+        for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
+            found = tensor.item()
+            if type(found) is not type(number) or not has_same_value(found, number):
+                self.site.note_surprise(here)
+                return False
+        return True
 
 
 class Site:
@@ -129,6 +150,8 @@ class Site:
         self.misses: dict[str, int] = {}
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
+        self.surprises_at: Counter[Any] = Counter()
+        self.surprising: set[Any] = set()
         self.dead = False
         self.forks = False
         self.attempts = self.surprises = 0
@@ -193,6 +216,13 @@ class Site:
             self.take_back()
         else:
             self.poisoned.add(origin)
+
+    def note_surprise(self, here: Any) -> None:
+        """Note that a number read at the instruction `here` was not what a record assumes."""
+        self.surprises_at[here] += 1
+        if self.surprises_at[here] >= MAX_SURPRISES:
+            self.surprising.add(here)
+            self.keep_only(record for record in self.records if here not in record.assumes)
 
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars and extents whose guards have missed repeatedly."""
