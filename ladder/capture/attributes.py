@@ -103,6 +103,8 @@ class Attributes(Symbolic):
         getter = self.segment.class_attribute(kind, "__getattribute__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
+        if kind is _CACHED and name.startswith("cache_"):
+            raise self.meets_statistics()
         if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
         return self.generic_attribute(value, kind, name)

@@ -168,6 +168,9 @@ class Calls(Attributes):
         """Call a function behind `functools.cache` in the guard: what it gives there is what it gives here."""
         segment, uses = self.segment, set[str]()
         node = segment.node(function)
+        if self.captured.counts_cached_calls:
+            raise CaptureError("a cached function whose calls are counted")
+        segment.calls_cached = True
         given = (*map(self.plain, args), *map(self.plain, kwargs.values()))
         if not node.stable or not all(is_constant(item) or segment.node(item).pinned for item in given):
             raise CaptureError("a cached function of objects that come and go")
@@ -249,6 +252,8 @@ class Calls(Attributes):
             return self._apply_function
         if function is associative_scan:
             return self._scan
+        if function is torch._check_with:
+            return self._checked
         if function in natives.ABOUT_PROGRAMS:
             return self._about_program
         if function in _COMPILING:
@@ -284,6 +289,11 @@ class Calls(Attributes):
         if names - {"torch"}:
             raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
         return self.operator(tensors.scanning(function, combine), tuple(rest), kwargs)
+
+    def _checked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do what ``torch._check`` does where the condition holds; where it does not, it raises by itself."""
+        if len(args) != 3 or kwargs or self.plain(args[1]) is not True:
+            raise CaptureError("a check that fails")
 
     def _about_program(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Ask what a part of the program is; the answer holds for every run in which the part is the same."""

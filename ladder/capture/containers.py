@@ -357,7 +357,10 @@ class Containers(Calls):
         if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
             self._admit_method(owner, name, rest, kwargs)
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
-        return self.perform(method, (owner, *rest), kwargs, changes)
+        result = self.perform(method, (owner, *rest), kwargs, changes)
+        if name == "keys":
+            self.segment.node(result).source = owner
+        return result
 
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not is_a(owner, dict)

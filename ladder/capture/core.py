@@ -306,9 +306,21 @@ class Core:
             after in ("redo", "next") or waiting[-1] in LAST
         )
 
+    def meets_statistics(self) -> CaptureError:
+        """Note that the program looks at how often a cached function was called; return what to raise.
+
+        Guards call such functions once more, where a program does not ask.
+        """
+        self.captured.count_cached_calls()
+        if self.segment.calls_cached:
+            self.stop("the calls of a cached function are counted", self.here())
+        return CaptureError("the statistics of a cached function")
+
     def leave(self, why: str) -> CaptureError:
         """Give up this function for good: when objects die matters to it. Returns what to raise."""
-        self.stop(why)
+        if self.recording and self.site is not None:
+            self.site.note_leave(f"{why}, at {user_line(self.stack_lines())}")
+            self.give_up()
         return CaptureError(why)
 
     def stop(self, why: str, origin: Any = None) -> None:

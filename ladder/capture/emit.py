@@ -87,6 +87,7 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     made.side, made.depth, made.branches = machine.side, ending.depth, frozenset(ending.branches)
     changed = changed_roots(segment)
     ends = ending.returns or (plan is not None and plan.site.forks)
+    made.calls_cached = segment.calls_cached
     made.assumes = frozenset(here for _, _, here in segment.assumed)
     made.unseen, made.changed = ends and not made.assumes and _is_unseen(segment, changed), changed or frozenset()
     return made

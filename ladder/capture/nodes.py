@@ -12,7 +12,7 @@ class Node:
     """The shadow of one heap object.
 
     `constant`: a tensor made of numbers alone, which is the same in every run that matches.
-    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
+    `source`: the dictionary of which it is a view of the keys. `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
     """
 
@@ -32,6 +32,7 @@ class Node:
         "pinned",
         "recordable",
         "seen",
+        "source",
         "stable",
         "stored",
         "var",
@@ -56,6 +57,7 @@ class Node:
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
         self.constant = False
+        self.source: Any = None
         self.fake: torch.Tensor | None = None
         self.autograd = (True, False)
 

@@ -145,7 +145,7 @@ class Operations(UserOperators):
         reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
         if not reads or site is None or here in site.surprising or self.is_aside() or inputs[0].dynamic:
             return False
-        if function is torch.Tensor.__bool__ and self.captured.joins:
+        if self.captured.joins and (function is torch.Tensor.__bool__ or (type(result) is bool and site.layouts)):
             return False  # a branch: both of its sides are recorded
         copy = self.operator(torch.clone, (inputs[0].obj,), {})
         self.segment.assumed.append((self.segment.node(copy), result, here))
@@ -453,6 +453,9 @@ class Operations(UserOperators):
         kind = type(container)
         if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
             return item in container
+        view = self.segment.find(container) if kind in natives.VIEWS else None
+        if view is not None and view.source is not None:
+            return self._holds(view.source, item)
         method = self.segment.class_attribute(kind, "__contains__")
         if is_a(method, types.FunctionType):
             with self.barrier():

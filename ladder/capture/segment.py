@@ -73,7 +73,7 @@ class Segment:
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
-        self.may_fail = False
+        self.may_fail = self.calls_cached = False
         self.assumed: list[tuple[Node, Any, Any]] = []
         self.written: dict[int, Node] = {}
         self.written_memory = False

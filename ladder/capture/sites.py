@@ -88,6 +88,7 @@ class Record:
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
     `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
+    `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -107,6 +108,7 @@ class Record:
     unseen: bool = False
     changed: frozenset[int] = frozenset()
     assumes: frozenset[Any] = frozenset()
+    calls_cached: bool = False
     side: bool | None = None
     depth: int = 0
     branches: frozenset[Site] = frozenset()
@@ -128,7 +130,8 @@ class Assumed:
         for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
             found = tensor.item()
             if type(found) is not type(number) or not has_same_value(found, number):
-                self.site.note_surprise(here)
+                branches = type(number) is bool and self.site.captured.joins
+                self.site.note_surprise(here, branches=branches)
                 return False
         return True
 
@@ -203,6 +206,11 @@ class Site:
         unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
         return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
+    def note_leave(self, why: str) -> None:
+        """Note that a recording from here was dropped since it matters when objects die; at the second, give up."""
+        self.dead = why in self.failures
+        self.failures.append(why)
+
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
         self.failures.append(why)
@@ -217,10 +225,13 @@ class Site:
         else:
             self.poisoned.add(origin)
 
-    def note_surprise(self, here: Any) -> None:
-        """Note that a number read at the instruction `here` was not what a record assumes."""
+    def note_surprise(self, here: Any, *, branches: bool) -> None:
+        """Note that a number read at the instruction `here` was not what a record assumes.
+
+        `branches`: it is one of two, and the graph may hold what follows each.
+        """
         self.surprises_at[here] += 1
-        if self.surprises_at[here] >= MAX_SURPRISES:
+        if self.surprises_at[here] >= (1 if branches else MAX_SURPRISES):
             self.surprising.add(here)
             self.keep_only(record for record in self.records if here not in record.assumes)
 
@@ -279,6 +290,7 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
+        self.counts_cached_calls = False
         self._lock = threading.RLock()
         from ladder.capture.prescan import reason_not_to_capture
 
@@ -381,6 +393,12 @@ class Captured:
             site.keep_only(record for record in site.records if pinned not in record.pinned)
             site.spare = [record for record in site.spare if pinned not in record.pinned]
             site.parked = [record for record in site.parked if pinned not in record.pinned]
+
+    def count_cached_calls(self) -> None:
+        """Let no guard call a cached function any more: the program sees how often that happens."""
+        self.counts_cached_calls = True
+        for site in (*self.entries.values(), *self.sites.values()):
+            site.keep_only(record for record in site.records if not record.calls_cached)
 
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""
