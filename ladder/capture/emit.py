@@ -279,7 +279,9 @@ def graph_results(segment: Segment, needed: set[str]) -> tuple[list[Node], list[
 def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
     """Return what shares memory in the run that was recorded."""
     inputs = [example for _, _, example in segment.placeholders]
-    return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
+    before = [segment.versions[var] for _, var, _ in segment.placeholders]
+    results = [node.obj for node in wanted]
+    return aliasing_of(inputs, results, writes=segment.written_memory, before=before, late=segment.late)
 
 
 def _open_examples(segment: Segment) -> list[Any]:
