@@ -123,6 +123,20 @@ def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
     return True
 
 
+def random_state(inputs: Sequence[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Return the states of the generators from which operators on these tensors draw."""
+    places = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
+    generators = [torch.default_generator]
+    generators += [torch.cuda.default_generators[place.index] for place in places if place.index is not None]
+    return [(each, each.get_state()) for each in generators]
+
+
+def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """Set generators back."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
 class Separated:
     """Runs an executable; what its first run shows to differ from the program is mended in every run.
 
@@ -181,7 +195,7 @@ class Separated:
     def _first(self, inputs: tuple[Any, ...]) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
         kept = [(inputs[at], inputs[at].clone()) for at in self.apart.written]
-        random = torch.get_rng_state()
+        random = random_state(inputs)
         before = [version_of(value) for value in inputs]
         results = self.run(*inputs)
         self.changes = self._needed(inputs, results)
@@ -192,7 +206,7 @@ class Separated:
             wrong = True
         if wrong:
             self._tell("its results cannot be laid out as the program's")
-            torch.set_rng_state(random)
+            restore_random(random)
             self._restore(kept, before, inputs)
             self.run, self.changes, self.apart = self.instead, {}, Apart(())
             return self.instead(*inputs)

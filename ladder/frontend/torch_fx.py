@@ -101,7 +101,10 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         traced = _functional(run, examples)
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
+    drawn = sum(map(draws, traced.graph.nodes))
     traced.graph.eliminate_dead_code()
+    if sum(map(draws, traced.graph.nodes)) != drawn:
+        raise ImportRefused("random numbers are drawn that nothing uses")
     name_functions(traced)
     return traced
 
@@ -240,8 +243,10 @@ def _used_results(node: torch.fx.Node) -> frozenset[int]:
     return frozenset(parts or {0})
 
 
-STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_copy.default)
-STRIDED = (*STRIDED, torch.ops.aten.as_strided_scatter.default, torch.ops.aten.as_strided_.default)
+STRIDED: tuple[Any, ...] = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
+)
 """Operators that read the memory of a tensor without regard to its axes."""
 
 LAID_OUT = "ladder.laid_out.default"
@@ -249,8 +254,12 @@ LAID_OUT = "ladder.laid_out.default"
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
     """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    tags = getattr(node.target, "tags", ())
-    return node.target in STRIDED or torch.Tag.nondeterministic_seeded in tags
+    return node.target in STRIDED or draws(node)
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Tell whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_whole(value: torch.Tensor) -> bool:

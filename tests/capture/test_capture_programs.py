@@ -36,7 +36,10 @@ CHANGING = {name for home in ADVERSARIAL for name in NAMES[home]}
 ONCE = [(name, 1) for home in (*FIRST, *LATER, *ADVERSARIAL) for name in NAMES[home]]
 
 
-@pytest.mark.parametrize(("name", "repeat"), [*ONCE, *((name, 3) for name in PROGRAMS if name not in CHANGING)])
+THRICE = [(name, 3) for name in PROGRAMS if name not in CHANGING]
+
+
+@pytest.mark.parametrize(("name", "repeat"), [*ONCE, *THRICE])
 def test_same_as_without_capture(name, repeat):
     expected, found, _ = captured_run(PROGRAMS[name], repeat)
     assert compare(expected, found) == ""
