@@ -45,8 +45,9 @@ def packings(weight: torch.Tensor, ttype: str, options: dict[str, object]) -> li
 
 
 def same(first: PackedWeight, second: PackedWeight) -> bool:
-    pairs = zip(first.tensors, second.tensors, strict=True)
-    return all(a.device == b.device and torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+    pairs = list(zip(first.tensors, second.tensors, strict=True))
+    beside = all(a.device == b.device for a, b in pairs)
+    return beside and all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
 @pytest.mark.parametrize(("ttype", "options"), OPTIONS, ids=[name for name, _ in OPTIONS])
