@@ -22,8 +22,8 @@ NARROWING = ("BF16ComputeLegalize", "NarrowDataType", "VectorizeLoop", "UnrollLo
 """Up to loops as they run."""
 
 SPLITTING = (
-    "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice", "LowerIket",
-    "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize",
+    "CommonSubexprElim", "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice",
+    "LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize",
 )  # fmt: skip
 """Up to functions of the host and of the device."""
 
@@ -41,26 +41,37 @@ def pipeline() -> str:
     return PIPELINE
 
 
-def flat(module: Any) -> Any:
-    """Return a module, whose functions name their target, with all indices flat."""
-    return _sequence(LOWERING, offsets_in_indices())(module)
+def as_it_runs(function: Any, target: Any) -> Any:
+    """Return a PrimFunc with flat indices, loops in vectors or unrolled, simplified; host and device in one.
+
+    Parameters
+    ----------
+    target
+        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+    """
+    import tvm
+    from tvm.target import Target
+
+    wanted = Target(target)
+    whole = wanted if wanted.kind.name == "llvm" else wanted.with_host(Target("llvm"))
+    with wanted:
+        module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({"kernel": function}))
+        return _running(module)["kernel"]
 
 
-def as_it_runs(module: Any) -> Any:
-    """Return a module as `flat` gives it with loops in vectors, unrolled and simplified."""
-    return _sequence(NARROWING)(module)
+def _running(module: Any) -> Any:
+    return _sequence(NARROWING)(_sequence(LOWERING, offsets_in_indices())(module))
 
 
 def _stages() -> tuple[Any, Any, Any]:
     """Return the passes on all functions, then on those of the host, then on those of the device."""
     import tvm
 
-    @tvm.transform.module_pass(opt_level=0, name="ladder.Passes")
     def passes(module: Any, context: Any) -> Any:
-        common = ("CommonSubexprElim",)  # it is left out by name, where it costs more than it gives
-        return _sequence((*common, *SPLITTING))(as_it_runs(flat(module)))
+        return _sequence(SPLITTING)(_running(module))
 
-    return passes, lambda: _sequence(HOST), lambda: _sequence(DEVICE)
+    whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
+    return whole, lambda: _sequence(HOST), lambda: _sequence(DEVICE)
 
 
 def _sequence(names: tuple[str, ...], *more: Any) -> Any:
@@ -83,11 +94,10 @@ def offsets_in_indices() -> Any:
     """Return the pass that lets all buffers begin where their memory does: offsets go into their indices."""
     import tvm
 
-    @tvm.tirx.transform.prim_func_pass(opt_level=0, name="ladder.OffsetsInIndices")
     def changed(function: Any, module: Any, context: Any) -> Any:
         return function.with_body(_Offsets().rewritten(function.body))
 
-    return changed
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OffsetsInIndices")
 
 
 class _Offsets:

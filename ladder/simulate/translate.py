@@ -77,6 +77,8 @@ class Translator(Expressions):
             axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
             self.launch.grid = [size for size, _ in axes]
             self.launch.block_slots = [place for _, place in axes]
+        elif tag == "clusterCtaIdx.x":
+            self.launch.cluster, self.launch.rank_slots = extent, [slot]
         else:
             raise UnknownCallError(f"the simulator does not know threads along {tag}")
 
@@ -151,7 +153,7 @@ class Translator(Expressions):
         return Plain()
 
     def viewed(self, data: Any) -> GlobalBuffer | Registers | None:
-        """Return the argument or the registers that a declared buffer is a flat view of, if it is of those."""
+        """Return the argument or the registers that a declared buffer is a flat view of, if any."""
         while type(data).__name__ == "Call" and len(data.args):
             data = data.args[0]
         held = self.names.get(data) if type(data).__name__ == "Var" else None

@@ -1,8 +1,8 @@
-"""Loop nests in TIR as Python: a PrimFunc for CPUs, before or after TVM's passes, executed with every access checked.
+"""Loop nests in TIR as Python: PrimFuncs for CPUs, before or after TVM's passes, every access checked.
 
-`translate` writes one Python function per PrimFunc. Loops run one after the other, vectors are numpy arrays,
-memory that nothing wrote is not a number; an access outside its buffer is an `OutsideError`. Before the passes
-every axis is checked alone.
+`translate` writes one Python function per PrimFunc. Loops run one after the other, vectors are numpy
+arrays, memory that nothing wrote is not a number; an access outside its buffer is an `OutsideError`.
+Before the passes every axis is checked alone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Held:
         cells = self.cells
         if isinstance(at, np.ndarray):
             if at.min() < 0 or at.max() >= cells.size:
-                raise OutsideError(f"reads {self.name}[{at.min()}..{at.max()}], which has {cells.size} elements")
+                raise OutsideError(
+                    f"reads {self.name}[{at.min()}..{at.max()}], which has {cells.size} elements"
+                )
             return cells[at]
         if not 0 <= at < cells.size:
             raise OutsideError(f"reads {self.name}[{at}], which has {cells.size} elements")
@@ -112,10 +114,12 @@ def _is_vector(*values: Any) -> bool:
 
 
 def _divide(a: Any, b: Any) -> Any:
+    """Divide as C does: towards zero, or floats as they are."""
     if isinstance(a, int) and isinstance(b, int):
-        return int(math.trunc(a / b)) if abs(a) < 1 << 52 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
     with np.errstate(all="ignore"):
-        return np.float64(a) / b if not _is_vector(a) or a.dtype.kind == "f" else np.trunc(a / b).astype(a.dtype)
+        quotient = np.float64(a) / b if not _is_vector(a) else a / b
+    return quotient if not _is_vector(a) or a.dtype.kind == "f" else np.trunc(quotient).astype(a.dtype)
 
 
 def _remainder(a: Any, b: Any) -> Any:
