@@ -248,6 +248,21 @@ def is_torch(x: Array) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def as_torch(x: Array) -> Array:
+    """Return a tensor as it is and a numpy array as a tensor in host memory.
+
+    Unlike ``torch.as_tensor``, it does not move tensors to torch's default device.
+    """
+    if is_torch(x):
+        return x
+    import torch
+
+    array = np.asarray(x)
+    name = next((n for n, d in NUMPY_DTYPES.items() if array.dtype == d), str(array.dtype))
+    bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
+    return bits.view(getattr(torch, TORCH_NAMES.get(name, name)))
+
+
 def arrays_of(x: Array) -> Arrays:
     """Return the operations for the library that ``x`` belongs to.
 

@@ -40,7 +40,7 @@ def _plain(function: Function) -> Function:
 
 def _constant(node: Node) -> torch.Tensor:
     given = node_attributes(node)
-    return torch.full(_shape(node), given["value"], dtype=torch_type(node.tile.ttype.name))
+    return torch.full(_shape(node), given["value"], dtype=torch_type(node.tile.ttype.name), device="cpu")
 
 
 def _sum(node: Node, x: torch.Tensor) -> torch.Tensor:
