@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch._higher_order_ops.associative_scan import associative_scan
-
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.attributes import Attributes
 from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
-from ladder.capture.modeled import MODELED
+from ladder.capture.modeled import FUNCTIONS, METHODS, call_cached
 from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
@@ -47,13 +45,15 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
 }
 _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
-    **{sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_, copy.deepcopy: polyfills.deepcopy_}
+    sum: polyfills.sum_,
+    any: polyfills.any_,
+    all: polyfills.all_,
+    copy.deepcopy: polyfills.deepcopy_,
 }
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
-_APPLY_FUNCTION: Any = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 _CACHED: Any = type(functools.cache(len))
 _SCALARS = (int, float, bool, str, type(None))
 
@@ -100,7 +100,7 @@ class Calls(Attributes):
             operator.itemgetter: self._call_getter,
             operator.attrgetter: self._call_getter,
             weakref.ReferenceType: self._call_reference,
-            _CACHED: self._call_cached,
+            _CACHED: lambda function, args, kwargs: call_cached(self, function, args, kwargs),
         }
 
     def _call_method(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -164,22 +164,6 @@ class Calls(Attributes):
             found = tuple(get(args[0], key) for key in keys)
         return found[0] if len(keys) == 1 else found
 
-    def _call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function behind `functools.cache` in the guard: what it gives there is what it gives here."""
-        segment, uses = self.segment, set[str]()
-        node = segment.node(function)
-        if self.captured.counts_cached_calls:
-            raise CaptureError("a cached function whose calls are counted")
-        segment.calls_cached = True
-        given = (*map(self.plain, args), *map(self.plain, kwargs.values()))
-        if not node.stable or not all(is_constant(item) or segment.node(item).pinned for item in given):
-            raise CaptureError("a cached function of objects that come and go")
-        result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-        texts = [segment.reference(item, uses) for item in given]
-        named = [f"{key}={text}" for key, text in zip(kwargs, texts[len(args) :], strict=True)]
-        text = f"{node.var}({', '.join([*texts[: len(args)], *named])})"
-        return segment.meet(result, segment.bind(text, text), text, stable=False)
-
     def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         node, target = self.segment.node(function), function()
         if target is not None and id(target) not in self.segment.arguments and self._may_have_died():
@@ -241,21 +225,15 @@ class Calls(Attributes):
 
     def _annotation(self, function: Any, kwargs: dict[str, Any]) -> Any:
         """Return how to call a Python function that is in one of the tables, else None."""
-        special = self.specials().get(function)
-        if special is not None:
-            return lambda call, args, kwargs: special(*args, **kwargs)
+        if function in self.specials():
+            return lambda call, args, kwargs: self.specials()[function](*args, **kwargs)
         if function in tensors.PYTHON_OPERATORS:
             return self._python_operator
         if function in tensors.STATE_READS:
             return self._state_read
-        if function is _APPLY_FUNCTION:
-            return self._apply_function
-        if function is associative_scan:
-            return self._scan
-        if function is torch._check_with:
-            return self._checked
-        if function in natives.ABOUT_PROGRAMS:
-            return self._about_program
+        modeled = FUNCTIONS.get(function)
+        if modeled is not None:
+            return lambda call, args, kwargs: modeled(self, call, args, kwargs)
         if function in _COMPILING:
             return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
@@ -270,44 +248,6 @@ class Calls(Attributes):
         if node is not None and node.external and not node.stable and "is" not in node.seen:
             node.seen.add("is")
             self.segment.check(f"{node.var} is {self.segment.constant(function)}", f"{node.var} is unchanged")
-
-    def _apply_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a `torch.autograd.Function`: its ``forward``, where no gradient is asked of it."""
-        tensors_given = [item for item in args if is_a(item, torch.Tensor)]
-        recorded = torch.is_grad_enabled()
-        if kwargs or (recorded and any(item.requires_grad for item in tensors_given)):
-            raise CaptureError("a gradient of a torch.autograd.Function is recorded")
-        chosen = polyfills.apply_function_without_gradients if recorded else polyfills.apply_function
-        return self.call_function(self.part(chosen), args, {})
-
-    def _scan(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call ``associative_scan``: one operator, if the function that it combines by is nothing but its code."""
-        combine, *rest = args
-        if type(combine) is not types.FunctionType or combine.__closure__ or combine.__defaults__:
-            raise CaptureError("a scan by a function that refers to more than its arguments")
-        names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
-        if names - {"torch"}:
-            raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
-        return self.operator(tensors.scanning(function, combine), tuple(rest), kwargs)
-
-    def _checked(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Do what ``torch._check`` does where the condition holds; where it does not, it raises by itself."""
-        if len(args) != 3 or kwargs or self.plain(args[1]) is not True:
-            raise CaptureError("a check that fails")
-
-    def _about_program(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Ask what a part of the program is; the answer holds for every run in which the part is the same."""
-        for item in (*args, *kwargs.values()):
-            while is_a(item, types.MethodType):
-                item = item.__func__
-            if is_constant(item):
-                continue
-            node = self.segment.node(item)
-            if is_a(item, types.FunctionType) and node.external:
-                self._identify(item)
-            elif not node.stable:
-                raise CaptureError(f"{function.__qualname__} of a {type(item).__qualname__}")
-        return self.part(function(*map(self.plain, args), **kwargs))
 
     def _leaf(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise CaptureError(f"{function.__qualname__} runs natively")
@@ -495,15 +435,12 @@ class Calls(Attributes):
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
-        modeled = MODELED.get((type(owner), name))
-        if modeled is not None:
-            return modeled(self, owner, *map(self.plain, rest), **kwargs)
-        if name == "__new__" and is_a(owner, type) and args and is_a(args[0], type):
-            if owner is object and len(args) > 1:
-                raise CaptureError("object.__new__ with arguments")
-            return self.allocate(owner, function, args[0], args[1:])
-        if name in ("__instancecheck__", "__subclasscheck__") and is_a(owner, type):
+        if (type(owner), name) in METHODS:
+            return METHODS[type(owner), name](self, owner, *map(self.plain, rest), **kwargs)
+        if is_a(owner, type) and name in ("__instancecheck__", "__subclasscheck__"):
             return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
+        if is_a(owner, type) and name == "__new__" and args and is_a(args[0], type):
+            return self._new(owner, function, args)
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if is_a(owner, natives.SCALAR_TYPES):
@@ -511,6 +448,11 @@ class Calls(Attributes):
         if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
             return self._wrapper(function, owner, name, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
+
+    def _new(self, owner: type, function: Any, args: tuple[Any, ...]) -> Any:
+        if owner is object and len(args) > 1:
+            raise CaptureError("object.__new__ with arguments")
+        return self.allocate(owner, function, args[0], args[1:])
 
     def _is_tensor_method(self, function: Any) -> bool:
         return type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor)

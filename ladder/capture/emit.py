@@ -20,7 +20,7 @@ from ladder.capture.kinds import is_a
 from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
-from ladder.capture.sites import FAILED, Assumed, Record
+from ladder.capture.sites import FAILED, Assumed, Record, Site
 from ladder.capture.tensor_memory import Watched, can_watch
 from ladder.capture.tensors import (
     STATE,
@@ -92,7 +92,8 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     ends = ending.returns or (plan is not None and plan.site.forks)
     made.calls_cached = segment.calls_cached
     made.assumes = frozenset(here for _, _, here in segment.assumed)
-    made.unseen, made.changed = ends and not made.assumes and _is_unseen(segment, changed), changed or frozenset()
+    made.changed = changed or frozenset()
+    made.unseen = ends and not made.assumes and _is_unseen(segment, changed)
     return made
 
 
@@ -242,7 +243,8 @@ def _check_distinct(segment: Segment) -> None:
         if node.external:
             groups.setdefault(type(node.obj), []).append(node)
     for kind, nodes in groups.items():
-        changed = any(node.mutated for node in nodes) or (issubclass(kind, torch.Tensor) and segment.changes_tensors)
+        changed = any(node.mutated for node in nodes)
+        changed |= issubclass(kind, torch.Tensor) and segment.changes_tensors
         changed |= kind in segment.distinct
         if changed and len(nodes) > 1:
             names = sorted({f"id({node.var})" for node in nodes})
@@ -355,7 +357,12 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     call = f"{segment.constant(compiled)}({', '.join(_spread(segment, [var for var, _ in inputs]))})"
-    names = "".join(f"{node.var}, " for node in wanted)
+    names = "".join(f"{node.var}, " for node in wanted) or "_"
+    return [*_running_lines(segment, machine.site, f"{names} = {call}"), *rebuilt], module
+
+
+def _running_lines(segment: Segment, site: Site | None, call: str) -> list[str]:
+    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so."""
     failed = f"return ({segment.constant(FAILED)}, None)"
     grad, autocast = segment.entry_state[STATE.index(torch.is_grad_enabled)], segment.entry_autocast
     undo = f"    {segment.constant(restore_state)}({grad}, {segment.constant(autocast)})"
@@ -368,13 +375,13 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         written = "".join(f"{node.var}, " for node in segment.written.values())
         lines.append(f"written = {segment.constant(saved_memory)}(({written}))")
         undone.append(f"    {segment.constant(restore_memory)}(written)")
-    lines += ["try:", f"    {names or '_'} = {call}"]
+    lines += ["try:", f"    {call}"]
     if segment.modules:
         lines += [f"except {segment.constant(Unrecorded)}:", *undone, "    return -1"]
     lines += ["except Exception:", *undone, f"    {failed}"]
     if segment.assumed:
-        assert machine.site is not None
-        numbers = Assumed(machine.site, [(here, number) for _, number, here in segment.assumed])
+        assert site is not None
+        numbers = Assumed(site, [(here, number) for _, number, here in segment.assumed])
         read = ", ".join(node.var for node, _, _ in segment.assumed)
         lines += [f"if not {segment.constant(numbers.holds)}({read}):", *undone, "    return -1"]
-    return [*lines, *rebuilt], module
+    return lines

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+import ladder
 from ladder.capture.bytecode import Program, program_of
 
 
@@ -199,8 +200,8 @@ def user_line(stack: Sequence[str]) -> str:
 
 
 def _is_library(line: str) -> bool:
-    home, torch_home, standard = (str(Path(file).parent) for file in (__file__, torch.__file__, inspect.__file__))
-    return line.startswith((home, torch_home)) or (line.startswith(standard) and "site-packages" not in line)
+    ours, torch_home, standard = (str(Path(item.__file__ or "").parent) for item in (ladder, torch, inspect))
+    return line.startswith((ours, torch_home)) or (line.startswith(standard) and "site-packages" not in line)
 
 
 def new_cell(slots: dict[str, Any], name: str) -> CellType:

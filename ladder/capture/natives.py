@@ -86,12 +86,12 @@ DATA: frozenset[Any] = frozenset(
 """Natives and Python functions that compute plain data from plain data."""
 
 ABOUT_PROGRAMS: frozenset[Any] = frozenset(
-    _members(inspect, "signature getfullargspec isclass isfunction ismethod isgeneratorfunction unwrap getdoc")
+    _members(inspect, "signature getfullargspec isclass isfunction ismethod isgeneratorfunction unwrap")
     | _members(typing, "get_type_hints get_origin get_args")
     | _members(importlib.util, "find_spec")
     | _members(importlib.metadata, "version")
 )
-"""Functions that say what a function, class or package is: the same for the same one, as long as it is unchanged."""
+"""Functions that say what a function, class or package is: the same as long as it is unchanged."""
 
 CHANGES: frozenset[Any] = frozenset(
     _members(bisect, "insort insort_left insort_right")
@@ -131,7 +131,10 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """Methods of containers that capture knows."""
 
-UNHEEDING = frozenset(words("keys values items get __iter__ __reversed__ __len__ __contains__ __getitem__ __setitem__ __delitem__"))
+UNHEEDING = frozenset(
+    words("keys values items get __iter__ __reversed__ __len__ __contains__")
+    + words("__getitem__ __setitem__ __delitem__")
+)
 """Methods of an ordered dictionary that call no method which a subclass might override."""
 
 READERS = frozenset(

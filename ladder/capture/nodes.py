@@ -12,7 +12,8 @@ class Node:
     """The shadow of one heap object.
 
     `constant`: a tensor made of numbers alone, which is the same in every run that matches.
-    `source`: the dictionary of which it is a view of the keys. `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
+    `source`: the dictionary of which it is a view of the keys.
+    `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
     """
 

@@ -121,9 +121,9 @@ class Operations(UserOperators):
         except Exception as error:
             self.segment.late = monitor.counted
             return self._failed(function, values, named, error)
-        if self._value_is_known(function, monitor, inputs, result):
+        if self._value_is_known(function, inputs, result):
             return result
-        self._fix_read_numbers(monitor, fx_args)
+        self._fix_read_numbers(monitor)
         split = self._must_split(function, result, monitor, inputs)
         if monitor.mutated and torch.is_grad_enabled():
             split = self._meet_written(monitor) or split
@@ -148,7 +148,7 @@ class Operations(UserOperators):
             self.segment.node(tensor).fake = fake
         return result
 
-    def _value_is_known(self, function: Any, monitor: tensors.Monitor, inputs: list[Node], result: Any) -> bool:
+    def _value_is_known(self, function: Any, inputs: list[Node], result: Any) -> bool:
         """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
 
         Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
@@ -162,8 +162,9 @@ class Operations(UserOperators):
         reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
         if not reads or site is None or here in site.surprising or self.is_aside() or inputs[0].dynamic:
             return False
-        if self.captured.joins and (function is torch.Tensor.__bool__ or (type(result) is bool and site.layouts)):
-            return False  # a branch: both of its sides are recorded
+        branches = function is torch.Tensor.__bool__ or (type(result) is bool and site.layouts)
+        if self.captured.joins and branches:
+            return False  # both of the sides are recorded
         copy = self.operator(torch.clone, (inputs[0].obj,), {})
         self.segment.assumed.append((self.segment.node(copy), result, here))
         return True
@@ -172,8 +173,8 @@ class Operations(UserOperators):
         """Say whether a side of a branch is being recorded beside the run itself."""
         return False
 
-    def _fix_read_numbers(self, monitor: tensors.Monitor, fx_args: Any) -> None:
-        """Let an operator that takes a tensor for a number, which is the same in all runs, be of known shape."""
+    def _fix_read_numbers(self, monitor: tensors.Monitor) -> None:
+        """Let an operator that takes a constant tensor for a number be of known shape."""
         nodes = [self.segment.nodes.get(id(tensor)) for tensor in monitor.read]
         if monitor.dynamic and monitor.read and not monitor.shape_depends:
             monitor.dynamic = not all(node is not None and node.constant for node in nodes)
@@ -363,8 +364,8 @@ class Operations(UserOperators):
 
     def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
-        if type(right) is np.float64:
-            right = float(right)  # on the left, numpy would take over
+        if is_a(right, np.generic):
+            right = right.item()  # on the left, numpy would take over
         if symbol in _IN_PLACE and not is_a(left, torch.Tensor):
             function = BINARY[symbol[:-1]]  # numbers have no in-place form
         other = right if is_a(left, torch.Tensor) else left

@@ -61,7 +61,9 @@ def is_plain_object(kind: type) -> bool:
 
 
 _ATOMIC: frozenset[type] = frozenset(
-    kind for kind, how in copy._deepcopy_dispatch.items() if how is copy._deepcopy_atomic  # type: ignore[attr-defined]
+    kind
+    for kind, how in copy._deepcopy_dispatch.items()
+    if how is copy._deepcopy_atomic  # type: ignore[attr-defined]
 ) | {torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout, types.ModuleType}
 
 

@@ -119,7 +119,7 @@ class Record:
 
 
 class Assumed:
-    """Numbers that tensors are assumed to hold, by the instruction that read each; checked after the graph."""
+    """Numbers that tensors are assumed to hold, by the instruction that read each."""
 
     def __init__(self, site: Site, numbers: list[tuple[Any, Any]]) -> None:
         self.site = site
@@ -207,7 +207,7 @@ class Site:
         return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
     def note_leave(self, why: str) -> None:
-        """Note that a recording from here was dropped since it matters when objects die; at the second, give up."""
+        """Note that a recording was dropped since it matters when objects die; give up at the second."""
         self.dead = why in self.failures
         self.failures.append(why)
 

@@ -404,7 +404,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
-    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from the operands' shapes."""
+    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from those of operands."""
     masks = (torch.bool, torch.uint8)
     return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])
 
