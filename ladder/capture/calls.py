@@ -211,7 +211,7 @@ class Calls(Attributes):
             return self.natively(function, *args, **kwargs)
         annotated = self._annotation(function, kwargs)
         if annotated is not None:
-            self._identify(function)
+            self.identify(function)
             return annotated(function, args, kwargs)
         code = function.__code__
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
@@ -242,7 +242,7 @@ class Calls(Attributes):
             return self._leaf
         return self._dispatched if function.__code__ is _DISPATCHED else None
 
-    def _identify(self, function: Any) -> None:
+    def identify(self, function: Any) -> None:
         """Guard that a function from outside is this one: its table row holds for no other."""
         node = self.segment.find(function)
         if node is not None and node.external and not node.stable and "is" not in node.seen:

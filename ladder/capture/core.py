@@ -111,6 +111,14 @@ class Core:
         return self.open(plan, result) if self.close(plan) else result
 
     @abstractmethod
+    def identify(self, function: Any) -> None:
+        """Guard that a function from outside is this one."""
+
+    @abstractmethod
+    def part(self, value: Any) -> Any:
+        """Return `value`, a read-only part of a constant, after pinning it."""
+
+    @abstractmethod
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
         """Return one item of a tuple."""
 

@@ -81,7 +81,7 @@ def ask_about_program(machine: Core, function: Any, args: tuple[Any, ...], kwarg
             continue
         node = machine.segment.node(item)
         if is_a(item, types.FunctionType) and node.external:
-            machine._identify(item)
+            machine.identify(item)
         elif not node.stable:
             raise CaptureError(f"{function.__qualname__} of a {type(item).__qualname__}")
     return machine.part(function(*map(machine.plain, args), **kwargs))

@@ -236,8 +236,8 @@ class Operations(UserOperators):
         if monitor.mutated:
             segment.written_memory = True
             for node in segment.graph_values:
-                strided = is_a(node.obj, torch.Tensor) and node.obj.layout is torch.strided
-                if node.constant and strided and tensors.storage_of(node.obj) in monitor.mutated:
+                is_strided = is_a(node.obj, torch.Tensor) and node.obj.layout is torch.strided
+                if node.constant and is_strided and tensors.storage_of(node.obj) in monitor.mutated:
                     node.constant = False
             strided = [node for node in segment.tensors if node.obj.layout is torch.strided]
             written = [node for node in strided if tensors.storage_of(node.obj) in monitor.mutated]

@@ -9,6 +9,7 @@ import copy
 import copyreg
 import enum
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -61,12 +62,23 @@ def is_plain_object(kind: type) -> bool:
 
 
 _ATOMIC: frozenset[type] = frozenset(
-    kind
-    for kind, how in copy._deepcopy_dispatch.items()
-    if how is copy._deepcopy_atomic  # type: ignore[attr-defined]
-) | {torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout, types.ModuleType}
-
-
+    {
+        type(None),
+        int,
+        float,
+        bool,
+        complex,
+        bytes,
+        str,
+        type(...),
+        type(NotImplemented),
+        types.CodeType,
+        range,
+    }
+    | {type, types.FunctionType, types.BuiltinFunctionType, property, weakref.ref, slice}
+    | {torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout}
+)
+"""Types whose instances `copy.deepcopy` gives back as they are, or makes again equal and unchangeable."""
 _CLASSES = (type, enum.Enum)
 
 

@@ -161,7 +161,7 @@ Memory = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
 def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
     """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
     storages = [tensor.untyped_storage() for tensor in written]
-    return [(storage, storage.clone()) for storage in storages]
+    return [(storage, storage.clone()) for storage in storages]  # type: ignore[no-untyped-call]
 
 
 def restore_memory(saved: Memory) -> None:
