@@ -47,7 +47,7 @@ from dataclasses import dataclass, replace
 from ladder.ir.build import bind
 from ladder.ir.graph import Graph
 from ladder.superopt.verifier.bound import Bound, bound_of
-from ladder.superopt.verifier.equivalence import DELTA, Certificate, forms_of, verify_equal
+from ladder.superopt.verifier.equivalence import DELTA, FREE, ROOTS, Certificate, forms_of, verify_equal
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.symbols import Findings, Symbols, examine, symbols_of
 from tile_types.errors import VerificationError
@@ -197,18 +197,18 @@ def _all_extents(graph: Graph) -> list[Extent]:
 def _bounds(first: Graph, second: Graph) -> list[Bound]:
     """Return the bounds with roots computed (if that can be) and with roots as unknowns."""
     found = []
-    for unknown in (False, True):
-        boundings = [Bounding(unknown), Bounding(unknown)]
+    for mode in (ROOTS, FREE):
+        boundings = [Bounding(mode.uninterpreted), Bounding(mode.uninterpreted)]
         try:
             a, b = (forms_of(*pair) for pair in zip((first, second), boundings, strict=True))
         except VerificationError:
-            if unknown:
+            if mode is FREE:
                 raise
             continue
         bound = bound_of(a, b, any(each.exponentials for each in boundings))
         roots = sum(each.roots for each in boundings)
         known = bound.with_radicands(roots).with_differences(boundings)
-        found.append(bound.with_unknown_roots(boundings) if unknown else known)
+        found.append(bound.with_functions(boundings) if mode is FREE else known)
         if not roots:
             break
     return found

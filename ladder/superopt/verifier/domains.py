@@ -1,0 +1,418 @@
+"""Where programs are defined: whether the second is wherever the first is finite.
+
+A program divides by what is not 0, takes roots of what is not negative, and logarithms of what is positive,
+at all inputs for which all its values are finite. These are the *facts* that the first program gives; the
+second one's *conditions* must follow from them. What is known of a value is its sign and whether it is 0:
+by construction (squares, exponentials, sums of what is not negative ...), because it is the value of a fact,
+or because a product or quotient that is a fact has it as a factor. Equal values are recognised as equal
+residues: with probability at most `Bound.merged`'s terms per pair of values compared, in every round.
+
+The rules mention no extents, so that what follows at the extents of a test follows at all for which the
+values that were recognised as equal are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ladder.ir.finite import Field, Residues
+from ladder.ir.graph import Graph, Node
+from ladder.ir.interpret import interpret
+from ladder.ir.modular import UndefinedResidueError
+from ladder.ir.quantized_values import Components
+from ladder.superopt.verifier.bound import difference, repetitions, vanishing
+from ladder.superopt.verifier.forms import Radicand
+from ladder.superopt.verifier.values import Conversions, domain_of
+from tile_types.errors import VerificationError
+
+Array = npt.NDArray[Any]
+
+NOT_ZERO, NOT_NEGATIVE = "apart", "low"
+
+SAYS = {NOT_ZERO: "divides by what may be 0", NOT_NEGATIVE: "takes a root or a logarithm of what may be negative"}
+
+POSITIVE = frozenset({"exp", "sigmoid"})
+ASKING = (("div", 1, NOT_ZERO), ("sqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_ZERO))
+"""Operators, which operand they ask something of, and what."""
+
+PARTIAL = frozenset({"log", "pow"})
+"""Functions that are not defined everywhere: ``log`` where positive, ``pow`` where the base is."""
+
+MOST_ROUNDS = 256
+DRAWS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Signed:
+    """Residues and what is known of the numbers: not negative, not positive, not 0."""
+
+    residues: Residues
+    low: Array
+    high: Array
+    apart: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.residues.shape
+
+    @property
+    def zero(self) -> Signed:
+        """The number 0."""
+        yes, no = np.ones((), bool), np.zeros((), bool)
+        return Signed(self.residues.zero, yes, yes, no)
+
+    @property
+    def p(self) -> Array:
+        """The residues."""
+        return self.residues.p
+
+    def map(self, function: Callable[[Array], Array]) -> Signed:
+        """Apply a rearrangement."""
+        return Signed(
+            self.residues.map(function), function(self.low), function(self.high), function(self.apart)
+        )
+
+
+@dataclass
+class Facts:
+    """Residues of values of which something is known.
+
+    Parameters
+    ----------
+    known
+        What is known -> sorted residues.
+    """
+
+    known: dict[str, Array] = field(
+        default_factory=lambda: {kind: np.zeros(0, np.int64) for kind in (NOT_ZERO, NOT_NEGATIVE, "defined")}
+    )
+
+    def add(self, kind: str, values: Array) -> bool:
+        """Add values; returns whether any are new."""
+        before = self.known[kind]
+        self.known[kind] = np.union1d(before, np.ravel(values))
+        return len(self.known[kind]) > len(before)
+
+    def has(self, kind: str, values: Array) -> Array:
+        """Return which values are known."""
+        return np.isin(values, self.known[kind])
+
+    @property
+    def count(self) -> int:
+        """How many values there are."""
+        return sum(len(values) for values in self.known.values())
+
+
+@dataclass
+class _Step:
+    """One operation, for what follows of its result for its operands."""
+
+    result: Array
+    operands: tuple[Array, ...]
+
+
+class Signs:
+    """Arithmetic on `Signed`: the interface of `ladder.ir.finite.Arithmetic`.
+
+    Parameters
+    ----------
+    field
+        Of the residues, with all functions unknown.
+    facts
+        What is known beforehand; None: only what construction says.
+    everywhere
+        Whether facts are looked up for every value, or for conditions only.
+    """
+
+    def __init__(self, field: Field, facts: Facts | None = None, everywhere: bool = False) -> None:
+        self.field, self.facts, self.everywhere = field, facts, everywhere
+        self.asked: dict[str, list[Array]] = {NOT_ZERO: [], NOT_NEGATIVE: [], "defined": []}
+        self.unmet: list[str] = []
+        self.steps: list[_Step] = []
+        self.compared = 0
+
+    @property
+    def uninterpreted(self) -> Collection[str]:
+        """All functions."""
+        return self.field.uninterpreted
+
+    # ---- values ----------------------------------------------------------------------------------------
+    def variables(self, residues: Residues) -> Signed:
+        """Return inputs, of which nothing is known."""
+        return self._made(residues, *(np.zeros(residues.shape, bool) for _ in range(3)))
+
+    def number(self, value: float) -> Signed:
+        """Return a constant."""
+        flags = (np.asarray(flag) for flag in (value >= 0, value <= 0, value != 0))
+        return Signed(self.field.number(value), *flags)
+
+    def _made(self, residues: Residues, low: Array, high: Array, apart: Array) -> Signed:
+        low, high, apart = (np.array(np.broadcast_to(flag, residues.shape)) for flag in (low, high, apart))
+        made = Signed(residues, low, high, apart)
+        return self._looked_up(made) if self.everywhere else made
+
+    def _looked_up(self, a: Signed) -> Signed:
+        """Add what facts say of a value."""
+        if self.facts is None:
+            return a
+        minus = -a.p % self.field.p
+        self.compared += 4 * a.p.size * self.facts.count
+        apart = self.facts.has(NOT_ZERO, a.p) | self.facts.has(NOT_ZERO, minus)
+        low, high = self.facts.has(NOT_NEGATIVE, a.p), self.facts.has(NOT_NEGATIVE, minus)
+        return Signed(a.residues, a.low | low, a.high | high, a.apart | apart)
+
+    def _ask(self, kind: str, a: Signed) -> None:
+        """Note a condition, and whether it is met."""
+        self.asked[kind].append(a.p)
+        if not np.all(getattr(a, kind)) and not np.all(getattr(self._looked_up(a), kind)):
+            self.unmet.append(kind)
+
+    # ---- arithmetic ------------------------------------------------------------------------------------
+    def add(self, a: Signed, b: Signed) -> Signed:
+        """Return ``a + b``."""
+        low, high = a.low & b.low, a.high & b.high
+        return self._made(self.field.add(a.residues, b.residues), low, high, (low | high) & (a.apart | b.apart))
+
+    def subtract(self, a: Signed, b: Signed) -> Signed:
+        """Return ``a - b``."""
+        low, high = a.low & b.high, a.high & b.low
+        residues = self.field.subtract(a.residues, b.residues)
+        return self._made(residues, low, high, (low | high) & (a.apart | b.apart))
+
+    def multiply(self, a: Signed, b: Signed) -> Signed:
+        """Return ``a * b``."""
+        result = self._product(self.field.multiply(a.residues, b.residues), a, b)
+        self.steps.append(_Step(result.p, (a.p, b.p)))
+        return result
+
+    def divide(self, a: Signed, b: Signed) -> Signed:
+        """Return ``a / b``, under the condition that b is not 0."""
+        self._ask(NOT_ZERO, b)
+        result = self._product(self.field.divide(a.residues, b.residues), a, b)
+        result = self._made(result.residues, result.low, result.high, np.broadcast_to(a.apart, result.shape))
+        self.steps.append(_Step(result.p, (a.p,)))
+        return result
+
+    def _product(self, residues: Residues, a: Signed, b: Signed) -> Signed:
+        same = np.asarray(a is b)
+        if self.facts is not None:
+            same = same | (a.p == b.p)
+            self.compared += residues.p.size
+        low = same | (a.low & b.low) | (a.high & b.high)
+        return self._made(residues, low, (a.low & b.high) | (a.high & b.low), a.apart & b.apart)
+
+    def negate(self, a: Signed) -> Signed:
+        """Return ``-a``."""
+        residues = self.field.negate(a.residues)
+        self.steps.append(_Step(residues.p, (a.p,)))
+        return self._made(residues, a.high, a.low, a.apart)
+
+    def root(self, a: Signed) -> Signed:
+        """Return the root of ``a``, under the condition that it is not negative."""
+        self._ask(NOT_NEGATIVE, a)
+        residues = self.field.root(a.residues)
+        self.steps.append(_Step(residues.p, (a.p,)))
+        return self._made(residues, np.asarray(True), np.asarray(False), self._looked_up(a).apart)
+
+    def exponential(self, a: Signed) -> Signed:
+        """Return ``exp(a)``."""
+        return self.function("exp", [a])
+
+    def function(self, name: str, values: Sequence[Signed]) -> Signed:
+        """Return the value of an unknown function, under the conditions of its name."""
+        residues = self.field.function(name, [value.residues for value in values])
+        if name.split(" ")[0] in PARTIAL:
+            self._ask_defined(name.split(" ")[0], residues, values[0])
+        positive = np.asarray(name in POSITIVE)
+        never = np.asarray(False)
+        return self._made(residues, positive | np.asarray(name == "step"), never, positive)
+
+    def _ask_defined(self, name: str, residues: Residues, a: Signed) -> None:
+        """Note that a function is defined: where it was before, or where its operand is positive."""
+        self.asked["defined"].append(residues.p)
+        if name == "log":
+            self.asked[NOT_ZERO].append(a.p)
+            self.asked[NOT_NEGATIVE].append(a.p)
+        if self.facts is not None:
+            self.compared += residues.p.size * self.facts.count
+            if np.all(self.facts.has("defined", residues.p)):
+                return
+        for kind in (NOT_NEGATIVE, NOT_ZERO):
+            if not np.all(getattr(self._looked_up(a), kind)):
+                self.unmet.append(NOT_NEGATIVE)
+                return
+
+    def total(self, a: Signed, axis: int, keep: bool) -> Signed:
+        """Sum along an axis."""
+        low, high = (flag.all(axis=axis, keepdims=keep) for flag in (a.low, a.high))
+        apart = (low | high) & a.apart.any(axis=axis, keepdims=keep)
+        return self._made(self.field.total(a.residues, axis, keep), low, high, apart)
+
+    def maximum(self, a: Signed, axis: int, keep: bool) -> Signed:
+        """Return the maximum along an axis."""
+        low = a.low.any(axis=axis, keepdims=keep)
+        high = a.high.all(axis=axis, keepdims=keep)
+        positive = (a.low & a.apart).any(axis=axis, keepdims=keep)
+        negative = (a.high & a.apart).all(axis=axis, keepdims=keep)
+        return self._made(self.field.maximum(a.residues, axis, keep), low, high, positive | negative)
+
+    def joined(self, values: Sequence[Signed], function: Callable[[Sequence[Array]], Array]) -> Signed:
+        """Apply a rearrangement of several arrays."""
+        parts = ([getattr(value, name) for value in values] for name in ("low", "high", "apart"))
+        residues = self.field.joined([value.residues for value in values], function)
+        return Signed(residues, *(np.asarray(function(part)) for part in parts))
+
+    # ---- facts -------------------------------------------------------------------------------------------
+    def concluded(self) -> Facts:
+        """Return what follows from the program being finite."""
+        facts = Facts()
+        for kind, values in self.asked.items():
+            for value in values:
+                facts.add(kind, value)
+        while any([self._factors(facts, step) for step in self.steps]):
+            pass
+        return facts
+
+    def _factors(self, facts: Facts, step: _Step) -> bool:
+        """A product, quotient or root that is not 0 has no operand that is."""
+        known = facts.has(NOT_ZERO, step.result)
+        self.compared += step.result.size
+        if not known.any():
+            return False
+        parts = [np.broadcast_to(operand, step.result.shape)[known] for operand in step.operands]
+        return any([facts.add(NOT_ZERO, part) for part in parts])
+
+
+Draw = Callable[[], tuple[Sequence[Field], Sequence[Any]]]
+"""Returns fields of both programs, all functions being unknown, and their inputs."""
+
+
+Known = Mapping[int, Collection[str]]
+"""Identity of a node of the second program -> what was proved of its value otherwise."""
+
+
+def conditions(graph: Graph) -> Iterator[tuple[str, Node]]:
+    """Yield what a program needs to be finite, and of which node's value."""
+    for node in graph.nodes:
+        for operator, position, kind in ASKING:
+            if node.operator == operator:
+                yield kind, graph.producer(node.inputs[position])
+
+
+def require_defined(
+    first: Graph,
+    second: Graph,
+    draw: Draw,
+    sizes: Sequence[Radicand],
+    delta: Fraction,
+    known: Known = MappingProxyType({}),
+) -> Fraction:
+    """Check that the second program is defined wherever the first is finite.
+
+    Parameters
+    ----------
+    draw
+        Draws inputs and fields.
+    sizes
+        Of all values of both programs.
+    delta
+        Wanted bound on the probability of a wrong answer.
+    known
+        What is known of values of the second program already.
+
+    Returns
+    -------
+    Fraction
+        The bound.
+
+    Raises
+    ------
+    VerificationError
+        If it does not follow that it is.
+    """
+    pair = _Pair(first, second, draw, known)
+    if pair.unmet(Search.NOTHING)[0] is None:
+        return Fraction(0)
+    for search in (Search.CONDITIONS, Search.EVERYTHING):
+        reason, compared = pair.unmet(search)
+        if reason is None:
+            break
+    if reason is not None:
+        raise VerificationError(f"the second program {SAYS[reason]} where the first may be finite")
+    once = compared * vanishing(*difference(sizes))
+    rounds = repetitions(once, delta)
+    if rounds is None or rounds > MOST_ROUNDS:
+        raise VerificationError("too many values to say where the programs are defined; shrink the inputs")
+    for _ in range(rounds - 1):
+        if pair.unmet(search)[0] is not None:
+            raise VerificationError("a value is 0 in one field and not in another: nothing is decided")
+    return once**rounds
+
+
+class Search(Enum):
+    """For which values of the second program facts of the first are looked up."""
+
+    NOTHING = 0
+    CONDITIONS = 1
+    EVERYTHING = 2
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two programs in a check."""
+
+    first: Graph
+    second: Graph
+    draw: Draw
+    known: Known
+
+    def unmet(self, search: Search) -> tuple[str | None, int]:
+        """Return a condition that is not met in a draw, and how many values were compared."""
+        for _ in range(DRAWS):
+            fields, operands = self.draw()
+            try:
+                facts, compared = self._facts(fields[0], operands, search)
+                signs = Signs(fields[1], facts, search is Search.EVERYTHING)
+                _run(self.second, signs, operands, self.known)
+            except UndefinedResidueError:
+                continue
+            return (signs.unmet[0] if signs.unmet else None), compared + signs.compared
+        raise VerificationError(f"a division was undefined in {DRAWS} draws in a row")
+
+    def _facts(self, own: Field, operands: Sequence[Any], search: Search) -> tuple[Facts | None, int]:
+        """Return what the first program says: nothing if it does not use all that it computes."""
+        if search is Search.NOTHING:
+            return None, 0
+        if any(node.operator == "select" for _, node in self.first.walk()):
+            return Facts(), 0
+        signs = Signs(own)
+        _run(self.first, signs, operands, {})
+        return signs.concluded(), signs.compared
+
+
+def _run(graph: Graph, signs: Signs, operands: Sequence[Any], known: Known) -> None:
+    values = [
+        signs.variables(value) if isinstance(value, Residues) else _components(signs, value) for value in operands
+    ]
+    domain = domain_of(Conversions.of(graph), signs)
+
+    def keep(node: Node, value: Any) -> Any:
+        kept = domain.keep(node, value)
+        yes = np.ones(kept.shape, bool) if id(node) in known else None
+        return replace(kept, **dict.fromkeys(known.get(id(node), ()), yes))
+
+    interpret(graph, values, replace(domain, keep=keep))
+
+
+def _components(signs: Signs, value: Any) -> Any:
+    metadata = {name: signs.variables(array) for name, array in value.metadata.items()}
+    return Components(signs.variables(value.elements), metadata, value.group)
