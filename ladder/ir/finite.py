@@ -290,7 +290,15 @@ class Field:
         """
         if self.unknowns is None:
             raise VerificationError(f"{name} has no meaning in a finite field: its value must be given")
-        return self.unknowns.function(self, name, values)
+        return self._step(*values) if name == "step" else self.unknowns.function(self, name, values)
+
+    def _step(self, a: Residues) -> Residues:
+        """Return whether ``a > 0``: 1 less what it is of ``-a``. At 0, where that fails, it must not matter."""
+        assert self.unknowns is not None
+        turned = a.p > self.p // 2
+        minus = self.negate(a)
+        found = self.unknowns.function(self, "step", [_chosen(turned, minus, a)])
+        return _chosen(turned, self.subtract(self.number(1.0), found), found)
 
     def joined(self, values: Sequence[Residues], function: Callable[[Sequence[Array]], Array]) -> Residues:
         """Apply a rearrangement of several arrays."""
@@ -323,6 +331,12 @@ class Residues:
         """The number 0, with the parts that this value has."""
         zero = np.zeros((), self.p.dtype)
         return Residues(zero, None if self.q is None else zero)
+
+
+def _chosen(where: Array, a: Residues, b: Residues) -> Residues:
+    """Return a where the condition holds, else b."""
+    q = None if a.q is None or b.q is None else np.where(where, a.q, b.q)
+    return Residues(np.where(where, a.p, b.p), q)
 
 
 def _residue(fraction: Fraction, modulus: int) -> int:

@@ -30,6 +30,7 @@ from ladder.ir.modular import UndefinedResidueError
 from ladder.ir.quantized_values import Components
 from ladder.superopt.verifier.bound import difference, repetitions, vanishing
 from ladder.superopt.verifier.forms import Radicand
+from ladder.superopt.verifier.relations import Product, RootRelations
 from ladder.superopt.verifier.values import Conversions, domain_of
 from tile_types.errors import VerificationError
 
@@ -134,9 +135,12 @@ class Signs:
     """
 
     def __init__(self, field: Field, facts: Facts | None = None, everywhere: bool = False) -> None:
+        if field.unknowns is not None:
+            field.unknowns.restart()
         self.field, self.facts, self.everywhere = field, facts, everywhere
         self.asked: dict[str, list[Array]] = {NOT_ZERO: [], NOT_NEGATIVE: [], "defined": []}
         self.unmet: list[str] = []
+        self.taken: Collection[int] = ()
         self.steps: list[_Step] = []
         self.compared = 0
 
@@ -218,10 +222,33 @@ class Signs:
 
     def root(self, a: Signed) -> Signed:
         """Return the root of ``a``, under the condition that it is not negative."""
-        self._ask(NOT_NEGATIVE, a)
         residues = self.field.root(a.residues)
+        low, apart = self._of_relations(residues.shape)
+        a = replace(a, low=a.low | low)
+        self._ask(NOT_NEGATIVE, a)
         self.steps.append(_Step(residues.p, (a.p,)))
-        return self._made(residues, np.asarray(True), np.asarray(False), self._looked_up(a).apart)
+        return self._made(residues, np.asarray(True), np.asarray(False), apart | self._looked_up(a).apart)
+
+    def _of_relations(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Return where a root is made of roots that the first program takes, and where none of those is 0."""
+        relations = None if self.field.unknowns is None else self.field.unknowns.relations
+        if not isinstance(relations, RootRelations):
+            return np.zeros(shape, bool), np.zeros(shape, bool)
+        made = [[number for number, _ in product.roots] for product in relations.latest]
+        for roots, product in zip(made, relations.latest, strict=True):
+            if not product.new:
+                parts = tuple(relations.store[number].p[1:] for number in roots)
+                self.steps.append(_Step(_element(self.field, relations, product), parts))
+        low = [all(number in self.taken for number in roots) for roots in made]
+        apart = [all(self._is_apart(relations, number) for number in roots) for roots in made]
+        return np.reshape(low, shape), np.reshape(apart, shape)
+
+    def _is_apart(self, relations: RootRelations, number: int) -> bool:
+        """Whether facts say that a root is not 0."""
+        if self.facts is None:
+            return False
+        self.compared += self.facts.count
+        return bool(self.facts.has(NOT_ZERO, relations.store[number].p).any())
 
     def exponential(self, a: Signed) -> Signed:
         """Return ``exp(a)``."""
@@ -382,21 +409,43 @@ class _Pair:
             try:
                 facts, compared = self._facts(fields[0], operands, search)
                 signs = Signs(fields[1], facts, search is Search.EVERYTHING)
+                signs.taken = () if self._chooses else _taken(fields[0])
                 _run(self.second, signs, operands, self.known)
             except UndefinedResidueError:
                 continue
             return (signs.unmet[0] if signs.unmet else None), compared + signs.compared
         raise VerificationError(f"a division was undefined in {DRAWS} draws in a row")
 
+    @property
+    def _chooses(self) -> bool:
+        """Whether values of the first program may go unused, so that they need not be finite."""
+        return any(node.operator == "select" for _, node in self.first.walk())
+
     def _facts(self, own: Field, operands: Sequence[Any], search: Search) -> tuple[Facts | None, int]:
         """Return what the first program says: nothing if it does not use all that it computes."""
-        if search is Search.NOTHING:
-            return None, 0
-        if any(node.operator == "select" for _, node in self.first.walk()):
-            return Facts(), 0
         signs = Signs(own)
         _run(self.first, signs, operands, {})
+        if search is Search.NOTHING:
+            return None, 0
+        if self._chooses:
+            return Facts(), 0
         return signs.concluded(), signs.compared
+
+
+def _taken(own: Field) -> Collection[int]:
+    """Return which radicands the first program's roots are made of: none of them is negative."""
+    relations = None if own.unknowns is None else own.unknowns.relations
+    return relations.own if isinstance(relations, RootRelations) else ()
+
+
+def _element(own: Field, relations: RootRelations, product: Product) -> Array:
+    """Return a root that is made of others."""
+    value = own.number(1.0)
+    for number, sign in product.roots:
+        root = relations.store[number].map(lambda part: part[1:])
+        value = own.multiply(value, root) if sign > 0 else own.divide(value, root)
+    factor = product.factor.numerator * pow(product.factor.denominator, -1, own.p)
+    return np.asarray(value.p * (factor % own.p) % own.p)
 
 
 def _run(graph: Graph, signs: Signs, operands: Sequence[Any], known: Known) -> None:

@@ -40,6 +40,8 @@ QUICK_DRAWS = 64
 PROOF_DRAWS = 64
 """Draws in which the radicands must prove independent."""
 
+NO_PRODUCTS = "no root is a product of others"
+
 MOST_RECOGNISED = 64
 """Pairs of values at most of which it is proved that they are equal, to see where programs are defined."""
 
@@ -69,19 +71,16 @@ class Mode:
     related: bool = False
 
 
-LAX_OF = {"exp": "exp", "sqrt": "root"}
-"""Function -> LAX class of the operators that are made of it."""
-
 FREE = Mode("functions", frozenset({"exp", "sqrt", "reduce_max"}))
 EXPONENTIALS = Mode("roots", frozenset({"sqrt"}))
-RELATED = Mode("roots", frozenset({"sqrt"}), related=True)
-ROOTS = Mode("functions", frozenset(), related=True)
+ROOTS = Mode("functions", frozenset())
+RELATED = (Mode("roots", frozenset({"sqrt"}), related=True), Mode("functions", frozenset(), related=True))
 
 
 def modes_of(*graphs: Graph) -> tuple[Mode, ...]:
     """Return how programs are tried, cheapest first; the last one interprets most."""
     exponentials, roots = (_has((lax,), *graphs) for lax in ("exp", "root"))
-    more = [FREE, *([EXPONENTIALS] if exponentials else []), *([RELATED, ROOTS] if roots else [])]
+    more = [FREE, *([EXPONENTIALS] if exponentials else []), *([ROOTS, *RELATED] if roots else [])]
     return tuple(more)
 
 
@@ -179,9 +178,20 @@ def verify_equal(
 
 
 def certify(
-    first: Graph, second: Graph, delta: Fraction, entropy: Entropy, modes: Sequence[Mode]
+    first: Graph,
+    second: Graph,
+    delta: Fraction,
+    entropy: Entropy,
+    modes: Sequence[Mode],
+    domains: tuple[Graph, Graph] | tuple[()] | None = (),
 ) -> Certificate:
-    """Try modes one after another, then where the programs are defined; the errors of all tests add up."""
+    """Try modes one after another, then where the programs are defined; the errors of all tests add up.
+
+    Parameters
+    ----------
+    domains
+        Programs of which the second must be defined where the first is, if not those; None: none are.
+    """
     difference = signatures_differ(first, second)
     if difference:
         return Certificate("different", f"signatures differ: {difference}")
@@ -189,16 +199,33 @@ def certify(
         require_complete(first)
         require_complete(second)
         each = delta / (len(modes) + 1)
-        spent = Fraction(0)
+        spent, failed = Fraction(0), []
         for number, mode in enumerate(modes):
             test = _Test(first, second, (*entropy, number), mode)
             found = _certificate(test, each)
             spent += found.delta if found.equal else each
             if found.equal:
-                return replace(found, delta=spent + _defined(test, each, entropy), draws=test.draws)
+                if domains is not None:
+                    where = _Test(*domains, (*entropy, len(modes)), FREE) if domains else test
+                    spent += _defined(where, each, entropy)
+                return replace(found, delta=spent)
+            failed.append(found)
     except VerificationError as error:
         return Certificate("refused", str(error))
-    return found
+    return most_telling(failed)
+
+
+def refusal(graph: Graph) -> str:
+    """Return why equality with a program cannot be decided where exponentials are interpreted, or nothing."""
+    found = certify(graph, graph, Fraction(DELTA), (0,), (EXPONENTIALS, ROOTS))
+    return found.reason if found.verdict == "refused" else ""
+
+
+def most_telling(failed: Sequence[Certificate]) -> Certificate:
+    """Return a proof that programs differ, or else the last reason why nothing is decided."""
+    different = [found for found in failed if found.verdict == "different"]
+    reasons = [found for found in failed if found.reason != NO_PRODUCTS]
+    return different[0] if different else (reasons or failed)[-1]
 
 
 def _defined(test: _Test, delta: Fraction, entropy: Entropy) -> Fraction:
@@ -297,9 +324,9 @@ class _Test:
         self.conversions = [Conversions.of(graph) for graph in self.graphs]
         self.exponents = _has(("exp",), first, second) and "exp" not in mode.uninterpreted
         self.maxima = _has(("maximum",), first, second) or _rescales(first) or _rescales(second)
-        free = [lax for name, lax in LAX_OF.items() if name in mode.uninterpreted]
         converted = any(each.unknown or each.rounded for each in self.conversions)
-        self.unknown = converted or _has(("other", *free), first, second)
+        free = ["exp"] if "exp" in mode.uninterpreted else []
+        self.unknown = converted or _has(("other", "root", *free), first, second)
         self.boundings = tuple(Bounding(mode.uninterpreted) for _ in self.graphs)
         self.plans: list[Plan] | None = None
 
@@ -328,18 +355,18 @@ class _Test:
         return Certificate("equal", "", bound.delta(rounds) + confusion, bound, rounds, self.draws)
 
     def _relate(self) -> None:
-        """Find out which roots are products of others; not needed if none is."""
+        """Find out which roots are products of others; VerificationError if none is."""
         tiles = [node.tile for node in self.graphs[0].inputs]
         self.plans = related(self.graphs, lambda draw: [_operand(t, draw) for t in tiles], self.generator)
-        if self.plans is None and "sqrt" in self.mode.uninterpreted:
-            raise VerificationError("no root is a product of others")
+        if self.plans is None:
+            raise VerificationError(NO_PRODUCTS)
 
     def require_defined(self, delta: Fraction, known: dict[int, set[str]]) -> Fraction:
         """Check where the programs are defined; returns the bound on the error of that."""
         _ = self.forms
         sizes = [bounding.largest for bounding in self.boundings]
         free = _Test(*self.graphs, (0,), FREE)
-        free.generator = self.generator
+        free.generator, free.plans = self.generator, self.plans
 
         def draw() -> tuple[list[Field], list[Any]]:
             self.draws += 1

@@ -242,12 +242,20 @@ class RootRelations:
         Radicands and roots known so far, shared by both programs: the first runs before the second.
     first
         Whether this is the first program's.
+    latest
+        What the roots of the last operator are.
     """
 
     plan: Plan
     store: Store
     first: bool
+    latest: Sequence[Product] = ()
     _next: int = field(default=0)
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Numbers of the radicands that this program's roots are made of."""
+        return frozenset(n for each in self.plan for product in each for n, _ in product.roots)
 
     def restart(self) -> None:
         """Begin another evaluation."""
@@ -264,6 +272,7 @@ class RootRelations:
             If a relation does not hold: its two points were misleading.
         """
         products, self._next = self.plan[self._next], self._next + 1
+        self.latest = products
         flat = a.map(np.ravel)
         self._add_bases(own, flat, products)
         parts = [
