@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -276,8 +276,8 @@ class Field:
             raise VerificationError("a maximum has no meaning in a finite field: its value must be given")
         if "reduce_max" not in self.uninterpreted:
             return self.unknowns.maximum(self, a)
-        parts = [a.map(lambda part, at=at: np.take(part, at, axis)) for at in range(a.shape[axis])]
-        found = self.function("reduce_max", parts)
+        slices = [partial(np.take, indices=at, axis=axis) for at in range(a.shape[axis])]
+        found = self.function("reduce_max", [a.map(each) for each in slices])
         return found.map(lambda part: np.expand_dims(part, axis)) if keep else found
 
     def function(self, name: str, values: Sequence[Residues]) -> Residues:
@@ -293,7 +293,7 @@ class Field:
         return self._step(*values) if name == "step" else self.unknowns.function(self, name, values)
 
     def _step(self, a: Residues) -> Residues:
-        """Return whether ``a > 0``: 1 less what it is of ``-a``. At 0, where that fails, it must not matter."""
+        """Return whether ``a > 0``: 1 less what it is of ``-a``; at 0 it must not matter."""
         assert self.unknowns is not None
         turned = a.p > self.p // 2
         minus = self.negate(a)

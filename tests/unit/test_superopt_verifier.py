@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -149,7 +148,7 @@ def test_roots_that_no_field_decides_are_taken_as_unknown(body):
 
 def test_a_root_of_a_square_is_not_its_argument():
     """x and |x| agree in half of all draws: published verifiers with one test accept them."""
-    for seed in range(20):
+    for _ in range(20):
         first, second = program(lambda x: x * 1.0, X), program(lambda x: x.square().sqrt(), X)
         assert not verify_equal(first, second).equal
 

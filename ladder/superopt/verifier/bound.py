@@ -28,7 +28,7 @@ def vanishing(degree: int, bits: int) -> Fraction:
 
 
 def repetitions(once: Fraction, delta: Fraction) -> int | None:
-    """Return how often what errs with probability ``once`` must agree, for ``delta``; None if never enough."""
+    """Return how often what errs with probability ``once`` must agree for ``delta``; None if never."""
     if 2 * once >= 1:
         return None
     count, total = 1, once

@@ -47,7 +47,7 @@ EXPANDED: dict[str, Callable[[GraphBuilder, str], str]] = {
 
 
 def expanded(graph: Graph) -> Graph:
-    """Return a kernel graph with operators made of functions as what they are made of; inputs are numbered."""
+    """Return a kernel graph with operators made of functions taken apart, and inputs numbered."""
     g = GraphBuilder(graph.name)
     names: dict[str, str] = {}
     for node in graph.nodes:

@@ -38,7 +38,10 @@ Array = npt.NDArray[Any]
 
 NOT_ZERO, NOT_NEGATIVE = "apart", "low"
 
-SAYS = {NOT_ZERO: "divides by what may be 0", NOT_NEGATIVE: "takes a root or a logarithm of what may be negative"}
+SAYS = {
+    NOT_ZERO: "divides by what may be 0",
+    NOT_NEGATIVE: "takes a root or a logarithm of what may be negative",
+}
 
 POSITIVE = frozenset({"exp", "sigmoid"})
 ASKING = (("div", 1, NOT_ZERO), ("sqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_ZERO))
@@ -184,7 +187,8 @@ class Signs:
     def add(self, a: Signed, b: Signed) -> Signed:
         """Return ``a + b``."""
         low, high = a.low & b.low, a.high & b.high
-        return self._made(self.field.add(a.residues, b.residues), low, high, (low | high) & (a.apart | b.apart))
+        apart = (low | high) & (a.apart | b.apart)
+        return self._made(self.field.add(a.residues, b.residues), low, high, apart)
 
     def subtract(self, a: Signed, b: Signed) -> Signed:
         """Return ``a - b``."""
@@ -280,16 +284,14 @@ class Signs:
 
     def total(self, a: Signed, axis: int, keep: bool) -> Signed:
         """Sum along an axis."""
-        low, high = (flag.all(axis=axis, keepdims=keep) for flag in (a.low, a.high))
-        apart = (low | high) & a.apart.any(axis=axis, keepdims=keep)
+        low, high = (np.asarray(flag.all(axis=axis, keepdims=keep)) for flag in (a.low, a.high))
+        apart = (low | high) & np.asarray(a.apart.any(axis=axis, keepdims=keep))
         return self._made(self.field.total(a.residues, axis, keep), low, high, apart)
 
     def maximum(self, a: Signed, axis: int, keep: bool) -> Signed:
         """Return the maximum along an axis."""
-        low = a.low.any(axis=axis, keepdims=keep)
-        high = a.high.all(axis=axis, keepdims=keep)
-        positive = (a.low & a.apart).any(axis=axis, keepdims=keep)
-        negative = (a.high & a.apart).all(axis=axis, keepdims=keep)
+        low, positive = (np.asarray(f.any(axis=axis, keepdims=keep)) for f in (a.low, a.low & a.apart))
+        high, negative = (np.asarray(f.all(axis=axis, keepdims=keep)) for f in (a.high, a.high & a.apart))
         return self._made(self.field.maximum(a.residues, axis, keep), low, high, positive | negative)
 
     def joined(self, values: Sequence[Signed], function: Callable[[Sequence[Array]], Array]) -> Signed:
@@ -305,18 +307,20 @@ class Signs:
         for kind, values in self.asked.items():
             for value in values:
                 facts.add(kind, value)
-        while any([self._factors(facts, step) for step in self.steps]):
-            pass
+        grew = [True]
+        while any(grew):
+            grew = [self._factors(facts, step) for step in self.steps]
         return facts
 
     def _factors(self, facts: Facts, step: _Step) -> bool:
-        """A product, quotient or root that is not 0 has no operand that is."""
+        """Add the factors of what is not 0: a product, quotient or root has no operand that is."""
         known = facts.has(NOT_ZERO, step.result)
         self.compared += step.result.size
         if not known.any():
             return False
         parts = [np.broadcast_to(operand, step.result.shape)[known] for operand in step.operands]
-        return any([facts.add(NOT_ZERO, part) for part in parts])
+        grew = [facts.add(NOT_ZERO, part) for part in parts]
+        return any(grew)
 
 
 Draw = Callable[[], tuple[Sequence[Field], Sequence[Any]]]
@@ -450,7 +454,8 @@ def _element(own: Field, relations: RootRelations, product: Product) -> Array:
 
 def _run(graph: Graph, signs: Signs, operands: Sequence[Any], known: Known) -> None:
     values = [
-        signs.variables(value) if isinstance(value, Residues) else _components(signs, value) for value in operands
+        signs.variables(value) if isinstance(value, Residues) else _components(signs, value)
+        for value in operands
     ]
     domain = domain_of(Conversions.of(graph), signs)
 

@@ -50,7 +50,7 @@ FORM = np.dtype(
 
 
 MOST = 2.0**50
-"""Degrees and bits above are refused: no field of 31 bits decides such programs, and float64 is exact below."""
+"""Degrees and bits above are refused: no field of 31 bits decides them, and float64 is exact below."""
 
 
 def capped(a: Array) -> Array:
@@ -348,8 +348,8 @@ class Bounding:
         parts = np.moveaxis(a.data, axis, 0)
         if "reduce_max" in self.uninterpreted:
             self.functions += int(a.data.size)
-            found = self.function("reduce_max", [Forms(part) for part in parts])
-            return found.map(lambda data: np.expand_dims(data, axis)) if keep else found
+            free = self.function("reduce_max", [Forms(part) for part in parts])
+            return free.map(lambda data: np.expand_dims(data, axis)) if keep else free
         columns = parts["value"].reshape(len(parts), -1).T
         found = [self._unknown(tuple(column)) for column in columns.tolist()]
         data = np.zeros(parts.shape[1:], FORM)

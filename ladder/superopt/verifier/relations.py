@@ -211,7 +211,9 @@ def _of_others(value: tuple[Fraction, ...], bases: Sequence[tuple[Fraction, ...]
         for chosen in itertools.combinations(usable, count):
             for signs in itertools.product((1, -1), repeat=count):
                 powers = list(zip(chosen, signs, strict=True))
-                rests = {v / math.prod(bases[n][at] ** sign for n, sign in powers) for at, v in enumerate(value)}
+                rests = {
+                    v / math.prod(bases[n][at] ** sign for n, sign in powers) for at, v in enumerate(value)
+                }
                 factor = _square_root(rests.pop()) if len(rests) == 1 else None
                 if factor is not None:
                     return Product(factor, tuple(powers))
@@ -303,7 +305,8 @@ class RootRelations:
             values = [int(v) for v in self.store[number].parts[side]]
             if sign < 0 and 0 in values:
                 raise UndefinedResidueError("a root of 0 under a fraction; draw new inputs")
-            square, root = (x * pow(v, sign, modulus) % modulus for x, v in zip((square, root), values, strict=True))
+            square = square * pow(values[0], sign, modulus) % modulus
+            root = root * pow(values[1], sign, modulus) % modulus
         factor = product.factor.numerator * pow(product.factor.denominator, -1, modulus) % modulus
         if square * factor * factor % modulus != radicand % modulus:
             raise VerificationError("a root is a product of others at some points only: nothing is decided")

@@ -236,7 +236,7 @@ def _for_all(
     found: list[Certificate] = []
     for number, test in enumerate(tests):
         at = {**extents, **test}
-        small = [bind(graph, at) for graph in (first, second)]
+        small = bind(first, at), bind(second, at)
         within = domains and (bind(domains[0], at), bind(domains[1], at))
         found.append(certify(*small, delta / len(tests), (*entropy, number), modes, domains=within))
         if not found[-1].equal:

@@ -28,7 +28,6 @@ from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
 from ladder.superopt.verifier.coverage import signature
 from tile_types.errors import VerificationError
-
 from tile_types.library import FLOAT_FORMATS, get_type
 from tile_types.ttype import TType
 
@@ -204,7 +203,7 @@ class Conversions:
             return True
         row = get_operator(node.operator)
         whole = [integers_of(name) is not None for name in types]
-        wrapped = any(is_integer and known is None for is_integer, known in zip(whole, arguments, strict=True))
+        wrapped = any(each and known is None for each, known in zip(whole, arguments, strict=True))
         return row.finite is None and row.elementwise and wrapped
 
     def _computed(self, node: Node, arguments: Sequence[Range]) -> Range:
@@ -253,7 +252,7 @@ def _given(node: Node) -> Range:
 
 
 def _require_followed(node: Node, types: Sequence[str], arguments: Sequence[Range]) -> None:
-    """Refuse what is not computed in Z: other operators of integers, operands that are converted on the way."""
+    """Refuse what is not computed in Z: other operators of integers, operands of other types."""
     own = node.tile.ttype.name
     if integers_of(own) is not None:
         row = get_operator(node.operator)
