@@ -89,7 +89,10 @@ def keep_apart() -> None:
     Starts the pool of a thread that calls for the first time, see `prepare_environment`.
     """
     if _callers.workers is None:
-        start_workers(int(os.environ["TVM_NUM_THREADS"]))
+        count = os.environ.get("TVM_NUM_THREADS")
+        if count is None:
+            return  # nothing has loaded a kernel yet: there are no workers
+        start_workers(int(count))
     workers = _callers.workers
     if workers is not None and _current_core is not None:
         core = _current_core()
