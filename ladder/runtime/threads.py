@@ -10,8 +10,8 @@ alternating with torch's:
 * as here, workers spin 1 ms and keep off the core on which the caller runs: 330 us.
 
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
-operators run inline in the child, in the thread that calls them; else the child starts workers of its own. It ends
-best by ``os._exit``, as multiprocessing's children do: `_end_in_time` says what else happens.
+operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
+Such a child ends best by ``os._exit``, as multiprocessing's do: `_end_in_time` says what else happens.
 """
 
 from __future__ import annotations
