@@ -31,7 +31,7 @@ log = logging.getLogger("ladder.model")
 FOLDER = "models"
 """One of `ladder.runtime.cache.NOTES`."""
 
-SOURCES = ("ladder/frontend", "ladder/runtime")
+SOURCES = ("ladder/frontend",)
 """Packages, beyond those that decide a kernel, whose source text decides what a graph becomes."""
 
 

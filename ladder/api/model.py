@@ -25,6 +25,7 @@ from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
+    from ladder.runtime.model.executable import Executable
 
 
 class Compiled(Captured):
@@ -187,9 +188,9 @@ class Compiler:
 
 
 def separated(
-    executable: Callable[..., Any], module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
+    executable: Executable, module: torch.fx.GraphModule, examples: list[Any], opened: list[Any]
 ) -> Callable[..., Any]:
-    """Return what runs a plan whose results share memory as the program's do.
+    """Return what runs a plan whose results share memory, and lie, as the program's do.
 
     Parameters
     ----------
@@ -205,7 +206,9 @@ def separated(
     shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
     if shares and expected.writes:
         raise ImportRefused("results share memory that the graph writes")
-    return Separated(executable, run_as_is(module, examples), expected)
+    written = [at for at, _ in executable.updates]
+    plain, is_open = run_as_is(module, examples), "open" in module.meta
+    return Separated(executable, plain, expected, written, is_open=is_open)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

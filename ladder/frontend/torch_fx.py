@@ -180,6 +180,19 @@ def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
     return result.reshape(*input.shape[:-1], weight.shape[0])
 
 
+def contiguous_bernoulli(x: Any, p: float, **options: Any) -> Any:
+    """Return ``torch.bernoulli(x, p)`` as it draws: in the order of the axes, however x lies."""
+    return x.new_empty(x.shape).bernoulli_(p, **options)
+
+
+def strided_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Return ``torch.nn.functional.dropout``, whose numbers come in the order in which x lies on a CPU."""
+    if not training or p in (0, 1) or x.is_contiguous() or x.device.type != "cpu":
+        return torch.nn.functional.dropout(x, p, training, inplace)
+    noise = torch.ops.ladder.bernoulli(x, torch.empty_like(x).stride(), 1 - p).div_(1 - p)
+    return x.mul_(noise) if inplace else x * noise
+
+
 _LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
 _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
 
@@ -198,6 +211,10 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             _name_attention(node)
         if node.op == "call_function" and node.target in _LINEAR:
             node.target = matrix_linear
+        if node.op == "call_function" and node.target is torch.nn.functional.dropout:
+            node.target = strided_dropout
+        if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:
+            node.target = contiguous_bernoulli
     return torch.fx.GraphModule(module, graph)
 
 
@@ -254,6 +271,32 @@ def _used_results(node: torch.fx.Node) -> frozenset[int]:
     """Return which results of a node are used; an operator with one has result 0."""
     parts: set[Any] = {user.args[1] for user in node.users if user.target is operator.getitem}
     return frozenset(parts or {0})
+
+
+STRIDED: tuple[Any, ...] = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in ("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
+)
+"""Operators that read the memory of a tensor without regard to its axes."""
+
+LAID_OUT = "ladder.laid_out.default"
+
+
+def depends_on_strides(node: torch.fx.Node) -> bool:
+    """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
+    return node.target in STRIDED or draws(node)
+
+
+def draws(node: torch.fx.Node) -> bool:
+    """Tell whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_whole(value: torch.Tensor) -> bool:
+    """Tell whether the elements of a tensor are all that is in its memory."""
+    nbytes = value.numel() * value.element_size()
+    dense = torch._prims_common.is_non_overlapping_and_dense_or_false(value)
+    return bool(dense and not value.storage_offset() and value.untyped_storage().nbytes() == nbytes)
 
 
 class _Walk:
@@ -426,26 +469,57 @@ class _Walk:
     def call(self, node: torch.fx.Node) -> Any:
         """Leave an operator to the library."""
         inputs: list[str] = []
-        arguments = self._literal(list(node.args), inputs)
-        keywords = tuple((key, self._literal(value, inputs)) for key, value in node.kwargs.items())
+        lying = {**self.values, **self._laid_out(node)}
+        arguments = self._literal(list(node.args), inputs, lying)
+        keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in node.kwargs.items())
         stated = node.meta["val"]
         values = stated if isinstance(stated, list | tuple) else (stated,)
         if not all(isinstance(value, torch.Tensor) for value in values):
             raise ImportRefused(f"{node.target} returns {stated!r}")
         tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(_type_and_shape, values)]
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles, random)
+        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles, draws(node))
         return added.values if isinstance(stated, list | tuple) else added.name
 
-    def _literal(self, value: Any, inputs: list[str]) -> Any:
+    def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
+        """Return copies of what an operator reads in the order of memory, that lie as in the program."""
+        found: dict[torch.fx.Node, str] = {}
+        for source in node.all_input_nodes if depends_on_strides(node) else ():
+            value = source.meta["val"]
+            if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:
+                continue
+            if node.target in STRIDED and not is_whole(value):
+                raise ImportRefused(f"{node.target} of a part of a tensor")
+            if not value.is_contiguous():
+                found[source] = self._of_strides(LAID_OUT, source)
+        return found
+
+    def _of_strides(self, target: str, source: torch.fx.Node, *rest: Any) -> str:
+        """Return what an operator of ours makes of a value and its strides in the program."""
+        value = source.meta["val"]
+        extents = [_extent(step) for step in value.stride()]
+        steps = tuple(("extent", step) if isinstance(step, str) else step for step in extents)
+        ttype, shape = _type_and_shape(value)
+        arguments, tiles = (("%", 0), steps, *rest), [Tile(get_type(ttype), shape)]
+        random = target != LAID_OUT
+        return self.im.call(target, arguments, (), [self.values[source]], tiles, random).name
+
+    def bernoulli(self, node: torch.fx.Node) -> Any:
+        """Draw numbers in the order in which the operand lies: the functional operator would not."""
+        source, p = node.args[:2]
+        dense = torch._prims_common.is_non_overlapping_and_dense_or_false
+        if source.meta["val"].is_contiguous() or node.kwargs or not dense(source.meta["val"]):  # type: ignore[union-attr]
+            return self.call(node)
+        return self._of_strides("ladder.bernoulli.default", source, p)  # type: ignore[arg-type]
+
+    def _literal(self, value: Any, inputs: list[str], values: Mapping[torch.fx.Node, Any]) -> Any:
         """Return an argument as an attribute holds it; tensors become places among the operands."""
         if isinstance(value, torch.fx.Node) and isinstance(value.meta["val"], torch.Tensor):
-            if self.values[value] is None:
+            if values[value] is None:
                 raise DTypeError(f"{value.name} has a type that tile graphs lack: {value.meta['val'].dtype}")
-            inputs.append(self.values[value])
+            inputs.append(values[value])
             return ("%", len(inputs) - 1)
         if isinstance(value, list | tuple):
-            return tuple(self._literal(item, inputs) for item in value)
+            return tuple(self._literal(item, inputs, values) for item in value)
         if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
             return ("torch", str(value).removeprefix("torch."))
         if isinstance(value, torch.device):
@@ -563,6 +637,7 @@ _STEPS: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
 
 _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
     "aten.copy_.default": _Walk.update,
+    "aten.bernoulli.p": _Walk.bernoulli,
     "ladder.matmul.default": _Walk.quantized_product,
     "ladder.matmul_without_gradient.default": _Walk.quantized_product,
     "ladder.convolve.default": _Walk.quantized_convolution,
