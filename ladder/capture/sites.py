@@ -16,6 +16,7 @@ from ladder.capture.frames import NO_OVERRIDE, Frame
 from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
+from ladder.forks import renewed
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
@@ -291,7 +292,7 @@ class Captured:
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
         self.counts_cached_calls = False
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
 
         self.given_up = reason_not_to_capture(function)
