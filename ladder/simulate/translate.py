@@ -7,6 +7,7 @@ a call that no table names raises `UnknownCallError`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ladder.simulate.expressions import (
     Calls,
     CallView,
     Expressions,
+    GlobalBuffer,
     Registers,
     SharedBuffer,
     UnknownCallError,
@@ -75,6 +77,8 @@ class Translator(Expressions):
             axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
             self.launch.grid = [size for size, _ in axes]
             self.launch.block_slots = [place for _, place in axes]
+        elif tag == "clusterCtaIdx.x":
+            self.launch.cluster, self.launch.rank_slots = extent, [slot]
         else:
             raise UnknownCallError(f"the simulator does not know threads along {tag}")
 
@@ -139,10 +143,21 @@ class Translator(Expressions):
     def _do_declbuffer(self, s: Any) -> Node:
         buffer, dtype = s.buffer, str(s.buffer.dtype)
         shape = tuple(self.number(extent) for extent in buffer.shape)
+        viewed = self.viewed(s.data)
+        if viewed is not None:
+            self.names[buffer] = replace(viewed, shape=shape) if isinstance(viewed, GlobalBuffer) else viewed
+            return Plain()
         start = self.number(buffer.elem_offset) * NUMPY[dtype].itemsize
         stop = start + int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize
         self.names[buffer] = SharedBuffer(Region(f"{buffer.name}{shape}", start, stop), shape, dtype)
         return Plain()
+
+    def viewed(self, data: Any) -> GlobalBuffer | Registers | None:
+        """Return the argument or the registers that a declared buffer is a flat view of, if any."""
+        while type(data).__name__ == "Call" and len(data.args):
+            data = data.args[0]
+        held = self.names.get(data) if type(data).__name__ == "Var" else None
+        return held if isinstance(held, GlobalBuffer | Registers) else None
 
     def _do_bufferstore(self, s: Any) -> Node:
         held, value = self.names[s.buffer], self.read(s.value)

@@ -51,6 +51,7 @@ class CpuNest(Nest):
             "round": nearest,
         }
         self.values.rounded = self.rounded
+        self.values.clamped = {node.name for node in self.graph.nodes}
         self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
         self.lane: tuple[Expr, int] = (0, 1)
         """Which lane of how many is being emitted."""
