@@ -56,6 +56,8 @@ BINARY = {
 }
 UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 _IN_PLACE = frozenset(f"{symbol}=" for symbol in METHODS)
+_NOT_IN_PLACE = {BINARY[symbol]: BINARY[symbol[:-1]] for symbol in _IN_PLACE}
+"""``number += tensor`` changes nothing in place, and is no statement where the number is written out."""
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
@@ -82,6 +84,21 @@ def negated_contains(container: Any, item: Any) -> bool:
     return item not in container
 
 
+class Answer:
+    """An object of which CPython takes the truth or length that a method of another one gave."""
+
+    __slots__ = ("answer", "name")
+
+    def __init__(self, answer: Any, name: str) -> None:
+        self.answer, self.name = answer, name
+
+    def __len__(self) -> Any:
+        return self.answer
+
+    def __bool__(self) -> Any:
+        return self.answer if self.name == "__bool__" else len(self) > 0
+
+
 class Operations(UserOperators):
     """`operator`, `binary`, `compare`, `unary`, `subscript`, `truth`."""
 
@@ -102,26 +119,65 @@ class Operations(UserOperators):
             with monitor:
                 result = function(*values, **named)
         except Exception as error:
+            self.segment.late = monitor.counted
             return self._failed(function, values, named, error)
+        if self._value_is_known(function, inputs, result):
+            return result
+        self._fix_read_numbers(monitor)
         split = self._must_split(function, result, monitor, inputs)
         if monitor.mutated and torch.is_grad_enabled():
             split = self._meet_written(monitor) or split
         if split:
+            self.segment.late = monitor.counted  # it has run, and is not in the graph
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
         # `backward`, `requires_grad_` and the like change what no kernel writes.
-        if function not in _SETTERS:
+        if function not in _SETTERS and function not in tensors.STATE_WRITES:
             in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
             self.segment.impure |= result is None or (in_place and bool(args) and result is args[0])
         self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
+        constant = not monitor.random and all(item.constant for item in inputs)
         self._fx_result(result, node, dynamic)
+        for tensor in _leaves(result):
+            self.segment.node(tensor).constant |= constant and not monitor.mutated
         for tensor, fake in self.fake_results(function, args, kwargs, inputs, result):
             self.segment.node(tensor).fake = fake
         return result
+
+    def _value_is_known(self, function: Any, inputs: list[Node], result: Any) -> bool:
+        """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
+
+        Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
+        where that has failed before, the program is split instead.
+        """
+        if type(result) not in (bool, int, float) or function in tensors.STATE_WRITES or not inputs:
+            return False
+        if all(node.constant for node in inputs):
+            return True
+        site, here = self.site, self.here()
+        reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
+        if not reads or site is None or here in site.surprising or self.is_aside() or inputs[0].dynamic:
+            return False
+        branches = function is torch.Tensor.__bool__ or (type(result) is bool and site.layouts)
+        if self.captured.joins and branches:
+            return False  # both of the sides are recorded
+        copy = self.operator(torch.clone, (inputs[0].obj,), {})
+        self.segment.assumed.append((self.segment.node(copy), result, here))
+        return True
+
+    def is_aside(self) -> bool:
+        """Say whether a side of a branch is being recorded beside the run itself."""
+        return False
+
+    def _fix_read_numbers(self, monitor: tensors.Monitor) -> None:
+        """Let an operator that takes a constant tensor for a number be of known shape."""
+        nodes = [self.segment.nodes.get(id(tensor)) for tensor in monitor.read]
+        if monitor.dynamic and monitor.read and not monitor.shape_depends:
+            monitor.dynamic = not all(node is not None and node.constant for node in nodes)
 
     def _failed(self, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         plan = self.try_plan(function, tuple(map(self.plain, args)), kwargs, "push", "an operator failed")
@@ -138,8 +194,10 @@ class Operations(UserOperators):
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
-        if self._may_fail(monitor) and self.segment.impure:
-            return "an operator that may fail comes after a change"
+        if self._may_fail(monitor):
+            self.segment.may_fail = True
+            if self.segment.impure:
+                return "an operator that may fail comes after a change"
         if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
             return "the number of results may depend on values"
         if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
@@ -156,7 +214,7 @@ class Operations(UserOperators):
                     text = f"({node.var}.is_leaf, {node.var}._is_view()) == {segment.constant(node.autograd)}"
                     segment.check(text, f"{segment.paths.get(node.var)} is a leaf, a view or neither")
                 unknown |= node.autograd[1]
-        return "a view from outside is written after a change" if unknown and segment.impure else ""
+        return "a view from outside is written after a change" if unknown and segment.changes_tensors else ""
 
     def _may_fail(self, monitor: tensors.Monitor) -> bool:
         """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
@@ -175,10 +233,15 @@ class Operations(UserOperators):
     def _note_effects(self, monitor: tensors.Monitor) -> None:
         segment = self.segment
         segment.random |= monitor.random
-        if monitor.mutated and not segment.impure:
+        if monitor.mutated:
             segment.written_memory = True
-            outside = {tensors.storage_of(n.obj) for n in segment.tensors if n.obj.layout is torch.strided}
-            segment.impure = bool(outside & monitor.mutated)
+            for node in segment.graph_values:
+                is_strided = is_a(node.obj, torch.Tensor) and node.obj.layout is torch.strided
+                if node.constant and is_strided and tensors.storage_of(node.obj) in monitor.mutated:
+                    node.constant = False
+            strided = [node for node in segment.tensors if node.obj.layout is torch.strided]
+            written = [node for node in strided if tensors.storage_of(node.obj) in monitor.mutated]
+            segment.written.update({tensors.storage_of(node.obj): node for node in written})
 
     def _fx_call(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         graph = self.segment.graph
@@ -191,6 +254,8 @@ class Operations(UserOperators):
             return graph.call_method(function.__name__, args, kwargs)
         if is_a(function, torch.jit.ScriptFunction):
             function = tensors.scripted(function)
+        if args and not is_a(args[0], torch.fx.Node):
+            function = _NOT_IN_PLACE.get(function, function)
         return graph.call_function(function, args, kwargs)
 
     def _fx(self, value: Any, inputs: list[Node]) -> Any:
@@ -209,6 +274,8 @@ class Operations(UserOperators):
             return {key: self._fx(item, inputs) for key, item in value.items()}
         if type(value) is slice:
             return mapped(value, lambda part: self._fx(part, inputs))
+        if is_a(value, np.generic):
+            return value.item()
         if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
             return value
         raise CaptureError(f"an operator takes {type(value).__qualname__}")
@@ -236,6 +303,7 @@ class Operations(UserOperators):
             node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
         segment.placeholders.append((node, var, example))
         segment.placed[var] = node
+        segment.versions[var] = tensors.version_of(example)
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
@@ -296,8 +364,10 @@ class Operations(UserOperators):
 
     def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
-        if type(right) is np.float64:
-            right = float(right)  # on the left, numpy would take over
+        if is_a(right, np.generic):
+            right = right.item()  # on the left, numpy would take over
+        if symbol in _IN_PLACE and not is_a(left, torch.Tensor):
+            function = BINARY[symbol[:-1]]  # numbers have no in-place form
         other = right if is_a(left, torch.Tensor) else left
         if type(other) in (Dynamic, int, float, bool, complex) or is_a(other, torch.Tensor):
             return self.operator(function, (left, right), {})
@@ -362,7 +432,8 @@ class Operations(UserOperators):
             return NULL
 
     def _truth(self, value: Any) -> bool:
-        if type(value) in natives.METHODS or is_a(value, _CONTAINERS):
+        known = type(value) in natives.METHODS
+        if known or (is_a(value, _CONTAINERS) and self._has_no_truth(type(value))):
             self._check_not_overridden(type(value))
             node = self.segment.find(value)
             if node is not None and node.pinned and not value and not node.mutated and not node.full:
@@ -384,10 +455,40 @@ class Operations(UserOperators):
             method = self.segment.class_attribute(kind, name)
             if is_a(method, types.FunctionType):
                 with self.barrier():
-                    return bool(self.call_function(method, (value,), {}))
+                    return self.truth_as(name, self.call_function(method, (value,), {}))
             if method is not NULL:
                 raise CaptureError("a native truth value")
         return True
+
+    def _has_no_truth(self, kind: type) -> bool:
+        """Say whether the truth of instances of a class of containers is that of their length."""
+        return self.segment.class_attribute(kind, "__bool__") is NULL
+
+    def decided(self, answer: Any) -> bool:
+        """Return the truth of what a method of the program gave: guarded, or no longer recorded.
+
+        The method is never called again, so that what it changed is changed once.
+        """
+        holds = self.truth(answer)
+        if holds is NULL:
+            self.stop(f"the truth of {type(answer).__qualname__}, which a method gave", self.here())
+            holds = self.natively(bool, answer)
+        return bool(holds)
+
+    def truth_as(self, name: str, answer: Any) -> bool:
+        """Return the truth of an object whose ``__bool__`` or ``__len__`` gave `answer`."""
+        return bool(Answer(self.settled_answer(answer), name))
+
+    def length_as(self, answer: Any) -> int:
+        """Return the length of an object whose ``__len__`` gave `answer`."""
+        return len(Answer(self.settled_answer(answer), "__len__"))
+
+    def settled_answer(self, answer: Any) -> Any:
+        """Return a guarded number; where CPython would ask `answer` for one, recording ends."""
+        answer = self.plain(answer)
+        if self.recording and not is_constant(answer):
+            self.stop(f"{type(answer).__qualname__} stands for a number", self.here())
+        return answer
 
     def contains(self, container: Any, item: Any, negate: bool) -> Any:
         """Return ``item in container`` or its negation."""
@@ -404,10 +505,13 @@ class Operations(UserOperators):
         kind = type(container)
         if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
             return item in container
+        view = self.segment.find(container) if kind in natives.VIEWS else None
+        if view is not None and view.source is not None:
+            return self._holds(view.source, item)
         method = self.segment.class_attribute(kind, "__contains__")
         if is_a(method, types.FunctionType):
             with self.barrier():
-                return bool(self.call_function(method, (container, item), {}))
+                return self.decided(self.call_function(method, (container, item), {}))
         if is_a(container, dict) and is_constant(item):
             quick = self._dict_read(container, "__contains__", (item,), None)
             if quick is not NULL:
@@ -441,6 +545,9 @@ class Operations(UserOperators):
         elif is_a(container, tuple) and is_a(key, int) and self._plain_items(container):
             return self.tuple_item(container, key)
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
+            return container[key]
+        elif type(container) is tuple and type(key) is slice:
+            self.segment.touch(container, 1)
             return container[key]
         elif is_a(container, list | tuple | dict | deque):
             method = self.segment.class_attribute(type(container), "__getitem__")

@@ -69,10 +69,15 @@ class Segment:
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
         self.placed: dict[str, torch.fx.Node] = {}
+        self.versions: dict[str, int | None] = {}
+        self.late: dict[int, int] = {}
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
+        self.may_fail = self.calls_cached = False
+        self.assumed: list[tuple[Node, Any, Any]] = []
+        self.written: dict[int, Node] = {}
         self.written_memory = False
         self.proven = Proven()
         self.random = self.asserts = False
@@ -85,6 +90,11 @@ class Segment:
         self._names: dict[int, str] = {}
         self._classes: set[tuple[int, str]] = set()
         self._count = 0
+
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors from outside are changed: in memory, or otherwise (`impure`)."""
+        return self.impure or bool(self.written)
 
     def release(self) -> None:
         """Let go of all objects: nothing is recorded any more, and when they die may be seen."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -50,6 +51,9 @@ _RISKY = words(
 )
 """Beginnings of the names of aten operators that may raise, or not, depending on values."""
 
+READS_A_NUMBER = frozenset(words("item __int__ __float__ __bool__ __index__"))
+"""Methods of a tensor of one element that give it as a number."""
+
 STATE_WRITES = frozenset(
     getattr(torch._C, name)
     for name in (
@@ -83,7 +87,7 @@ STATE_GUARDED = frozenset(
         *(torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack),
         *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
         torch._jit_internal.is_scripting,
-        *(torch.compiler.is_compiling, torch._C._functorch.maybe_current_level),
+        torch._C._functorch.maybe_current_level,
     }
     | {
         getattr(torch._C, name)
@@ -150,16 +154,48 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(autocast[-1])
 
 
+Memory = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""Storages, each with a copy of what it held."""
+
+
+def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
+    """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
+    storages = [tensor.untyped_storage() for tensor in written]
+    return [(storage, storage.clone()) for storage in storages]  # type: ignore[no-untyped-call]
+
+
+def restore_memory(saved: Memory) -> None:
+    """Put back what `saved_memory` gave."""
+    for storage, before in saved:
+        storage.copy_(before)
+
+
+class Strides(NamedTuple):
+    """How the elements of a tensor lie.
+
+    `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
+    `steps`, `offset`, `reach`: strides, the number of the first element and of all in its memory.
+    """
+
+    order: tuple[int, ...] | None
+    steps: tuple[int, ...]
+    offset: int
+    reach: int
+
+
 class Aliasing(NamedTuple):
-    """What shares memory among inputs and results, in order.
+    """What shares memory among inputs and results, in order, and how results lie.
 
     `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
-    `writes`: whether inputs are written.
+    `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
+    `versions`: by how much that of each input grows, then that of each result; None where there is none.
     """
 
     memory: tuple[int, ...]
     objects: tuple[int, ...]
     writes: bool
+    strides: tuple[Strides | None, ...]
+    versions: tuple[int | None, ...]
 
 
 def flat(value: Any) -> list[Any]:
@@ -167,11 +203,68 @@ def flat(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in flat(item)] if is_a(value, tuple | list) else [value]
 
 
-def aliasing_of(inputs: Sequence[Any], results: Any, *, writes: bool = False) -> Aliasing:
-    """Return what shares memory."""
-    values = [*inputs, *flat(results)]
+def aliasing_of(
+    inputs: Sequence[Any],
+    results: Any,
+    *,
+    writes: bool = False,
+    before: Sequence[int | None] | None = None,
+    late: Mapping[int, int] | None = None,
+) -> Aliasing:
+    """Return what shares memory.
+
+    `before`: the versions of the inputs before the results were computed; `late`: how often storages were
+    written since.
+    """
+    given = flat(results)
+    values = [*inputs, *given]
     memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
-    return Aliasing(tuple(map(memory.index, memory)), tuple(map(objects.index, objects)), writes)
+    counts = [*map(version_of, values)]
+    missed = [late.get(where, 0) for where in memory] if late else [0] * len(values)
+    after = [None if count is None else count - more for count, more in zip(counts, missed, strict=True)]
+    grown = [
+        None if old is None or new is None else new - old
+        for old, new in zip(after[: len(inputs)] if before is None else before, after, strict=False)
+    ]
+    return Aliasing(
+        tuple(map(memory.index, memory)),
+        tuple(map(objects.index, objects)),
+        writes,
+        tuple(map(strides_of, given)),
+        (*grown, *after[len(inputs) :]),
+    )
+
+
+def version_of(value: Any) -> int | None:
+    """Return how often a tensor was written; None where that is not counted."""
+    counted = is_a(value, torch.Tensor) and value.layout is torch.strided and not value.is_inference()
+    return value._version if counted else None
+
+
+def strides_of(value: Any) -> Strides | None:
+    """Return how a tensor lies; symbols count as what they were at first."""
+    if not is_a(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return None
+    shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
+    reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
+    return Strides(dense_order(shape, steps), steps, hint_of(value.storage_offset()), reach)
+
+
+def hint_of(extent: Any) -> int:
+    """Return a number, or the one that a symbol stood for at first."""
+    return extent if is_a(extent, int) else int(extent.node.hint)
+
+
+def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes of a tensor from the outermost on; None if its elements do not lie side by side."""
+    order = sorted(range(len(shape)), key=lambda axis: (-steps[axis], -shape[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] != 1:
+            if steps[axis] != expected:
+                return None
+            expected *= shape[axis]
+    return tuple(order)
 
 
 def _memory_of(value: Any) -> int:
@@ -264,14 +357,17 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
     by indices or (None) otherwise.
-    ``mutated``: the storages written. ``random``: a generator advanced.
+    ``mutated``: the storages written; ``counted``: how often versions say so.
+    ``random``: a generator advanced.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.random = False
+        self.dynamic = self.random = self.shape_depends = False
+        self.read: list[torch.Tensor] = []
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
+        self.counted: Counter[int] = Counter()
         self.operators = 0
 
     @classmethod
@@ -284,7 +380,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         tags, name = func.tags, func._schema.name.removeprefix("aten::")
         self.operators += 1
-        self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.dynamic |= depends and not _takes_numbers(name, args)
+        if name == "_local_scalar_dense":
+            self.read.append(args[0])
+        else:
+            self.shape_depends |= depends and not _takes_numbers(name, args)
         self.random |= torch.Tag.nondeterministic_seeded in tags
         if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
             self.risks.append(uses(name, args))
@@ -292,13 +393,20 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._note_written(value)
+                self._note_written(value, int(written))
         return func(*args, **kwargs)
 
-    def _note_written(self, value: Any) -> None:
+    def _note_written(self, value: Any, times: int) -> None:
         for item in value if is_a(value, list | tuple) else [value]:
             if is_a(item, torch.Tensor) and item.layout is torch.strided:
                 self.mutated.add(storage_of(item))
+                self.counted[storage_of(item)] += times
+
+
+def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
+    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from those of operands."""
+    masks = (torch.bool, torch.uint8)
+    return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])
 
 
 def scripted(function: Any) -> Any:
@@ -313,6 +421,15 @@ def scripted(function: Any) -> Any:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a key of the memory behind `tensor`."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def scanning(function: Any, combine: Any) -> Any:
+    """Return ``associative_scan`` of one function, as an operator of tensors."""
+
+    def associative_scan(*args: Any, **kwargs: Any) -> Any:
+        return function(combine, *args, **kwargs)
+
+    return associative_scan
 
 
 def _python_operators() -> dict[Any, str]:

@@ -114,8 +114,7 @@ class Values:
         """Return an extent as an expression."""
         if isinstance(extent, int):
             return extent
-        division = {"floordiv": tirx.floordiv, "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b)}
-        return eval(extent, {"__builtins__": {}}, {**division, **self.sizes})  # canonical text of an extent
+        return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
 
     def simplified(self, expression: Expr) -> Expr:
         """Return an index in normal form."""
@@ -518,6 +517,14 @@ def _windowed(values: Values, node: Node, index: Index, attributes: Mapping[str,
 def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
     return list(values.operands(node, index))
 
+
+_EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "floordiv": tirx.floordiv,
+    "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
+    "max": tirx.max,
+    "min": tirx.min,
+}
+"""Functions in extents, as expressions."""
 
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,
