@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import tvm_ffi
@@ -52,7 +53,6 @@ class CpuNest(Nest):
         }
         self.values.rounded = self.rounded
         self.values.clamped = {node.name for node in self.graph.nodes}
-        self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
         self.lane: tuple[Expr, int] = (0, 1)
         """Which lane of how many is being emitted."""
         self.turned: dict[Any, Expr] = {}
@@ -60,6 +60,11 @@ class CpuNest(Nest):
         self.merged = self.merged_axes()
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Values whose rows stay in memory between a reduction over them and what reads them after it."""
+        return held(rewrite(instantiate(bound(self.graph), Mapping(LANES))))
 
     def register(self, value: Expr) -> Expr:
         """Return a value that is computed once, in memory that LLVM makes a register of.
