@@ -215,6 +215,12 @@ def _special(t: Translator, call: CallView, groups: tuple[str, ...], source: str
     return value
 
 
+def _product(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Multiply float32."""
+    x, y = (t.read(operand) for operand in call.operands)
+    return lambda c: np.asarray(x(c), np.float32) * np.asarray(y(c), np.float32)
+
+
 SPECIAL: dict[str, Callable[[Array], Array]] = {
     "reciprocal": lambda x: np.float32(1) / x,
     "power_of_two": np.exp2,
@@ -441,6 +447,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_narrow_pair_(fp8_e\dm\d)", "cvt.rn.satfinite", _words(narrow_pair)),
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
+    Helper(r"ladder_product", "return __fmul_rn(x, y);", _product),
     Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", _special),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
