@@ -39,9 +39,9 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
 
     Returns
     -------
-    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, ``x * (1 / scale)`` rounded to nearest even, and float32 ``[...]``
-    or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a tiny scale
-    and codes 0; where infinity or NaN is among the elements, the scale is NaN.
+    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, ``x * (1 / scale)`` rounded to nearest even, and
+    float32 ``[...]`` or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a
+    tiny scale and codes 0; where infinity or NaN is among the elements, the scale is NaN.
     """
     import torch
 

@@ -16,6 +16,7 @@ from ladder.simulate.expressions import (
     Calls,
     CallView,
     Expressions,
+    GlobalBuffer,
     Registers,
     SharedBuffer,
     UnknownCallError,
@@ -29,6 +30,12 @@ from ladder.simulate.program import If, Loop, Node, Plain, Read, Sequence_, Step
 from ladder.simulate.values import NUMPY, whole
 
 __all__ = ["CallView", "Calls", "Translator", "UnknownCallError"]
+
+EVERYTHING = 1 << 30
+"""Elements of a view of shared memory whose extent is not known."""
+
+DYNAMIC = "tirx.use_dyn_shared_memory"
+"""Says that the last number of a launch is the bytes of shared memory."""
 
 STATIC_ALIGNMENT = 16
 """Bytes to which static buffers in shared memory are aligned."""
@@ -70,6 +77,8 @@ class Translator(Expressions):
         self.names[variable.var] = Registers(slot, 1, "int32")
         if tag == "threadIdx.x":
             self.launch.threads, self.launch.thread_slot = extent, slot
+        elif tag == "clusterCtaIdx.x":
+            self.launch.cluster, self.launch.rank_slots = extent, [slot]
         elif tag.startswith("blockIdx."):
             self.launch.axes["xyz".index(tag[-1])] = extent, slot
             axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
@@ -138,11 +147,24 @@ class Translator(Expressions):
 
     def _do_declbuffer(self, s: Any) -> Node:
         buffer, dtype = s.buffer, str(s.buffer.dtype)
+        held = self._of_data(s.data)
+        if isinstance(held, GlobalBuffer):
+            self.names[buffer] = GlobalBuffer(held.tensor, (int(held.tensor.array.size),), dtype)
+            return Plain()
+        if self.kernels:  # passes have put offsets into the indices
+            self.names[buffer] = SharedBuffer(Region("all", 0, EVERYTHING), (EVERYTHING,), dtype)
+            return Plain()
         shape = tuple(self.number(extent) for extent in buffer.shape)
         start = self.number(buffer.elem_offset) * NUMPY[dtype].itemsize
         stop = start + int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize
         self.names[buffer] = SharedBuffer(Region(f"{buffer.name}{shape}", start, stop), shape, dtype)
         return Plain()
+
+    def _of_data(self, data: Any) -> Any:
+        """Return what a pointer refers to: a kernel's argument, or the data of a buffer."""
+        if data is None:
+            return None
+        return self.names.get(data.args[0] if type(data).__name__ == "Call" else data)
 
     def _do_bufferstore(self, s: Any) -> Node:
         held, value = self.names[s.buffer], self.read(s.value)
@@ -263,6 +285,9 @@ class Translator(Expressions):
         if type(s.value).__name__ != "Call":
             return Plain()
         call = self.view(s.value)
+        if call.name == "tirx.call_ffi_kernel":
+            name, *arguments = s.value.args
+            return self._launch(self.kernels[str(name.value)], arguments)
         if call.name == "tirx.tvm_call_packed":
             return Plain(action=self.calls.steps[call.name](self, self._packed(s.value)))
         if call.name == "tirx.cuda.func_call":
@@ -273,6 +298,18 @@ class Translator(Expressions):
         if call.name not in self.calls.steps:
             raise UnknownCallError(f"the simulator does not know what {call.name} does: {s}")
         return Plain(action=self.calls.steps[call.name](self, call))
+
+    def _launch(self, kernel: Any, arguments: Any) -> Node:
+        """Translate a kernel where the host launches it; grid and block follow its arguments."""
+        for parameter, argument in zip(kernel.params, arguments, strict=False):
+            if "handle" in str(parameter.ty):
+                self.names[parameter] = self._of_data(argument)
+            else:
+                self.names[parameter] = self.expression(argument)
+        if DYNAMIC in [str(what) for what in kernel.attrs["tirx.kernel_launch_params"]]:
+            self.launch.shared_bytes = self.number(arguments[-1])
+        self.function = kernel
+        return self.statement(kernel.body)
 
 
 def _filled(node: Node) -> Node:

@@ -35,16 +35,17 @@ def shared(words: int) -> Any:
 
 
 LDS_DONE = {64: 0xC07F, 32: 0xFC07}
-"""Wave width -> operand of S_WAITCNT that waits for LGKMCNT 0 and for no other counter (CDNA3 ISA, 4.4; RDNA3 ISA, 5.6).
+"""Wave width -> operand of S_WAITCNT that waits for LGKMCNT 0 and for no other counter.
 
-Devices of 64 lanes are GFX9, those of 32 are GFX11, which places the counters differently.
+Sources: CDNA3 ISA, section 4.4; RDNA3 ISA, section 5.6. Devices of 64 lanes are GFX9, those of 32 are
+GFX11, which places the counters differently.
 """
 
 
 def block_sync(wave: int) -> None:
     """Emit a barrier of the block that LDS accesses do not cross, on a device with waves of ``wave`` lanes.
 
-    S_BARRIER alone orders the waves' instructions, not their accesses to LDS: each wave waits for its own first.
+    S_BARRIER alone orders instructions of waves, not their accesses to LDS: each wave awaits its own first.
     """
     effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[wave]))
     b.emit(T.tvm_storage_sync("shared"))
