@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from schedules.crossed import CROSSED, packed_crossing, sources
+from tile_types.arrays import as_torch
 from tile_types.errors import DTypeError, ShapeError, ValueRangeError
 
 if TYPE_CHECKING:
@@ -428,7 +429,7 @@ def _code_matrix(codes: Any, bits: int) -> torch.Tensor:
     """Return ``codes`` as a checked matrix of a torch type that supports arithmetic."""
     import torch
 
-    matrix = torch.as_tensor(codes)
+    matrix = as_torch(codes)
     if matrix.ndim != 2:
         raise ShapeError(f"codes must be a matrix [N, K], got shape {tuple(matrix.shape)}")
     signed = {torch.uint16: torch.int16, torch.uint32: torch.int32}

@@ -145,7 +145,7 @@ def normalise_scales(
     zero = None if weight.zero is None or weight.zero_kind == "none" else _expand(weight.zero, weight, group)
     grouped = scale is not None and weight.block[1] < k if grouped is None else grouped
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
-    device = scale.device if scale is not None else zero.device if zero is not None else None
+    device = scale.device if scale is not None else zero.device if zero is not None else "cpu"
     if not grouped or scale is None:
         if scale is not None and weight.block[1] < k:
             raise ShapeError(

@@ -88,7 +88,7 @@ class TorchOps:
     def constant(self, value: float, dtype: str) -> Any:
         """Return ``value`` as a zero-dimensional tensor."""
         held = "int64" if dtype.startswith("uint") else dtype
-        return self._torch.tensor(value, dtype=getattr(self._torch, held))
+        return self._torch.tensor(value, dtype=getattr(self._torch, held), device="cpu")
 
     def cast(self, value: Any, dtype: str) -> Any:
         """Convert; unsigned results are masked to their width."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, is_torch
+from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, is_torch
 from tile_types.errors import ArtifactError, LadderError, ShapeError, unknown_name
 from tile_types.library import get_type
 from tile_types.packing import pack_codes, storage_extent, unpack_codes
@@ -154,7 +154,7 @@ class QuantizedTensor:
 
     def to(self, device: Any) -> QuantizedTensor:
         """Return the tensor with its arrays as torch tensors on ``device``."""
-        return self._mapped(lambda array: _as_torch(array).to(device))
+        return self._mapped(lambda array: as_torch(array).to(device))
 
     def numpy(self) -> QuantizedTensor:
         """Return the tensor with its arrays as numpy arrays."""
@@ -214,18 +214,6 @@ _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")
 def _pair(values: Any) -> tuple[int, int]:
     first, second = values
     return int(first), int(second)
-
-
-def _as_torch(array: Array) -> Array:
-    if is_torch(array):
-        return array
-    import torch
-
-    from tile_types.arrays import TORCH_NAMES
-
-    name = next((n for n, d in NUMPY_DTYPES.items() if array.dtype == d), str(array.dtype))
-    bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
-    return bits.view(getattr(torch, TORCH_NAMES.get(name, name)))
 
 
 def _as_numpy(array: Array) -> Array:

@@ -1,13 +1,17 @@
-"""Memory that the results of a plan share: as the program's own would, whatever the plan does inside.
+"""Memory that the results of a plan share, and how they lie: as the program's own, whatever the plan does.
 
-Plans compute equal expressions once, drop copies and write into copies of what a program writes in place.
-A caller may write into what it gets, so results must share memory, with each other and with arguments,
-just where the program's do.
+Plans compute equal expressions once, drop copies, write into copies of what a program writes in place, and
+lay out what they compute as kernels want it. A caller may write into what it gets, ask for strides and
+count writes, so all of that must be what it is in the program. What a plan writes is written last, so where
+arguments lie in each other's memory it is not run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from operator import is_not
 from typing import Any
 
 import torch
@@ -15,7 +19,12 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ladder.capture.tensors import Aliasing, aliasing_of, flat
+from ladder.capture.tensors import Aliasing, Strides, aliasing_of, flat, version_of
+
+log = logging.getLogger("ladder.model")
+
+set_versions: Any = torch._C._autograd._unsafe_set_version_counter
+"""``(tensors, numbers)``: set how often tensors were written."""
 
 
 def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Aliasing:
@@ -24,11 +33,11 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
     if known is not None:
         return known
     mode, fakes = without_values(examples)
-    before = [value._version for value in fakes if isinstance(value, torch.Tensor)]
+    before = [version_of(value) for value in fakes]
     with mode:
         results = module.forward(*fakes)
-    after = [value._version for value in fakes if isinstance(value, torch.Tensor)]
-    return aliasing_of(fakes, results, writes=before != after)
+    writes = before != [version_of(value) for value in fakes]
+    return aliasing_of(fakes, results, writes=writes, before=before)
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -43,50 +52,225 @@ def _viewed(value: torch.Tensor) -> torch.Tensor:
     return value.view_as(value)
 
 
+def lies_as(value: Any, expected: Strides | None) -> bool:
+    """Say whether a result lies as the program's; strides along one element say nothing."""
+    if expected is None or not isinstance(value, torch.Tensor) or not value.numel():
+        return True
+    if expected.order is None:
+        return value.stride() == expected.steps and value.storage_offset() == expected.offset
+    like = torch.empty_permuted(value.shape, expected.order, device="meta")
+    steps = zip(value.shape, value.stride(), like.stride(), strict=True)
+    return not value.storage_offset() and all(size == 1 or mine == its for size, mine, its in steps)
+
+
+def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a result that lies as the program's."""
+    kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+    if expected.order is not None:
+        return torch.empty_permuted(value.shape, expected.order, **kind).copy_(value)
+    whole = torch.empty(expected.reach, **kind)
+    return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
+
+
+class Apart:
+    """Says of arguments whether those that are written lie in memory of their own.
+
+    Parameters
+    ----------
+    written
+        Positions of the arguments that are written.
+    """
+
+    def __init__(self, written: Iterable[int]) -> None:
+        self.written = frozenset(written)
+        self.safe: list[int] = []
+        """Addresses that were found to be apart."""
+
+    def __call__(self, values: Sequence[Any]) -> bool:
+        """Look; where arguments lie as in the call before, that is known."""
+        if not self.written:
+            return True
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        places = [*map(torch.Tensor.data_ptr, tensors)]
+        if places == self.safe and all(map(is_not, tensors, tensors[1:])):
+            return True
+        positions = (at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
+        spans = sorted(
+            (begin, begin + reach_of(value), at in self.written)
+            for at, begin, value in zip(positions, places, tensors, strict=True)
+        )
+        found = _are_apart(spans)
+        self.safe = places if found else []
+        return found
+
+
+def reach_of(value: torch.Tensor) -> int:
+    """Return how many bytes lie from the first element of a tensor to the end of its last."""
+    if not value.numel():
+        return 0
+    steps = zip(value.shape, value.stride(), strict=True)
+    return (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
+
+
+def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
+    """Say whether no span of memory that is written meets another; they come by their beginnings."""
+    end = end_of_written = 0
+    for begin, until, written in spans:
+        if begin < until and (begin < end_of_written or (written and begin < end)):
+            return False
+        end = max(end, until)
+        end_of_written = max(end_of_written, until) if written else end_of_written
+    return True
+
+
+def random_state(inputs: Sequence[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """Return the states of the generators from which operators on these tensors draw."""
+    places = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
+    generators = [torch.default_generator]
+    generators += [torch.cuda.default_generators[place.index] for place in places if place.index is not None]
+    return [(each, each.get_state()) for each in generators]
+
+
+def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """Set generators back."""
+    for generator, state in states:
+        generator.set_state(state)
+
+
 class Separated:
-    """Runs an executable; what its first run shows to share memory wrongly is mended in every run.
+    """Runs an executable; what its first run shows to differ from the program is mended in every run.
 
     Parameters
     ----------
     executable
         What runs the graph.
     instead
-        What runs it operator by operator, where results fail to share memory that they should.
+        What runs it operator by operator, where results cannot be mended or arguments share memory.
     expected
-        What shares memory in the program; nothing is written there if results are to share memory.
+        What shares memory in the program, and how results lie.
+    written
+        Positions of the arguments that are written.
+    is_open
+        Whether sizes are symbols.
     """
 
     def __init__(
-        self, executable: Callable[..., Any], instead: Callable[..., Any], expected: Aliasing
+        self,
+        executable: Callable[..., Any],
+        instead: Callable[..., Any],
+        expected: Aliasing,
+        written: Sequence[int] = (),
+        *,
+        is_open: bool = False,
     ) -> None:
         self.run = executable
         self.instead = instead
         self.expected = expected
+        self.apart = Apart(written)
+        self.is_open = is_open
         self.changes: dict[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
+        self.growth: list[tuple[int, int]] = []
+        """Arguments whose versions are mended, with by how much they grow."""
+        self.marks: list[tuple[int, int]] = []
+        """Results whose versions are mended, with what they are."""
+        self.told = False
 
     def __call__(self, *inputs: Any) -> Any:
         """Run."""
-        results = self.run(*inputs)
-        if self.changes is None:
-            return self._first(inputs, results)
-        return self._mended(results) if self.changes else results
-
-    def _first(self, inputs: tuple[Any, ...], results: Any) -> Any:
-        found, expected, start = aliasing_of(inputs, results), self.expected, len(inputs)
-        self.changes = {}
-        for at in range(start, len(found.memory)):
-            if expected.memory[at] != expected.memory[found.memory[at]]:
-                self.changes[at - start] = torch.clone
-            elif expected.objects[at] != expected.objects[found.objects[at]]:
-                self.changes[at - start] = _viewed
-        mended = self._mended(results)
-        if aliasing_of(inputs, mended)[:2] != expected[:2]:
-            self.run, self.changes = self.instead, {}
+        if self.apart.written and not self.apart(inputs):
+            self._tell("arguments share memory that it writes")
             return self.instead(*inputs)
-        return mended
+        if self.changes is None:
+            return self._first(inputs)
+        if not (self.changes or self.growth or self.marks):
+            return self.run(*inputs)
+        before = [inputs[at]._version for at, _ in self.growth]
+        return self._marked(inputs, before, self._mended(self.run(*inputs)))
+
+    def _tell(self, why: str) -> None:
+        if not self.told:
+            log.warning("a graph runs operator by operator: %s", why)
+        self.told = True
+
+    def _first(self, inputs: tuple[Any, ...]) -> Any:
+        """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
+        kept = [(inputs[at], inputs[at].clone()) for at in self.apart.written]
+        random = random_state(inputs)
+        before = [version_of(value) for value in inputs]
+        results = self.run(*inputs)
+        self.changes = self._needed(inputs, results)
+        try:
+            mended = self._mended(results)
+            wrong = not self._is_right(inputs, mended)
+        except RuntimeError:  # a result some of whose elements are one is not copied
+            wrong = True
+        if wrong:
+            self._tell("its results cannot be laid out as the program's")
+            restore_random(random)
+            self._restore(kept, before, inputs)
+            self.run, self.changes, self.apart = self.instead, {}, Apart(())
+            return self.instead(*inputs)
+        self._note_versions(inputs, before, mended)
+        return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
+
+    def _restore(self, kept: Any, before: list[int | None], inputs: tuple[Any, ...]) -> None:
+        for value, copy in kept:
+            with torch.no_grad():
+                value.copy_(copy)
+        known = [(value, was) for value, was in zip(inputs, before, strict=True) if was is not None]
+        set_versions(*zip(*known, strict=True)) if known else None
+
+    def _needed(self, inputs: tuple[Any, ...], results: Any) -> dict[int, Any]:
+        found, expected, start = aliasing_of(inputs, results), self.expected, len(inputs)
+        changes: dict[int, Any] = {}
+        values = flat(results)
+        for at in range(start, len(found.memory)):
+            own = expected.memory[at] == at and at not in expected.memory[at + 1 :]
+            lies = expected.strides[at - start]
+            if lies is not None and own and not lies_as(values[at - start], lies):
+                if lies.order is not None or not self.is_open:
+                    changes[at - start] = partial(relaid, lies)
+            elif expected.memory[at] != expected.memory[found.memory[at]]:
+                changes[at - start] = torch.clone
+            elif expected.objects[at] != expected.objects[found.objects[at]]:
+                changes[at - start] = _viewed
+        return changes
+
+    def _is_right(self, inputs: tuple[Any, ...], results: Any) -> bool:
+        same = aliasing_of(inputs, results)[:2] == self.expected[:2]
+        strides = zip(flat(results), self.expected.strides, strict=True)
+        return same and all((self.is_open and s and s.order is None) or lies_as(v, s) for v, s in strides)
+
+    def _note_versions(self, inputs: tuple[Any, ...], before: list[int | None], results: Any) -> None:
+        grown, own = self.expected.versions[: len(inputs)], self.expected.versions[len(inputs) :]
+        self.growth = [
+            (at, grown[at] or 0)
+            for at in sorted(self.apart.written)
+            if grown[at] is not None and version_of(inputs[at]) != (before[at] or 0) + (grown[at] or 0)
+        ]
+        places = range(len(inputs), len(self.expected.memory))
+        fresh = [self.expected.memory[at] >= len(inputs) for at in places]
+        rows = zip(fresh, own, map(version_of, flat(results)), strict=True)
+        self.marks = [
+            (at, wanted or 0)
+            for at, (is_new, wanted, found) in enumerate(rows)
+            if is_new and None not in (wanted, found) and wanted != found
+        ]
+
+    def _marked(self, inputs: tuple[Any, ...], before: Sequence[Any], results: Any) -> Any:
+        """Set the versions of arguments that were written, and of results."""
+        if self.growth:
+            versions = [was + by for was, (_, by) in zip(before, self.growth, strict=True)]
+            set_versions([inputs[at] for at, _ in self.growth], versions)
+        if self.marks:
+            values = flat(results)
+            set_versions([values[at] for at, _ in self.marks], [number for _, number in self.marks])
+        return results
 
     def _mended(self, results: Any) -> Any:
         changes = self.changes or {}
+        if not changes:
+            return results
         numbers = iter(range(len(flat(results))))
 
         def mended(value: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tile_types.arrays import as_torch
 from tile_types.errors import LadderError
 from tile_types.quantize import FLOAT_SCALE_TYPES, quantize
 from tile_types.quantized import QuantizedTensor
@@ -139,8 +140,8 @@ def calibrated(weight: torch.Tensor, moments: Moments, ttype: str, **options: An
     worse = after > before
     if plain.block[0] > 1:  # rows share scales: all of them, or none
         worse = (after.sum() > before.sum()).expand(len(worse))
-    codes = torch.where(worse[:, None], torch.as_tensor(plain.codes()).to(torch.int64), grid.codes[places])
-    kept = torch.where(worse[:: plain.block[0], None], torch.as_tensor(plain.scale).double(), scale)
+    codes = torch.where(worse[:, None], plain.codes().to(torch.int64), grid.codes[places])
+    kept = torch.where(worse[:: plain.block[0], None], plain.scale.double(), scale)
     return QuantizedTensor.from_codes(
         codes.to(torch.uint8),
         plain.ttype,
@@ -181,9 +182,9 @@ class Grid:
     def of(cls, tensor: QuantizedTensor) -> Grid:
         """Return the grid of a quantized matrix."""
         where = tensor.storage.device
-        values = torch.as_tensor(tensor.ttype.probe_values(), dtype=torch.float64)
+        values = torch.from_numpy(tensor.ttype.probe_values()).double()
         order = values.argsort(stable=True)
-        codes = torch.as_tensor(tensor.ttype.valid_codes().astype("int64"))
+        codes = torch.from_numpy(tensor.ttype.valid_codes().astype("int64"))
         factor = 1.0 if tensor.tensor_scale is None else float(tensor.tensor_scale)
         nothing = torch.zeros(tensor.shape, dtype=torch.float64, device=where)
         grid = cls(values[order].to(where), codes[order].to(where), tensor.block, factor, nothing, nothing)
@@ -205,7 +206,7 @@ class Grid:
 
     def rescaled(self, scale: Any) -> Grid:
         """Return the grid with other scales, one per block."""
-        return replace(self, scale=self.spread(torch.as_tensor(scale)) * self.factor)
+        return replace(self, scale=self.spread(scale) * self.factor)
 
     def nearest(self, weight: torch.Tensor, columns: Any = slice(None)) -> torch.Tensor:
         """Return where the value nearest to each weight stands among `values`."""
@@ -219,7 +220,7 @@ class Grid:
 
 
 def _decoded(tensor: QuantizedTensor) -> torch.Tensor:
-    return torch.as_tensor(tensor.dequantize("float64"))
+    return as_torch(tensor.dequantize("float64"))
 
 
 def _errors(errors: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -231,7 +232,7 @@ def _searched(
     weight: torch.Tensor, importance: torch.Tensor, grid: Grid, plain: QuantizedTensor
 ) -> torch.Tensor:
     """Return float64 scales, one per block, whose rounding errs least where inputs are large."""
-    start = torch.as_tensor(plain.scale).double()
+    start = as_torch(plain.scale).double()
     signed = plain.scale_type in FLOAT_SCALE_TYPES and plain.zero is None and not _symmetric(grid)
     best, least = start, torch.full_like(start, torch.inf)
     for factor in (sign * factor for factor in FACTORS for sign in ((1, -1) if signed else (1,))):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ladder.api.quantization import quantize
+from tile_types.arrays import as_torch
 
 FRACTIONS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Fractions of a group's largest magnitude at which it may be clipped."""
@@ -34,7 +35,7 @@ def clipped(weight: torch.Tensor, ttype: str, **options: Any) -> torch.Tensor:
         group = _group(quantize(wide, ttype, **options), wide.shape[1])
         limit = _spread(_grouped(wide.abs(), group).amax(-1) * fraction, group, wide.shape[1])
         trial = wide.clamp(-limit, limit)
-        decoded = torch.as_tensor(quantize(trial, ttype, **options).dequantize("float32"))
+        decoded = as_torch(quantize(trial, ttype, **options).dequantize("float32"))
         error = _grouped((decoded - wide).square(), group).sum(-1)
         better = torch.ones_like(error, dtype=torch.bool) if least is None else error < least
         best = torch.where(_spread(better, group, wide.shape[1]), trial, best)

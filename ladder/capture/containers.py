@@ -20,6 +20,7 @@ from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
 from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_a, is_constant, is_plain
 from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.symbolic import ARITHMETIC
 from ladder.capture.tensors import is_plain_tensor
 from ladder.capture.words import words
 
@@ -115,7 +116,10 @@ class Containers(Calls):
         segment = self.segment
         texts = [item.var if type(item) is Dynamic else segment.constant(item) for item in args]
         text = f"{segment.constant(function)}({', '.join(texts)})"
-        return self.computed_extent(function, args, Dynamic(result, segment.bind(text, text)))
+        made = Dynamic(result, segment.bind(text, text))
+        if function not in ARITHMETIC:  # of others the type may depend on the values
+            segment.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
+        return self.computed_extent(function, args, made)
 
     def iterated(self, value: Any, function: Any) -> Any:
         """Return what the native `function` may iterate over in place of `value`, if that runs Python code.

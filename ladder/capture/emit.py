@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
 
 
+ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
+"""Methods of tensors that change what autograd does, and no numbers."""
+
 FEW = 8
 """Tensors that are asked as quickly as their memory is read."""
 
@@ -279,7 +282,9 @@ def graph_results(segment: Segment, needed: set[str]) -> tuple[list[Node], list[
 def _aliasing(segment: Segment, wanted: list[Node]) -> Aliasing:
     """Return what shares memory in the run that was recorded."""
     inputs = [example for _, _, example in segment.placeholders]
-    return aliasing_of(inputs, [node.obj for node in wanted], writes=segment.written_memory)
+    before = [segment.versions[var] for _, var, _ in segment.placeholders]
+    results = [node.obj for node in wanted]
+    return aliasing_of(inputs, results, writes=segment.written_memory, before=before, late=segment.late)
 
 
 def _open_examples(segment: Segment) -> list[Any]:
@@ -305,8 +310,12 @@ def _spread(segment: Segment, names: list[str]) -> Iterator[str]:
             yield from run
 
 
-def _switches_gradients(segment: Segment, graph: torch.fx.Graph) -> str:
+def _switches_gradients(segment: Segment, graph: torch.fx.Graph, wanted: list[Node]) -> str:
     """Say what a graph does to the recording of gradients that a plan would not; empty if nothing."""
+    if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
+        return "it says of tensors whether they have gradients"
+    if any(is_a(node.obj, torch.Tensor) and node.obj.requires_grad for node in wanted):
+        return "its results have gradients"
     before = segment.entry_state[STATE.index(torch.is_grad_enabled)]
     written = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
     if written and written[-1] is not before:
@@ -331,7 +340,7 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
         if getattr(machine.captured.backend, "loops", False):
             root, graph = rolled(graph, root)
         module = torch.fx.GraphModule(root, graph)
-        if why := _switches_gradients(segment, graph):
+        if why := _switches_gradients(segment, graph, wanted):
             module.meta["switches"] = why
         if not segment.modules:  # which side is taken decides it otherwise
             module.meta["aliasing"] = _aliasing(segment, wanted)

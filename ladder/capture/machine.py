@@ -470,7 +470,7 @@ class Machine(Interpreter):
                 self._meet_abstract(type(value), kinds)
             elif is_a(check, types.FunctionType):
                 with self.barrier():
-                    return bool(self.call_function(check, (kinds, value), {}))
+                    return self.decided(self.call_function(check, (kinds, value), {}))
         elif not by_identity(kinds):
             raise CaptureError("isinstance of an unknown kind")
         value = value.value if type(value) is Dynamic else value
@@ -518,7 +518,8 @@ class Machine(Interpreter):
                 return len(value)
         method = self.segment.class_attribute(kind, "__len__")
         if is_a(method, types.FunctionType):
-            return self.call_function(method, (value,), {})
+            with self.barrier():
+                return self.length_as(self.call_function(method, (value,), {}))
         raise CaptureError(f"the length of {kind.__qualname__}")
 
     def _iter(self, value: Any, *sentinel: Any) -> Any:

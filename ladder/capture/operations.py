@@ -82,6 +82,21 @@ def negated_contains(container: Any, item: Any) -> bool:
     return item not in container
 
 
+class Answer:
+    """An object of which CPython takes the truth or length that a method of another one gave."""
+
+    __slots__ = ("answer", "name")
+
+    def __init__(self, answer: Any, name: str) -> None:
+        self.answer, self.name = answer, name
+
+    def __len__(self) -> Any:
+        return self.answer
+
+    def __bool__(self) -> Any:
+        return self.answer if self.name == "__bool__" else len(self) > 0
+
+
 class Operations(UserOperators):
     """`operator`, `binary`, `compare`, `unary`, `subscript`, `truth`."""
 
@@ -102,11 +117,13 @@ class Operations(UserOperators):
             with monitor:
                 result = function(*values, **named)
         except Exception as error:
+            self.segment.late = monitor.counted
             return self._failed(function, values, named, error)
         split = self._must_split(function, result, monitor, inputs)
         if monitor.mutated and torch.is_grad_enabled():
             split = self._meet_written(monitor) or split
         if split:
+            self.segment.late = monitor.counted  # it has run, and is not in the graph
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
@@ -236,6 +253,7 @@ class Operations(UserOperators):
             node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
         segment.placeholders.append((node, var, example))
         segment.placed[var] = node
+        segment.versions[var] = tensors.version_of(example)
         return node
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
@@ -298,6 +316,8 @@ class Operations(UserOperators):
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
         if type(right) is np.float64:
             right = float(right)  # on the left, numpy would take over
+        if symbol in _IN_PLACE and not is_a(left, torch.Tensor):
+            function = BINARY[symbol[:-1]]  # numbers have no in-place form
         other = right if is_a(left, torch.Tensor) else left
         if type(other) in (Dynamic, int, float, bool, complex) or is_a(other, torch.Tensor):
             return self.operator(function, (left, right), {})
@@ -362,7 +382,8 @@ class Operations(UserOperators):
             return NULL
 
     def _truth(self, value: Any) -> bool:
-        if type(value) in natives.METHODS or is_a(value, _CONTAINERS):
+        known = type(value) in natives.METHODS
+        if known or (is_a(value, _CONTAINERS) and self._has_no_truth(type(value))):
             self._check_not_overridden(type(value))
             node = self.segment.find(value)
             if node is not None and node.pinned and not value and not node.mutated and not node.full:
@@ -384,10 +405,40 @@ class Operations(UserOperators):
             method = self.segment.class_attribute(kind, name)
             if is_a(method, types.FunctionType):
                 with self.barrier():
-                    return bool(self.call_function(method, (value,), {}))
+                    return self.truth_as(name, self.call_function(method, (value,), {}))
             if method is not NULL:
                 raise CaptureError("a native truth value")
         return True
+
+    def _has_no_truth(self, kind: type) -> bool:
+        """Say whether the truth of instances of a class of containers is that of their length."""
+        return self.segment.class_attribute(kind, "__bool__") is NULL
+
+    def decided(self, answer: Any) -> bool:
+        """Return the truth of what a method of the program gave: guarded, or no longer recorded.
+
+        The method is never called again, so that what it changed is changed once.
+        """
+        holds = self.truth(answer)
+        if holds is NULL:
+            self.stop(f"the truth of {type(answer).__qualname__}, which a method gave", self.here())
+            holds = self.natively(bool, answer)
+        return bool(holds)
+
+    def truth_as(self, name: str, answer: Any) -> bool:
+        """Return the truth of an object whose ``__bool__`` or ``__len__`` gave `answer`."""
+        return bool(Answer(self.settled_answer(answer), name))
+
+    def length_as(self, answer: Any) -> int:
+        """Return the length of an object whose ``__len__`` gave `answer`."""
+        return len(Answer(self.settled_answer(answer), "__len__"))
+
+    def settled_answer(self, answer: Any) -> Any:
+        """Return a guarded number; where CPython would ask `answer` for one, recording ends."""
+        answer = self.plain(answer)
+        if self.recording and not is_constant(answer):
+            self.stop(f"{type(answer).__qualname__} stands for a number", self.here())
+        return answer
 
     def contains(self, container: Any, item: Any, negate: bool) -> Any:
         """Return ``item in container`` or its negation."""
@@ -407,7 +458,7 @@ class Operations(UserOperators):
         method = self.segment.class_attribute(kind, "__contains__")
         if is_a(method, types.FunctionType):
             with self.barrier():
-                return bool(self.call_function(method, (container, item), {}))
+                return self.decided(self.call_function(method, (container, item), {}))
         if is_a(container, dict) and is_constant(item):
             quick = self._dict_read(container, "__contains__", (item,), None)
             if quick is not NULL:

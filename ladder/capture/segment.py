@@ -69,6 +69,8 @@ class Segment:
         self.graph = torch.fx.Graph()
         self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
         self.placed: dict[str, torch.fx.Node] = {}
+        self.versions: dict[str, int | None] = {}
+        self.late: dict[int, int] = {}
         self.operators = 0
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()

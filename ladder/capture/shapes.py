@@ -74,7 +74,7 @@ class Shapes:
 
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         fake: torch.Tensor = self.mode.from_tensor(
-            tensor,
+            without_base(tensor),
             static_shapes=False,
             symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds),
             source=ConstantSource("_".join(names.values())),
@@ -142,6 +142,16 @@ class Shapes:
         """Return what the guard must check: all that was decided about symbols."""
         within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
         return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
+
+
+def without_base(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is no view: fakes of views have symbols for the extents of what they show."""
+    if not tensor._is_view():
+        return tensor
+    with torch.no_grad():
+        place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+        found = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
+    return found.requires_grad_(tensor.requires_grad)
 
 
 def symbol_of(segment: Segment, value: int, name: str) -> Any:

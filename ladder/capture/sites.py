@@ -14,6 +14,7 @@ import torch.fx
 from ladder.capture.frames import NO_OVERRIDE, Frame
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
+from ladder.forks import renewed
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
@@ -248,7 +249,7 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
-        self._lock = threading.RLock()
+        self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
 
         self.given_up = reason_not_to_capture(function)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -150,16 +151,32 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(autocast[-1])
 
 
+class Strides(NamedTuple):
+    """How the elements of a tensor lie.
+
+    `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
+    `steps`, `offset`, `reach`: strides, the number of the first element and of all in its memory.
+    """
+
+    order: tuple[int, ...] | None
+    steps: tuple[int, ...]
+    offset: int
+    reach: int
+
+
 class Aliasing(NamedTuple):
-    """What shares memory among inputs and results, in order.
+    """What shares memory among inputs and results, in order, and how results lie.
 
     `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
-    `writes`: whether inputs are written.
+    `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
+    `versions`: by how much that of each input grows, then that of each result; None where there is none.
     """
 
     memory: tuple[int, ...]
     objects: tuple[int, ...]
     writes: bool
+    strides: tuple[Strides | None, ...]
+    versions: tuple[int | None, ...]
 
 
 def flat(value: Any) -> list[Any]:
@@ -167,11 +184,68 @@ def flat(value: Any) -> list[Any]:
     return [leaf for item in value for leaf in flat(item)] if is_a(value, tuple | list) else [value]
 
 
-def aliasing_of(inputs: Sequence[Any], results: Any, *, writes: bool = False) -> Aliasing:
-    """Return what shares memory."""
-    values = [*inputs, *flat(results)]
+def aliasing_of(
+    inputs: Sequence[Any],
+    results: Any,
+    *,
+    writes: bool = False,
+    before: Sequence[int | None] | None = None,
+    late: Mapping[int, int] | None = None,
+) -> Aliasing:
+    """Return what shares memory.
+
+    `before`: the versions of the inputs before the results were computed; `late`: how often storages were
+    written since.
+    """
+    given = flat(results)
+    values = [*inputs, *given]
     memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
-    return Aliasing(tuple(map(memory.index, memory)), tuple(map(objects.index, objects)), writes)
+    counts = [*map(version_of, values)]
+    missed = [late.get(where, 0) for where in memory] if late else [0] * len(values)
+    after = [None if count is None else count - more for count, more in zip(counts, missed, strict=True)]
+    grown = [
+        None if old is None or new is None else new - old
+        for old, new in zip(after[: len(inputs)] if before is None else before, after, strict=False)
+    ]
+    return Aliasing(
+        tuple(map(memory.index, memory)),
+        tuple(map(objects.index, objects)),
+        writes,
+        tuple(map(strides_of, given)),
+        (*grown, *after[len(inputs) :]),
+    )
+
+
+def version_of(value: Any) -> int | None:
+    """Return how often a tensor was written; None where that is not counted."""
+    counted = is_a(value, torch.Tensor) and value.layout is torch.strided and not value.is_inference()
+    return value._version if counted else None
+
+
+def strides_of(value: Any) -> Strides | None:
+    """Return how a tensor lies; symbols count as what they were at first."""
+    if not is_a(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
+        return None
+    shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
+    reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
+    return Strides(dense_order(shape, steps), steps, hint_of(value.storage_offset()), reach)
+
+
+def hint_of(extent: Any) -> int:
+    """Return a number, or the one that a symbol stood for at first."""
+    return extent if is_a(extent, int) else int(extent.node.hint)
+
+
+def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes of a tensor from the outermost on; None if its elements do not lie side by side."""
+    order = sorted(range(len(shape)), key=lambda axis: (-steps[axis], -shape[axis], axis))
+    expected = 1
+    for axis in reversed(order):
+        if shape[axis] != 1:
+            if steps[axis] != expected:
+                return None
+            expected *= shape[axis]
+    return tuple(order)
 
 
 def _memory_of(value: Any) -> int:
@@ -264,7 +338,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
     by indices or (None) otherwise.
-    ``mutated``: the storages written. ``random``: a generator advanced.
+    ``mutated``: the storages written; ``counted``: how often versions say so.
+    ``random``: a generator advanced.
     """
 
     def __init__(self) -> None:
@@ -272,6 +347,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.dynamic = self.random = False
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
+        self.counted: Counter[int] = Counter()
         self.operators = 0
 
     @classmethod
@@ -292,13 +368,14 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._note_written(value)
+                self._note_written(value, int(written))
         return func(*args, **kwargs)
 
-    def _note_written(self, value: Any) -> None:
+    def _note_written(self, value: Any, times: int) -> None:
         for item in value if is_a(value, list | tuple) else [value]:
             if is_a(item, torch.Tensor) and item.layout is torch.strided:
                 self.mutated.add(storage_of(item))
+                self.counted[storage_of(item)] += times
 
 
 def scripted(function: Any) -> Any:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import importlib.metadata
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -50,20 +52,54 @@ STALE_SECONDS = 3600.0
 ATTEMPTS = 8
 """How often a write is tried against other processes that repair the same entry."""
 
-SOURCES = ("tile_types", "targets", "schedules", "ladder/ir", "ladder/partition", "ladder/lower")
+ROOT = Path(__file__).resolve().parents[2]
+"""Folder of the packages."""
+
+SOURCES = ("tile_types", "targets", "schedules", "ladder")
 """Packages whose source text decides what a kernel is."""
+
+APART = frozenset(
+    f"ladder/{name}" for name in ("api", "capture", "cli", "frontend", "integrations", "simulate")
+)
+"""Packages among them that only say which kernels are wanted, or use them: these are not in the key."""
 
 
 @cache
-def source_digest(packages: tuple[str, ...] = SOURCES) -> str:
-    """Return a digest of every source file that takes part in making a kernel, or of other packages."""
-    root = Path(__file__).resolve().parents[2]
+def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str:
+    """Return a digest of every source file that takes part in making a kernel, or of other packages.
+
+    Parameters
+    ----------
+    packages
+        Folders below ``root``; what `APART` names below them is left out.
+    root
+        Where the packages are.
+    """
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())
+            name = path.relative_to(root).as_posix()
+            if not any(name.startswith(f"{apart}/") for apart in APART - set(packages)):
+                digest.update(f"{name}\0".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+TOOLS = ("apache-tvm-ffi", "numpy", "ml_dtypes", "z3-solver")
+"""Distributions, besides TVM, whose version decides a kernel: how it is called, values of types, proofs."""
+
+
+@cache
+def tool_versions() -> tuple[str, ...]:
+    """Return ``name==version`` of `TOOLS`."""
+    return tuple(f"{name}=={_version(name)}" for name in TOOLS)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 @dataclass(frozen=True)
@@ -137,13 +173,19 @@ def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:
     identity
         What else decides its code.
     """
+    from tile_types.library import own_types
+
+    text = json.dumps(facts, sort_keys=True)
+    words = set(re.findall(r"\w+", text))
     parts = {
         "format": FORMAT,
-        "facts": facts,
+        "facts": text,
+        "types": [type_text(ttype.name) for ttype in own_types() if ttype.name in words],
         "identity": astuple(identity),
         "ladder": ladder_version(),
         "sources": source_digest(),
         "tvm": tvm_version(),
+        "tools": tool_versions(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -39,6 +39,10 @@ ATTENTION_SCHEMA = (
 
 QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Tensor codes, Tensor scale)"
 
+LAID_OUT_SCHEMA = "laid_out(Tensor x, SymInt[] strides) -> Tensor"
+
+BERNOULLI_SCHEMA = "bernoulli(Tensor x, SymInt[] strides, float p) -> Tensor"
+
 _Library: Any = torch.library.Library  # its methods have no types
 
 library = _Library("ladder", "DEF")
@@ -47,8 +51,11 @@ for schema in (
     f"matmul_without_gradient{ARGUMENTS}",
     QUANTIZE_SCHEMA,
     ATTENTION_SCHEMA,
+    LAID_OUT_SCHEMA,
+    BERNOULLI_SCHEMA,
 ):
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    random = (torch.Tag.nondeterministic_seeded,) if schema is BERNOULLI_SCHEMA else ()
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *random))
 
 
 def _run(
@@ -151,6 +158,24 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **o
 for place in ("CPU", "CUDA"):
     library.impl("attention", attend, place)
 torch.library.register_fake("ladder::attention", _attended, lib=library)
+
+
+def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a copy of given strides; along those that are 0 the elements of x are the same."""
+    once = [size if step else 1 for size, step in zip(x.shape, strides, strict=True)]
+    whole = torch.empty_strided(once, list(strides), dtype=x.dtype, device=x.device)
+    return whole.copy_(x[tuple(map(slice, once))]).expand(x.shape)
+
+
+def bernoulli(x: torch.Tensor, strides: Sequence[int], p: float) -> torch.Tensor:
+    """Return what ``x.bernoulli_(p)`` writes into a tensor like x of given strides."""
+    return torch.empty_strided(x.shape, list(strides), dtype=x.dtype, device=x.device).bernoulli_(p)
+
+
+for name, layout_kernel in (("laid_out", laid_out), ("bernoulli", bernoulli)):
+    library.impl(name, layout_kernel, "CPU")
+    library.impl(name, layout_kernel, "CUDA")
+    torch.library.register_fake(f"ladder::{name}", layout_kernel, lib=library)
 
 matmul: Callable[..., torch.Tensor] = torch.ops.ladder.matmul.default
 """``matmul(x, weight, bias, token_scale, request)``: the registered operator."""

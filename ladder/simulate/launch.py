@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ladder.lower.passes import as_generated
 from ladder.simulate.banks import Conflicts
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.findings import Finding, Log
 from ladder.simulate.machine import ORDERS, Machine
 from ladder.simulate.memory import Memory, Tensor
 from ladder.simulate.order import Agents
-from ladder.simulate.passes import after_passes
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
 from ladder.simulate.values import Array
@@ -168,7 +168,7 @@ def simulate_launch(
         return _on_code(function, arrays, outputs, calls)
     kernels: Mapping[str, Any] = {}
     if stage == "passed":
-        function, kernels = after_passes(function, get_device(calls.target))
+        function, kernels = as_generated(function, get_device(calls.target).tvm_target)
     run = _LaunchRun(function, tensors, tuple(outputs), calls, kernels)
     return run.execute(order, seed, blocks)
 

@@ -7,6 +7,7 @@ a call that no table names raises `UnknownCallError`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,8 @@ class Translator(Expressions):
             axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
             self.launch.grid = [size for size, _ in axes]
             self.launch.block_slots = [place for _, place in axes]
+        elif tag == "clusterCtaIdx.x":
+            self.launch.cluster, self.launch.rank_slots = extent, [slot]
         else:
             raise UnknownCallError(f"the simulator does not know threads along {tag}")
 
@@ -147,24 +150,28 @@ class Translator(Expressions):
 
     def _do_declbuffer(self, s: Any) -> Node:
         buffer, dtype = s.buffer, str(s.buffer.dtype)
-        held = self._of_data(s.data)
-        if isinstance(held, GlobalBuffer):
-            self.names[buffer] = GlobalBuffer(held.tensor, (int(held.tensor.array.size),), dtype)
+        viewed = self.viewed(s.data)
+        if isinstance(viewed, GlobalBuffer) and self.kernels:  # extents are not among a kernel's arguments
+            self.names[buffer] = replace(viewed, shape=(int(viewed.tensor.array.size),))
             return Plain()
-        if self.kernels:  # passes have put offsets into the indices
+        if viewed is None and self.kernels:  # passes have put offsets into the indices
             self.names[buffer] = SharedBuffer(Region("all", 0, EVERYTHING), (EVERYTHING,), dtype)
             return Plain()
         shape = tuple(self.number(extent) for extent in buffer.shape)
+        if viewed is not None:
+            self.names[buffer] = replace(viewed, shape=shape) if isinstance(viewed, GlobalBuffer) else viewed
+            return Plain()
         start = self.number(buffer.elem_offset) * NUMPY[dtype].itemsize
         stop = start + int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize
         self.names[buffer] = SharedBuffer(Region(f"{buffer.name}{shape}", start, stop), shape, dtype)
         return Plain()
 
-    def _of_data(self, data: Any) -> Any:
-        """Return what a pointer refers to: a kernel's argument, or the data of a buffer."""
-        if data is None:
-            return None
-        return self.names.get(data.args[0] if type(data).__name__ == "Call" else data)
+    def viewed(self, data: Any) -> GlobalBuffer | Registers | None:
+        """Return the argument or the registers that a declared buffer is a flat view of, if any."""
+        while type(data).__name__ == "Call" and len(data.args):
+            data = data.args[0]
+        held = self.names.get(data) if type(data).__name__ == "Var" else None
+        return held if isinstance(held, GlobalBuffer | Registers) else None
 
     def _do_bufferstore(self, s: Any) -> Node:
         held, value = self.names[s.buffer], self.read(s.value)
@@ -303,7 +310,7 @@ class Translator(Expressions):
         """Translate a kernel where the host launches it; grid and block follow its arguments."""
         for parameter, argument in zip(kernel.params, arguments, strict=False):
             if "handle" in str(parameter.ty):
-                self.names[parameter] = self._of_data(argument)
+                self.names[parameter] = self.viewed(argument)
             else:
                 self.names[parameter] = self.expression(argument)
         if DYNAMIC in [str(what) for what in kernel.attrs["tirx.kernel_launch_params"]]:

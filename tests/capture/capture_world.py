@@ -12,6 +12,7 @@ import copy
 import enum
 import inspect
 import io
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -51,6 +52,13 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def programs(**makers: Callable[[], World]) -> None:
+    """Register programs by name."""
+    for name, make in makers.items():
+        assert name not in PROGRAMS
+        PROGRAMS[name] = make
+
+
 def calls(function: Callable[..., Any], *arguments: Callable[[], tuple[Any, ...]], observe=None) -> World:
     """Return a world in which nothing happens between the calls."""
     return World(function, [(None, make) for make in arguments], observe)
@@ -66,6 +74,8 @@ class Outcome:
     observed: Any
     output: str
     identities: list[int] = field(default_factory=list)
+    layouts: list[Any] = field(default_factory=list)
+    random: list[int] = field(default_factory=list)
 
 
 def run(world: World, function: Callable[..., Any]) -> list[Outcome]:
@@ -87,6 +97,8 @@ def run(world: World, function: Callable[..., Any]) -> list[Outcome]:
         seen = snapshot(world.observe()) if world.observe else None
         outcome = Outcome(error, snapshot(result), snapshot(list(arguments)), seen, output.getvalue())
         outcome.identities = identities(arguments, result)
+        outcome.layouts = layouts(arguments, result)
+        outcome.random = random_states()
         outcomes.append(outcome)
     return outcomes
 
@@ -105,12 +117,47 @@ def captured_run(
 def seeded(make: Callable[[], World]) -> World:
     """Return the world that `make` gives, with the same random numbers every time."""
     torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
     return make()
 
 
 def _repeated(world: World, repeat: int) -> World:
     world.steps = [step for step in world.steps for _ in range(repeat)]
     return world
+
+
+def layouts(*roots: Any) -> list[Any]:
+    """Return strides, offset, version and memory (by first visit) of the tensors under `roots`."""
+    seen: dict[int, int] = {}
+    found: list[Any] = []
+
+    def walk(value: Any, depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(layout(value, seen))
+        elif depth:
+            for item in _parts(value):
+                walk(item, depth - 1)
+
+    walk(roots, 6)
+    return found
+
+
+def layout(tensor: torch.Tensor, seen: dict[int, int]) -> Any:
+    """Return strides (of axes that have any), offset, version and memory of a tensor."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return None
+    tensor = tensor.as_subclass(torch.Tensor)
+    steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    version = None if tensor.is_inference() else tensor._version
+    memory = seen.setdefault(tensor.untyped_storage().data_ptr(), len(seen))
+    return steps if tensor.numel() else None, tensor.storage_offset(), version, memory
+
+
+def random_states() -> list[int]:
+    """Return what tells the states of all random generators apart."""
+    known = hash(torch.get_rng_state().numpy().tobytes()), hash(random.getstate())
+    return [*known, hash(str(np.random.get_state(legacy=False)))]
 
 
 def snapshot(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -255,9 +302,11 @@ def _call_difference(first: Outcome, second: Outcome) -> str:
         reason = difference(getattr(first, name), getattr(second, name), name)
         if reason:
             return reason
-    same = first.error is not None or first.identities == second.identities
-    return "" if same else f"aliasing {second.identities} in place of {first.identities}"
+    for name in ("random",) if first.error is not None else ("identities", "layouts", "random"):
+        if getattr(first, name) != getattr(second, name):
+            return f"{name} {getattr(second, name)} in place of {getattr(first, name)}"
+    return ""
 
 
 __all__ = ["PROGRAMS", "World", "calls", "captured_run", "compare", "inspect", "normal", "program"]
-__all__ += ["OrderedDict"]
+__all__ += ["OrderedDict", "programs"]

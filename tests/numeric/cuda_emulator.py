@@ -230,6 +230,7 @@ def evaluate(expression: Any, values: dict[Any, int]) -> int:
 def _lower(func: Any, device: Any) -> tuple[Any, list[str], str]:
     """Return the host function, the launch parameters and the CUDA text; nothing is compiled for a GPU."""
     from ladder.lower.cuda.toolchain import load_compiler
+    from ladder.lower.passes import pipeline
 
     load_compiler()
     import tvm
@@ -254,7 +255,7 @@ def _lower(func: Any, device: Any) -> tuple[Any, list[str], str]:
     capture = Capture()
     target = tvm.target.Target(device.tvm_target)
     with target, tvm.transform.PassContext(instruments=[capture]):
-        tvm.compile(tvm.IRModule({"kernel": func}), target=target, tir_pipeline="tirx")
+        tvm.compile(tvm.IRModule({"kernel": func}), target=target, tir_pipeline=pipeline())
     functions = {str(f.attrs["global_symbol"]): f for f in capture.module.functions.values()}
     device_function = next(f for name, f in functions.items() if name.endswith("_kernel"))
     host = next(f for name, f in functions.items() if not name.endswith("_kernel"))

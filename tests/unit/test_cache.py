@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from ladder.runtime import cache
 from ladder.runtime.cache import Identity, KernelCache, cache_key
 from schedules.schedule import GpuSchedule
 from targets.cpu import cpu_device
+from tile_types import TType
+from tile_types import library as type_library
 from tile_types.errors import CacheError
 
 GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
@@ -57,11 +61,77 @@ def test_key_ignores_shape_and_feels_everything_else(monkeypatch: pytest.MonkeyP
         key_of(weight="v"),
         key_of(compiler="d"),
     ]
-    for name in ("source_digest", "ladder_version", "tvm_version"):
+    for name in ("source_digest", "ladder_version", "tvm_version", "tool_versions"):
         with monkeypatch.context() as patch:
             patch.setattr(cache, name, lambda: "another")
             others.append(key_of())
     assert len({key, *others}) == 1 + len(others)
+
+
+def copied_sources(folder: Path) -> Path:
+    """Return a folder with a copy of every package."""
+    for package in cache.SOURCES:
+        shutil.copytree(cache.ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def packages(root: Path) -> list[str]:
+    """Return every package that has a folder of its own at the top or directly in ``ladder``."""
+    inner = sorted((root / "ladder").glob("*/__init__.py"))
+    return [*cache.SOURCES, *(f"ladder/{path.parent.name}" for path in inner)]
+
+
+def test_every_package_that_decides_a_kernel_is_in_the_key(tmp_path: Path) -> None:
+    root = copied_sources(tmp_path)
+    digest = cache.source_digest.__wrapped__
+    plain, felt = digest(root=root), {}
+    assert plain == digest()
+    for package in packages(root):
+        path = root / package / "__init__.py"
+        before = path.read_bytes()
+        path.write_bytes(before + b"#")
+        felt[package] = digest(root=root) != plain
+        path.write_bytes(before)
+    assert {package for package in felt if not felt[package]} == cache.APART
+    assert digest(("ladder/frontend",), root) != digest(("ladder/capture",), root)
+
+
+def imported(path: Path, root: Path) -> set[Path]:
+    """Return the files of ours that a file imports, in functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    bases = [root / name.replace(".", "/") for name in names - {"ladder"}]
+    files = [file for base in bases for file in (base.with_suffix(".py"), base / "__init__.py")]
+    return {file for file in files if file.is_file()}
+
+
+def test_what_emitters_import_is_in_the_key() -> None:
+    """Emitters reach no package that the key leaves out."""
+    root, seen = cache.ROOT, set()
+    waiting = set((root / "ladder/lower").rglob("*.py"))
+    while waiting:
+        seen |= (new := waiting - seen)
+        waiting = {file for path in new for file in imported(path, root)} - seen
+    reached = {"/".join(path.relative_to(root).parts[:2]) for path in seen}
+    assert {"ladder/movement", "ladder/ir"} <= reached
+    assert not reached & cache.APART
+
+
+def test_kernels_of_a_type_of_ones_own_follow_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that a user gives may mean other values in another process."""
+    facts = {"block": "kernel f { %w = input() : test_own_type[4] }"}
+    keys = []
+    for scale in (1, 2):
+        ttype = TType("test_own_type", 2, lambda code, ops, by=scale: ops.cast(code * by, "float32"), doc="")
+        with monkeypatch.context() as patch:
+            patch.setattr(type_library, "_TYPES", dict(type_library._TYPES))
+            type_library.register_type(ttype)
+            keys.append(cache_key(facts, IDENTITY))
+    assert keys[0] != keys[1]
 
 
 def test_identity_follows_device_and_values_of_the_type() -> None:

@@ -43,6 +43,7 @@ class CpuNest(Nest):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
+        self.values.clamped = {node.name for node in self.graph.nodes}
         self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
         self.turned: dict[Any, Expr] = {}
         """Bits of elements that lie turned in a scratch, by input and address."""

@@ -6,7 +6,7 @@ the loop nest has put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,6 +99,8 @@ class Values:
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
+        self.clamped: Container[str] = self._reduced()
+        """Values that may be read before the conditions on a read: their indices are brought inside."""
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
 
@@ -106,8 +108,7 @@ class Values:
         """Return an extent as an expression."""
         if isinstance(extent, int):
             return extent
-        division = {"floordiv": tirx.floordiv, "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b)}
-        return eval(extent, {"__builtins__": {}}, {**division, **self.sizes})  # canonical text of an extent
+        return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
 
     def simplified(self, expression: Expr) -> Expr:
         """Return an index in normal form."""
@@ -204,6 +205,22 @@ class Values:
         if self.analyzer.can_prove(position < boundary):
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
+
+    def _reduced(self) -> set[str]:
+        """Return the values that need reductions: those run before conditions on their results."""
+        found: set[str] = set()
+        for node in self.graph.nodes:
+            if node.operator in REDUCTIONS or found.intersection(node.inputs):
+                found.update((node.name,))
+        return found
+
+    def between(self, value: str, position: Expr, begin: Expr, end: Expr) -> Expr:
+        """Return the position of a read, brought to where begin <= position < end unless it is there."""
+        if value not in self.clamped:
+            return position
+        if self.is_below(position, end) is not True:
+            position = tirx.min(position, end - 1)
+        return position if self.is_below(position, begin) is False else tirx.max(position, begin)
 
     @contextmanager
     def only_loads(self) -> Iterator[None]:
@@ -352,10 +369,20 @@ def _join_places(
 ) -> list[Index | None]:
     axis = attributes["axis"] % len(index)
     found: list[Index | None] = []
-    for begin, end in _joins(values, node, index, attributes):
+    for operand, (begin, end) in zip(node.inputs, _joins(values, node, index, attributes), strict=True):
         outside = values.is_below(index[axis], begin) is True or values.is_below(index[axis], end) is False
-        found.append(None if outside else (*index[:axis], index[axis] - begin, *index[axis + 1 :]))
+        if outside or is_same(begin, end):
+            found.append(None)
+            continue
+        place = values.between(operand, index[axis], begin, end) - begin
+        found.append((*index[:axis], values.simplified(place), *index[axis + 1 :]))
     return found
+
+
+def is_same(a: Expr, b: Expr) -> bool:
+    """Tell whether two extents are equal for all sizes, both in normal form."""
+    plain = isinstance(a, int | tirx.IntImm) and isinstance(b, int | tirx.IntImm)
+    return int(a) == int(b) if plain else tvm_ffi.structural_equal(a, b)
 
 
 def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -392,16 +419,18 @@ def _borders(values: Values, place: Sequence[Expr], shape: Sequence[Extent]) -> 
 
 def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr:
     """Return the operand's element where there is one, else a number."""
-    borders = _borders(values, place, values.graph.tile(node.inputs[0]).shape)
+    shape = values.graph.tile(node.inputs[0]).shape
+    borders = _borders(values, place, shape)
     dtype = computed_type(node.tile.ttype.name)
     border = tirx.const(otherwise if dtype.startswith("float") else int(otherwise), dtype)
-    if any(values.is_below(position, boundary) is (not below) for position, boundary, below in borders):
+    outside = (values.is_below(position, boundary) is (not below) for position, boundary, below in borders)
+    if 0 in shape or any(outside):
         return border
     if not borders:
         return values.at(node.inputs[0], place)
     values.open += [(position, boundary) for position, boundary, _ in borders]
     conditions = [p < e if below else p >= e for p, e, below in borders]
-    make = partial(values.at, node.inputs[0], place)
+    make = partial(values.at, node.inputs[0], _brought_inside(values, node, place))
     if otherwise == 0 and values.keep is not None and node.inputs[0] in values.zeroed:
         return values.under(conditions, make)
     whole = conditions[0]
@@ -410,25 +439,40 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     return T.if_then_else(whole, values.under(conditions, make), border)
 
 
+def _brought_inside(values: Values, node: Node, place: Index) -> Index:
+    """Return where an operand is read, also if it turns out not to be."""
+    operand = node.inputs[0]
+    extents = map(values.extent, values.graph.tile(operand).shape)
+    return tuple(values.between(operand, at, 0, extent) for at, extent in zip(place, extents, strict=True))
+
+
+def _pad_place(values: Values, index: Index, attributes: Mapping[str, Any]) -> Index:
+    low = [values.extent(extent) for extent in attributes["low"]]
+    return tuple(at - before for at, before in zip(index, low, strict=True))
+
+
 def _pad_places(
     values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
 ) -> list[Index | None]:
-    low = [values.extent(extent) for extent in attributes["low"]]
-    return [tuple(at - before for at, before in zip(index, low, strict=True))]
+    return [_brought_inside(values, node, _pad_place(values, index, attributes))]
 
 
 def _padded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    place = _pad_places(values, node, index, attributes)[0]
-    assert place is not None
+    place = _pad_place(values, index, attributes)
     return _guarded(values, node, place, attributes["value"])
+
+
+def _window_place(values: Values, index: Index, attributes: Mapping[str, Any]) -> Index:
+    indexing = parse_indexing(attributes["spec"])
+    by_name = dict(zip(indexing.result, index, strict=True))
+    return tuple(values.simplified(_affine(axis, by_name)) for axis in indexing.operands[0])
 
 
 def _window_places(
     values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
 ) -> list[Index | None]:
-    indexing = parse_indexing(attributes["spec"])
-    by_name = dict(zip(indexing.result, index, strict=True))
-    return [tuple(_affine(axis, by_name) for axis in indexing.operands[0])]
+    place = _window_place(values, index, attributes)
+    return [_brought_inside(values, node, place) if attributes["pad"] else place]
 
 
 def _affine(axis: Affine, by_name: Mapping[str, Expr]) -> Expr:
@@ -439,15 +483,21 @@ def _affine(axis: Affine, by_name: Mapping[str, Expr]) -> Expr:
 
 
 def _windowed(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    place = _window_places(values, node, index, attributes)[0]
-    assert place is not None
-    place = tuple(values.simplified(i) for i in place)
+    place = _window_place(values, index, attributes)
     return _guarded(values, node, place, 0.0) if attributes["pad"] else values.at(node.inputs[0], place)
 
 
 def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
     return list(values.operands(node, index))
 
+
+_EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "floordiv": tirx.floordiv,
+    "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
+    "max": tirx.max,
+    "min": tirx.min,
+}
+"""Functions in extents, as expressions."""
 
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,

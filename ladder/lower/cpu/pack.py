@@ -9,6 +9,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from ladder.lower.cpu.layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
 from tile_types import TType, get_type
+from tile_types.arrays import as_torch
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
@@ -64,9 +65,10 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
 
     layout = cpu_layout(gemm)
     element = get_type(gemm.weight)
-    codes = torch.as_tensor(weight.codes())
+    codes = as_torch(weight.codes())
+    where = codes.device
     if layout.lane == 8:
-        codes = torch.from_numpy(recoding(element)[0].astype(np.uint8))[codes.to(torch.int32)]
+        codes = torch.from_numpy(recoding(element)[0].astype(np.uint8)).to(where)[codes.to(torch.int32)]
         fill = 0
     else:
         fill = int(element.valid_codes()[abs(element.probe_values()).argmin()])
@@ -84,7 +86,7 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
         # Where packed codes count from the smallest value, so do zero points.
         zero = _rows(weight, weight.zero) - (offset_of(gemm.weight) if layout.lane == 8 else 0)
         arrays["zeros"] = _grouped(layout, gemm, zero, torch.int32 if integer else torch.float32)
-    row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32)
+    row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
     if not gemm.scale:
         row_scale[: gemm.n] = factor if scale is None else scale[:, 0].float()
     return {**arrays, "row_scale": row_scale}
@@ -105,7 +107,7 @@ def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.d
     import torch
 
     groups = layout.groups(gemm.k)
-    result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=dtype)
+    result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=dtype, device=values.device)
     expected = 1 if layout.group == 0 else -(-gemm.k // layout.group)
     if values.shape[1] != expected:
         raise ShapeError(
@@ -136,7 +138,7 @@ def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.T
 
     n, k = int(codes.shape[0]), int(codes.shape[1])
     blocks, units, words = layout.shape(n, k)
-    result = torch.empty(blocks, units, words, dtype=torch.int32)
+    result = torch.empty(blocks, units, words, dtype=torch.int32, device=codes.device)
     for first in range(0, blocks, CHUNK):
         rows = codes[first * ROWS : (first + CHUNK) * ROWS].to(torch.int64)
         height = min(CHUNK, blocks - first) * ROWS
@@ -149,7 +151,7 @@ def _pad(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: 
     """Return ``[height, width]`` codes with each group padded to its packed width."""
     import torch
 
-    result = torch.full((height, width), fill, dtype=torch.int64)
+    result = torch.full((height, width), fill, dtype=torch.int64, device=codes.device)
     n, k = codes.shape
     if layout.group in (0, layout.padded_group):
         result[:n, :k] = codes
@@ -171,7 +173,7 @@ def _pack_blocks(layout: CpuLayout, codes: torch.Tensor) -> torch.Tensor:
     for plane in layout.planes:
         bits = (cells >> plane.shift) & ((1 << plane.width) - 1)
         bits = bits.reshape(blocks, units, -1, plane.slots, LANES, e)
-        words = torch.zeros(blocks, units, bits.shape[2], LANES, dtype=torch.int64)
+        words = torch.zeros(blocks, units, bits.shape[2], LANES, dtype=torch.int64, device=codes.device)
         for slot in range(plane.slots):
             for element in range(e):
                 words |= bits[:, :, :, slot, :, element] << (layout.lane * element + plane.width * slot)
@@ -199,7 +201,7 @@ def unpack(gemm: Gemm, words: torch.Tensor) -> torch.Tensor:
     layout = cpu_layout(gemm)
     codes = unpack_codes(layout, words, gemm.n, gemm.k)
     if layout.lane == 8:
-        codes = torch.from_numpy(recoding(get_type(gemm.weight))[1])[codes]
+        codes = torch.from_numpy(recoding(get_type(gemm.weight))[1]).to(codes.device)[codes]
     return codes
 
 
@@ -210,7 +212,7 @@ def unpack_codes(layout: CpuLayout, words: torch.Tensor, n: int, k: int) -> torc
     blocks, units, _ = layout.shape(n, k)
     e = layout.elements
     values = words.view(torch.int32).to(torch.int64).reshape(blocks, units, layout.bits, LANES)
-    codes = torch.zeros(blocks, units, layout.steps, LANES, e, dtype=torch.int64)
+    codes = torch.zeros(blocks, units, layout.steps, LANES, e, dtype=torch.int64, device=words.device)
     for plane in layout.planes:
         part = values[:, :, plane.start : plane.start + plane.width]
         target = codes.view(blocks, units, plane.width, plane.slots, LANES, e)

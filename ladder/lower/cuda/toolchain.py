@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import knobs
+from ladder.lower.passes import pipeline
 from ladder.lower.turn import yielded_turn
 from targets import TileDevice
 from tile_types.errors import CompilerError, MissingToolError
@@ -367,7 +368,7 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     target = Target(device.tvm_target)
     overlapping = not all(function.attrs["tirx.noalias"] for function in functions.values())
     with _callback(device, overlapping) as result, target:
-        module = tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline="tirx")
+        module = tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline=pipeline())
     if not result.binary:
         raise CompilerError(f"TVM produced no machine code for {device.name}; is its CUDA runtime installed?")
     if shutil.which("cc") is None and shutil.which("gcc") is None:

@@ -6,6 +6,8 @@ input and output; LLVM and TVM write what they have to say to standard error. Im
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -44,6 +46,17 @@ class Linker:
             return result.read_bytes()
 
 
+@functools.cache
+def passes() -> Any:
+    """Load `ladder.lower.passes` from its file: importing Ladder would take longer than compiling."""
+    spec = importlib.util.spec_from_file_location("passes", Path(__file__).parents[1] / "passes.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def compile_module(request: dict[str, Any], linker: Linker) -> dict[str, Any]:
     """Compile one module; write its code object and, where the request names them, assembly and library."""
     import tvm
@@ -51,7 +64,7 @@ def compile_module(request: dict[str, Any], linker: Linker) -> dict[str, Any]:
 
     linker.command, linker.abi, linker.linked = request["linker"], request["abi"], b""
     module = tvm.ir.load_json(Path(request["tir"]).read_text())
-    built = tvm.compile(module, target=Target(request["target"]), tir_pipeline="tirx")
+    built = tvm.compile(module, target=Target(request["target"]), tir_pipeline=passes().pipeline())
     Path(request["code_object"]).write_bytes(linker.linked)
     if "library" in request:
         Path(request["assembly"]).write_text(built.mod.imports[0].inspect_source("asm"))

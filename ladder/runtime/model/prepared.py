@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
-from ladder.ir.graph import Graph
+from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.partition import Part, partition, simplify
-from ladder.partition.parts import extract, outside_inputs
+from ladder.partition.parts import engine, extract, outside_inputs
 from ladder.runtime.compile import candidate_for
+from ladder.runtime.model.library import resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.packed import gemm_from_dict
 
@@ -71,7 +72,49 @@ def simplified(program: Program, device: TileDevice) -> Program:
     for name, graph in folded.made.items():
         read = tuple((plain[node.name].at[0],) for node in graph.inputs)
         sources[name] = Source("argument", joined=read, graph=graph)
-    return replace(program, graph=folded.graph, sources=sources)
+    return with_own_results(replace(program, graph=folded.graph, sources=sources))
+
+
+def with_own_results(program: Program) -> Program:
+    """Return a program that copies, before it writes an input, the results that only show that input."""
+    graph = program.graph
+    targets = {graph.outputs[at]: name for at, name in _targets(program).items()}
+    written = set(targets.values())
+    made: dict[str, Node] = {}
+    for value in graph.outputs:
+        shown = shown_by(graph, value)
+        if shown in written and not (shown == value == targets.get(value)):
+            attributes = (("arguments", (("%", 0),)), ("target", "aten.clone.default"))
+            tile = replace(graph.tile(value), layout=None)
+            name = f"own_{len(made)}_{value.replace('.', '_')}"
+            made[value] = Node(name, "call", (value,), attributes, (tile,))
+    if not made:
+        return program
+    outputs = tuple(made[value].name if value in made else value for value in graph.outputs)
+    return replace(program, graph=replace(graph, nodes=(*graph.nodes, *made.values()), outputs=outputs))
+
+
+def _targets(program: Program) -> dict[int, str]:
+    """Return number of an output -> the input that takes it."""
+    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
+    return {at: inputs[place] for place, at in program.updates if place in inputs}
+
+
+def shown_by(graph: Graph, value: str) -> str:
+    """Return the value in whose memory another one lies: itself, if it is no view."""
+    while True:
+        node = graph.producer(value)
+        views = engine(node) == "view" or (node.operator == "call" and _is_view(node))
+        if not views:
+            return value
+        value = node.inputs[0]
+
+
+def _is_view(node: Node) -> bool:
+    """Say whether a call may give its first operand's memory."""
+    target = str(dict(node.attributes)["target"])
+    schema = resolve(target)._schema
+    return bool(node.inputs) and any(item.alias_info is not None for item in schema.returns)
 
 
 def with_packed(program: Program, parts: Sequence[Part]) -> Program:
@@ -89,8 +132,7 @@ def with_packed(program: Program, parts: Sequence[Part]) -> Program:
 
 def updated_inputs(program: Program, graph: Graph) -> dict[str, str]:
     """Return result of the graph -> the input that takes it."""
-    inputs = {s.at[0]: name for name, s in program.sources.items() if s.kind == "argument" and s.at}
-    return {graph.outputs[at]: inputs[place] for place, at in program.updates if place in inputs}
+    return {graph.outputs[at]: name for at, name in _targets(program).items()}
 
 
 # as data ---------------------------------------------------------------------------------------------

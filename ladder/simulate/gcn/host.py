@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.lower.passes import as_generated
 from ladder.simulate.amd import calls_for
+from ladder.simulate.expressions import GlobalBuffer
 from ladder.simulate.gcn.launch import Report, run
 from ladder.simulate.launch import bind_extents
 from ladder.simulate.memory import Tensor
-from ladder.simulate.passes import after_passes
 from ladder.simulate.program import Node, Plain
 from ladder.simulate.translate import Translator
 from ladder.simulate.values import Array
@@ -63,17 +64,13 @@ class Host(Translator):
         return list(zip(kernel.attrs["tirx.kernel_launch_params"], given[count:], strict=False))
 
     def _argument(self, value: Any) -> Any:
-        held = (
-            self._of_data(value)
-            if type(value).__name__ == "Call" and value.op.name.endswith("data")
-            else None
-        )
-        return self.number(value) if held is None else held.tensor.array
+        held = self.viewed(value)
+        return held.tensor.array if isinstance(held, GlobalBuffer) else self.number(value)
 
 
 def launches(function: Any, device: TileDevice, arrays: Sequence[Array | int]) -> list[Launch]:
     """Return what a call of an emitted function with some arrays would launch."""
-    host, kernels = after_passes(function, device)
+    host, kernels = as_generated(function, device.tvm_target)
     values = bind_extents(host, arrays)
     tensors = {
         parameter: Tensor("argument", array)

@@ -1,0 +1,180 @@
+"""The passes that take a kernel from TIRx to what TVM's code generators read: TVM's own but for one.
+
+`tirx.LowerTIRx` makes every index flat; TVM's `FlattenBuffer`, which comes after it, puts indices into the
+normal form of iterator maps. Under a condition on the same iterator that form is wrong: where
+``v % 10 >= 1`` holds, ``v // 10 * 80 + (v % 10 - 1) // 2 * 16`` becomes ``(v + 1) // 2 * 16 - 96``. Only what
+else it does is done here: offsets of views go into their indices (`offsets_in_indices`).
+
+Imports nothing of Ladder: the process that compiles for AMD GPUs reads it too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+PIPELINE = "ladder"
+"""Name under which TVM finds the passes."""
+
+LOWERING = ("LowerTIRx", "UnifyThreadBinding", "StmtSimplify", "LowerTIRxOpaque")
+"""Up to flat indices."""
+
+NARROWING = ("BF16ComputeLegalize", "NarrowDataType", "VectorizeLoop", "UnrollLoop", "StmtSimplify")
+"""Up to loops as they run."""
+
+SPLITTING = (
+    "CommonSubexprElim", "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice",
+)  # fmt: skip
+"""Up to functions of the host and of the device."""
+
+PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize")
+"""Up to functions that take and return what TVM's runtime hands over."""
+
+HOST, DEVICE = ("LowerTVMBuiltin", "LowerIntrin"), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
+"""After that, on each side."""
+
+ARGUMENTS = {"NarrowDataType": (32,), "VectorizeLoop": (True,)}
+
+
+def pipeline() -> str:
+    """Make the passes known to TVM; returns what `tvm.compile` takes as ``tir_pipeline``."""
+    import tvm
+
+    tvm.tirx.compilation_pipeline.register_tir_pipeline(PIPELINE, _stages)
+    return PIPELINE
+
+
+def as_it_runs(function: Any, target: Any) -> Any:
+    """Return a PrimFunc with flat indices, loops in vectors or unrolled, simplified; host and device in one.
+
+    Parameters
+    ----------
+    target
+        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+    """
+    import tvm
+    from tvm.target import Target
+
+    wanted = Target(target)
+    whole = wanted if wanted.kind.name == "llvm" else wanted.with_host(Target("llvm"))
+    with wanted:
+        module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({"kernel": function}))
+        return _running(module)["kernel"]
+
+
+def as_generated(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what the code generator for GPUs gets of a PrimFunc, but for the passing of arguments.
+
+    Parameters
+    ----------
+    target
+        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+
+    Returns
+    -------
+    ``(host, kernels)``: the function that takes the arguments and launches kernels, and these by name.
+    """
+    import tvm
+    from tvm.target import Target
+
+    name, wanted = str(function.attrs["global_symbol"]), Target(target)
+    with wanted:
+        whole = wanted.with_host(Target("llvm"))
+        module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({name: function}))
+        split = _sequence((*SPLITTING, "StmtSimplify"))(_running(module))  # the last one: see DEVICE
+    parts = {str(variable.name_hint): part for variable, part in split.functions.items()}
+    return parts.pop(name), parts
+
+
+def _running(module: Any) -> Any:
+    return _sequence(NARROWING)(_sequence(LOWERING, offsets_in_indices())(module))
+
+
+def _stages() -> tuple[Any, Any, Any]:
+    """Return the passes on all functions, then on those of the host, then on those of the device."""
+    import tvm
+
+    def passes(module: Any, context: Any) -> Any:
+        return _sequence((*SPLITTING, *PACKING))(_running(module))
+
+    whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
+    return whole, lambda: _sequence(HOST), lambda: _sequence(DEVICE)
+
+
+def _sequence(names: tuple[str, ...], *more: Any) -> Any:
+    import tvm
+
+    return tvm.transform.Sequential([*map(_pass, names), *more])
+
+
+def _pass(name: str) -> Any:
+    """Return one of TVM's passes by its name."""
+    import tvm
+    from tvm.backend.cuda import transforms
+
+    places = (tvm.tirx.transform, tvm.s_tir.transform, transforms)
+    make = next(getattr(place, name) for place in places if hasattr(place, name))
+    return make(*ARGUMENTS.get(name, ()))
+
+
+def offsets_in_indices() -> Any:
+    """Return the pass that lets all buffers begin where their memory does: offsets go into their indices."""
+    import tvm
+
+    def changed(function: Any, module: Any, context: Any) -> Any:
+        return function.with_body(_Offsets().rewritten(function.body))
+
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OffsetsInIndices")
+
+
+class _Offsets:
+    """The views of one function that begin at an offset, and what stands for them."""
+
+    def __init__(self) -> None:
+        self.views: dict[Any, Any] = {}
+        self.offsets: dict[Any, Any] = {}
+
+    def rewritten(self, body: Any) -> Any:
+        """Return a body without such views."""
+        from tvm import ir, tirx
+        from tvm_ffi import structural_map
+
+        def stored(s: Any) -> Any:
+            where = self.moved(s.buffer, s.indices)
+            return s if where is None else tirx.BufferStore(s.buffer, s.value, where)
+
+        def loaded(e: Any) -> Any:
+            where = self.moved(e.source, e.indices)
+            return e if where is None else e.source.vload(where)
+
+        changes = [(ir.Var, self.view), (tirx.BufferStore, stored), (ir.expr.TensorLoad, loaded)]
+        return structural_map(body, changes)
+
+    def view(self, variable: Any) -> Any:
+        """Return what stands for a variable: for a view at an offset, one without."""
+        from tvm import tirx
+
+        if not tirx.buffer.is_buffer_var(variable) or _is_zero(variable.ty.elem_offset):
+            return variable
+        if variable not in self.views:
+            kind = variable.ty
+            view = tirx.decl_buffer(
+                (kind.elem_offset + kind.shape[0],),
+                str(kind.dtype),
+                variable.name,
+                scope=kind.storage_scope,
+                data_alignment=kind.data_alignment,
+                layout=None,
+            )
+            self.views[variable], self.offsets[view] = view, kind.elem_offset
+        return self.views[variable]
+
+    def moved(self, buffer: Any, indices: Any) -> list[Any] | None:
+        """Return the indices of an access to a view that stands for another; None for other buffers."""
+        if buffer not in self.offsets:
+            return None
+        (index,) = indices
+        return [index + self.offsets[buffer]]
+
+
+def _is_zero(offset: Any) -> bool:
+    return offset is None or (hasattr(offset, "value") and int(offset.value) == 0)
