@@ -9,7 +9,8 @@ memory (`exchange`). Reductions of a few elements (windows) run in one thread ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any
 
 from tvm import ir, tirx
@@ -211,7 +212,7 @@ class GpuNest(Nest):
                 self.flat_item(item, *plan)
             self.vectors.words.clear()
         for valid, store in self.later or ():
-            with nullcontext() if valid is None else b.when(valid):
+            with self.where(valid):
                 store()
         self.later = None
 
@@ -334,7 +335,7 @@ class GpuNest(Nest):
         if self.later is not None and not self.values.assumed:
             self.later.append((self.valid, store))
             return
-        with nullcontext() if self.valid is None else b.when(self.valid):
+        with self.where(self.valid):
             store()
 
     # rows --------------------------------------------------------------------------------------------
@@ -348,9 +349,10 @@ class GpuNest(Nest):
         block, thread = self.start(blocks, teams * self.lanes, words)
         self.lane = b.bind(tirx.floormod(thread, self.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.lanes)) if teams > 1 else block
-        whole = isinstance(self.count, int) and self.count % teams == 0
-        with nullcontext() if whole else b.when(row < self.count):
-            self.row(row)
+        if not (isinstance(self.count, int) and self.count % teams == 0):
+            # Teams beyond the last row work on it too and store nothing: teams of a wave exchange together.
+            self.valid, row = b.bind(row < self.count), b.bind(tirx.min(row, self.count - 1))
+        self.row(row)
 
     def row(self, row: Expr) -> None:
         """Emit every result of a row."""
@@ -419,7 +421,7 @@ class GpuNest(Nest):
                 places = [(*row, *outer, column + lane) for lane in range(width)]
                 found = self.elements(value, places)
                 dtype = stored_type(self.graph.tile(value).ttype.name)
-                with nullcontext() if valid is None else b.when(valid), self.placed(value, places) as target:
+                with self.where(valid, self.valid), self.placed(value, places) as target:
                     self.vectors.store(self.results[value], dtype, target, found)
             else:
                 self.vector(value, (*row, *outer), column, width)
@@ -427,6 +429,12 @@ class GpuNest(Nest):
             self.alone = False
 
         self.round_lanes(items, item)
+
+    @staticmethod
+    def where(*conditions: Expr | None) -> AbstractContextManager[None]:
+        """Emit a branch around what follows, for conditions of which some may be None: true."""
+        found = [condition for condition in conditions if condition is not None]
+        return b.when(reduce(tirx.And, found)) if found else nullcontext()
 
     def elements(self, value: str, places: Sequence[Index]) -> list[Expr]:
         """Return neighbouring elements, as vectors."""

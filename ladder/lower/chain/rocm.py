@@ -103,7 +103,7 @@ class RocmDialect(Dialect):
         return block, thread
 
     def sync(self) -> None:
-        d.block_sync()
+        d.block_sync(self.wave)
 
     def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
         width = 4 * count // SIZES.get(str(buffer.dtype), 4)
@@ -126,7 +126,7 @@ class RocmDialect(Dialect):
             return d.shuffle_xor(value, dtype, thread, distance)
         every = T.int32(0xF)
         controls = (T.int32(MOVES[distance]), every, every, T.bool(True))
-        moved = d.intrinsic("int32", "llvm.amdgcn.mov.dpp", d.as_type(value, "int32"), *controls)
+        moved = d.cross_lane("int32", "llvm.amdgcn.mov.dpp", d.as_type(value, "int32"), *controls)
         return d.as_type(moved, dtype)
 
     # ---- bfloat16 ------------------------------------------------------------------------------------

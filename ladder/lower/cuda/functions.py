@@ -41,11 +41,14 @@ __forceinline__ __device__ float ladder_{name}(float x, float y) {{
 """
 PAIRS = {
     "quotient": "div.full.f32",
-    "product": "mul.rn.f32",
     "maximum": "max.NaN.f32",
     "minimum": "min.NaN.f32",
 }
-"""Helper of two float32 -> its instruction; ptxas fuses no product that says how it is rounded."""
+"""Helper of two float32 -> its instruction."""
+
+PRODUCT = """
+__forceinline__ __device__ float ladder_product(float x, float y) { return __fmul_rn(x, y); }
+"""
 
 
 def special(name: str, x: Expr) -> Expr:
@@ -85,11 +88,17 @@ CHEAP: Mapping[str, Callable[..., Expr]] = {
 }
 """What operators become where every result is rounded to 16 bits: within 2^-22 on the whole range."""
 
-_product = _of_singles("product", scalars.multiply)
+
+def product(x: Expr, y: Expr) -> Expr:
+    """Return a product that is rounded before anything is added to it."""
+    if str(x.ty.dtype) != "float32":
+        return scalars.multiply(x, y)
+    return b.call_inline("ladder_product", PRODUCT, "float32", x, y)
+
 
 FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
-    "mul": _product,
-    "square": lambda x: _product(x, x),
+    "mul": product,
+    "square": lambda x: product(x, x),
     "maximum": _of_singles("maximum", scalars.maximum),
     "minimum": _of_singles("minimum", scalars.minimum),
 }

@@ -249,9 +249,9 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.exp2": _of_normals(np.exp2),
     "llvm.amdgcn.rcp": _of_normals(lambda x: 1.0 / x),
     "llvm.amdgcn.rsq": _of_normals(lambda x: 1.0 / np.sqrt(x)),
+    "llvm.arithmetic.fence": lambda t, call: t.read(call.operands[0]),
     "llvm.fma": _fma,
     "tirx.fma": _fma,
-    "llvm.arithmetic.fence": _element_wise(lambda x: x),
     "llvm.maximum": _element_wise(np.maximum),
     "llvm.minimum": _element_wise(np.minimum),
 }

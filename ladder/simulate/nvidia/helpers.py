@@ -475,7 +475,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", _special),
     Helper(r"ladder_(whole_power_of_two)", "ex2.approx.f32 ", _special),
     Helper(r"ladder_(quotient)", "div.full.f32 ", _pair),
-    Helper(r"ladder_(product)", "mul.rn.f32 ", _pair),
+    Helper(r"ladder_(product)", "return __fmul_rn(x, y);", _pair),
     Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", _pair),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
