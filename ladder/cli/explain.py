@@ -47,7 +47,8 @@ def explain_program(target: str, device: str, *, guards: bool) -> str:
     with torch.no_grad():
         for _ in range(2):
             fast(*arguments)
-    return fast.explain(guards=guards)
+    text: str = fast.explain(guards=guards)
+    return text
 
 
 def explain_stage(problem: Problem, stage: str) -> str:
