@@ -146,8 +146,8 @@ def start_workers(count: int) -> None:
 def keep_apart() -> None:
     """Keep the caller's workers off its core; a fraction of a microsecond unless the caller has moved.
 
-    Starts the pool of a thread that calls for the first time, see `prepare_environment`; before the runtime is
-    loaded, no kernel runs, and nothing is to be kept apart.
+    Starts the pool of a thread that calls for the first time, see `prepare_environment`; before the runtime
+    is loaded, no kernel runs, and nothing is to be kept apart.
     """
     if _callers.workers is None:
         if not _process.loaded:

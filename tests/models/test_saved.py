@@ -189,7 +189,7 @@ def test_damaged_files(small: Path, tmp_path: Path) -> None:
             ladder.load(path)
     at = data.index(b"\x7fELF") + 4096
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    with pytest.raises(ladder.ArtifactError, match=r"truncated|digest"):
+    with pytest.raises(ladder.ArtifactError, match=r"\.so does not match"):
         ladder.load(path)
 
 

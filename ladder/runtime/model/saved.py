@@ -296,10 +296,12 @@ def _check_positions(
     for name, (positions, count) in ranges.items():
         if any(not 0 <= at < count for at in positions):
             raise ArtifactError(f"manifest.{name} goes beyond {count}")
-    named = {*manifest["bindings"], *manifest["packs"]}
-    if missing := [node.name for node in graph.inputs if node.name not in named]:
-        raise ArtifactError(f"nothing gives the inputs {', '.join(missing)}")
-    if unknown := named - {node.name for node in graph.inputs}:
+    named, inputs = {*manifest["bindings"], *manifest["packs"]}, {node.name for node in graph.inputs}
+    # What a quantized product takes beside its weight's name may be arrays of that weight.
+    read = {value for step in plan.steps if step.part.gemm is None for value in step.part.inputs}
+    if missing := (read | set(plan.outputs)) & inputs - named:
+        raise ArtifactError(f"nothing gives the inputs {', '.join(sorted(missing))}")
+    if unknown := named - inputs:
         raise ArtifactError(f"there are no inputs {', '.join(sorted(unknown))}")
 
 
