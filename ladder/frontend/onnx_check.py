@@ -154,7 +154,7 @@ def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
             raise FileNotFoundError(f"{path} does not exist")
         with path.open("rb") as stream:
             stream.seek(start)
-            data = stream.read(size if start + size <= path.stat().st_size else 0)
+            data: bytes = stream.read(size if start + size <= path.stat().st_size else 0)
         if len(data) != size:
             raise ValueError(f"{path.name} ends before byte {start + size}")
     except (OSError, ValueError) as error:
@@ -169,7 +169,7 @@ def _line(error: Exception) -> str:
 
 def stored_bytes(tensor: Any) -> int:
     """Return the bytes that a tensor's type and shape take."""
-    elements = prod(tensor.dims)
+    elements: int = prod(tensor.dims)
     if onnx.TensorProto.DataType.Name(tensor.data_type) in HALF_BYTES:
         return (elements + 1) // 2
     return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)

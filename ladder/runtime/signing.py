@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tile_types.errors import ArtifactError, MissingToolError
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+PrivateKey = Any
+"""An ``Ed25519PrivateKey`` of ``cryptography``, its PEM text as bytes, or the path of such a file."""
 
-    PrivateKey = Ed25519PrivateKey | bytes | str | os.PathLike[str]
-    PublicKey = Ed25519PublicKey | bytes | str | os.PathLike[str]
+PublicKey = Any
+"""An ``Ed25519PublicKey`` of ``cryptography``, its PEM text as bytes, or the path of such a file."""
 
 BYTES = 64
 """Length of a signature."""
@@ -42,7 +41,7 @@ def sign(key: PrivateKey, manifest: bytes) -> bytes:
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         key = _parsed(key, lambda text: serialization.load_pem_private_key(text, None))
         _require(key, ed25519.Ed25519PrivateKey)
-    return bytes(key.sign(PURPOSE + manifest))  # type: ignore[union-attr]
+    return bytes(key.sign(PURPOSE + manifest))
 
 
 def is_signed(key: PublicKey, manifest: bytes, signature: bytes) -> bool:
@@ -54,7 +53,7 @@ def is_signed(key: PublicKey, manifest: bytes, signature: bytes) -> bool:
         key = _parsed(key, serialization.load_pem_public_key)
         _require(key, ed25519.Ed25519PublicKey)
     try:
-        key.verify(signature, PURPOSE + manifest)  # type: ignore[union-attr]
+        key.verify(signature, PURPOSE + manifest)
     except InvalidSignature:
         return False
     return True

@@ -58,9 +58,8 @@ def require_structure(structure: Any, where: str) -> None:
     ArtifactError
         Names the place.
     """
-    kind, held = (
-        next(iter(structure.items())) if isinstance(structure, dict) and len(structure) == 1 else ("", 0)
-    )
+    pairs: list[Any] = list(structure.items()) if isinstance(structure, dict) else []
+    kind, held = pairs[0] if len(pairs) == 1 else ("", [])
     if kind not in _FORMS:
         raise ArtifactError(f"{where} is {structure!r:.60}, expected one of {', '.join(_FORMS)}")
     require(held, _FORMS[kind], where)
