@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
-from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
+from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, lanes, vector
 from schedules.waves import STEP_ROWS, STEP_TOKENS
 from targets import TileDevice
 from tile_types.errors import DeviceError
@@ -153,7 +153,7 @@ def _matrix(
     name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
     zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
     sums = as_type(acc[at], kind)
-    total = intrinsic(kind, name, weights, tokens, sums, *zeros)
+    total = cross_lane(kind, name, weights, tokens, sums, *zeros)
     b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
 
