@@ -1,8 +1,9 @@
 """Altered files: exported operators and models, and ONNX models, changed at random; what loading them does.
 
-``python tests/integration/altered_files.py --count 1000`` alters each kind so often, prints what came of it, and fails
-where anything but one `LadderError` or a result came, took longer than 2 s or more than 1 GB, or wrote outside of
-the cache. Each file is loaded and run in a worker process, so that a crash counts as one fault.
+``python tests/integration/altered_files.py --count 1000`` alters each kind so often, prints what came of it,
+and fails where anything but one `LadderError` or a result came, took longer than 2 s or more than 1 GB, or
+wrote outside of the cache. Each file is loaded and run in a worker process, so that a crash counts as one
+fault.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def edited_json(value: Any, draw: random.Random) -> Any:
         holder = changed
         for step in path:
             holder = holder[step]
-        others = [held for held in holder.values()] if isinstance(holder, dict) else holder
+        others = list(holder.values()) if isinstance(holder, dict) else holder
         held = holder[key]
         action = draw.randrange(5)
         if action == 0:
