@@ -451,7 +451,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     if device.cores_for(gemm.activation) and not device.cores_for(gemm.activation, schedule.pipeline):
-        yield f"no core multiplies {gemm.activation} in this pipeline; use {', '.join(_pipelines(gemm, device))}"
+        others = ", ".join(_pipelines(gemm, device))
+        yield f"no core multiplies {gemm.activation} in this pipeline; use {others}"
     for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if allowed and value not in allowed:
