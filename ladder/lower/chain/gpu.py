@@ -49,15 +49,17 @@ class GpuNest(Nest):
         How the GPU's kernels are written.
     mapping
         How it lies over the GPU.
+    cheap
+        Whether functions may be approximate, see `ladder.lower.chain.approximate`.
     """
 
-    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping) -> None:
+    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
         super().__init__(chain, align=WIDE)
         graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
-        if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
-            self.values.lowerings = dialect.cheap
+        self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
+        self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.alone = False
         widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
@@ -74,6 +76,9 @@ class GpuNest(Nest):
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
         self.before_row: Callable[[Index], None] = lambda index: None
         """Called with each row's index once it is known."""
+
+    def register(self, value: Expr) -> Expr:
+        return _kept(value)
 
     def load(self, name: str, index: Index) -> Expr:
         return self.vectors.load(name, index)

@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.functions import product
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import helper
 from ladder.lower.gpu.quantize import WARP, Quantization, Quantizer
@@ -19,10 +20,6 @@ LOAD = "ld.global.L1::no_allocate.v4.u32"
 
 NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.satfinite.e5m2x2.f32"}
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
-
-PRODUCT = """
-__forceinline__ __device__ float ladder_product(float x, float y) { return __fmul_rn(x, y); }
-"""
 
 
 class CudaQuantizer(Quantizer):
@@ -64,7 +61,7 @@ class CudaQuantizer(Quantizer):
         return b.bind(b.call_inline("ladder_prmt", source, "uint32", low, high, T.uint32(selector)))
 
     def product(self, x: Expr, y: Expr) -> Expr:
-        return b.call_inline("ladder_product", PRODUCT, "float32", x, y)
+        return product(x, y)
 
     def narrow_pair(self, low: Expr, high: Expr) -> Expr:
         name = f"ladder_narrow_pair_{self.plan.activation}"
