@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch._dispatch.python
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ladder import faults
 from ladder.frontend.aten_models import MODEL_ROWS
@@ -114,7 +115,11 @@ def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.Gr
         traced = None
     if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
         return traced
-    return _traced(torch.func.functionalize(run, remove="mutations"), examples)
+    traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
+    if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
+        # decompositions changed something of their own
+        traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
+    return traced
 
 
 def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -654,7 +659,11 @@ def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
 
 def _extent(size: Any) -> Extent:
     """Return a size as an extent; sympy's spelling of divisions becomes ours."""
-    return size if isinstance(size, int) else extent_of(size.node.expr)
+    if isinstance(size, int):
+        return size
+    if free_unbacked_symbols(size):
+        raise ImportRefused(f"the size {size} depends on values")
+    return extent_of(size.node.expr)
 
 
 def extent_of(expression: Any) -> Extent:
