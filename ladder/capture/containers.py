@@ -110,7 +110,12 @@ class Containers(Calls):
     def _computed_dynamic(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
         values = [item.value if type(item) is Dynamic else item for item in args]
-        result = function(*values)
+        try:
+            result = function(*values)
+        except Exception:
+            for item in args:  # what follows is for these values
+                self.plain(item)
+            raise
         if type(result) not in (int, float, bool, str):
             return function(*map(self.plain, args))
         segment = self.segment
@@ -371,6 +376,9 @@ class Containers(Calls):
         self.segment.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
             raise CaptureError(f"{name} compares elements")
+        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
+        if indexed and rest and not is_constant(rest[0]):
+            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
         if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
             raise CaptureError("dictionaries of objects are compared")
         if name in ("extend", "update", "__init__", "extendleft"):
