@@ -365,6 +365,9 @@ class Containers(Calls):
         # Where it keeps growing, what is in it is not read.
         if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
             self._admit_method(owner, name, rest, kwargs)
+        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
+        if indexed and rest and not is_constant(rest[0]):
+            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
         return self.perform(method, (owner, *rest), kwargs, changes)
 
@@ -376,9 +379,6 @@ class Containers(Calls):
         self.segment.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
             raise CaptureError(f"{name} compares elements")
-        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
-        if indexed and rest and not is_constant(rest[0]):
-            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
         if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
             raise CaptureError("dictionaries of objects are compared")
         if name in ("extend", "update", "__init__", "extendleft"):

@@ -1,4 +1,4 @@
-"""Classes that decide themselves what attributes, calls and comparisons mean, and that change between calls."""
+"""Classes that decide what attributes, calls and comparisons mean, and that change between calls."""
 
 from __future__ import annotations
 
@@ -85,7 +85,15 @@ def _getattribute() -> World:
     held = Computed()
     return _steps(
         lambda x: (x * held.scale, x + held.power_3),
-        *(None, None, None, lambda: setattr(held, "scale", 3.0), None, lambda: setattr(held, "power_3", 9), None),
+        *(
+            None,
+            None,
+            None,
+            lambda: setattr(held, "scale", 3.0),
+            None,
+            lambda: setattr(held, "power_3", 9),
+            None,
+        ),
         observe=lambda: dict(vars(held)),
     )
 
@@ -141,7 +149,11 @@ def _class_attribute() -> World:
     return _steps(
         lambda x: x * held.scale + Child.scale,
         *(None, None, lambda: setattr(Base, "scale", 3.0), None, lambda: setattr(Child, "scale", 4.0), None),
-        *(lambda: setattr(held, "scale", 5.0), lambda: delattr(Child, "scale"), lambda: delattr(held, "scale")),
+        *(
+            lambda: setattr(held, "scale", 5.0),
+            lambda: delattr(Child, "scale"),
+            lambda: delattr(held, "scale"),
+        ),
     )
 
 
@@ -170,7 +182,13 @@ def _patched_operator() -> World:
     home = types.SimpleNamespace(act=torch.relu)
     return _steps(
         lambda x: home.act(x) * 2,
-        *(None, None, lambda: setattr(home, "act", torch.tanh), None, lambda: setattr(home, "act", torch.relu)),
+        *(
+            None,
+            None,
+            lambda: setattr(home, "act", torch.tanh),
+            None,
+            lambda: setattr(home, "act", torch.relu),
+        ),
         *(lambda: setattr(home, "act", lambda x: x * 7), None),
     )
 
@@ -333,7 +351,13 @@ def _enums() -> World:
     def function(x: Any, colour: Any, flags: Any = Flags.A) -> Any:
         if colour is Colour.RED:
             x = x + 1
-        return x * colour.scale, Flags.B in flags, colour.name, Colour(colour.value), Colour.default() == colour
+        return (
+            x * colour.scale,
+            Flags.B in flags,
+            colour.name,
+            Colour(colour.value),
+            Colour.default() == colour,
+        )
 
     return calls(
         function,
@@ -367,9 +391,18 @@ def _dataclasses() -> World:
 def _namedtuples() -> World:
     def function(x: Any, point: Any) -> Any:
         a, b = point
-        return point._replace(x=x * a), Point(b), point._asdict(), point == Point(1, 3), isinstance(point, tuple)
+        return (
+            point._replace(x=x * a),
+            Point(b),
+            point._asdict(),
+            point == Point(1, 3),
+            isinstance(point, tuple),
+        )
 
-    return calls(function, *[lambda p=p: (normal(2), p) for p in (Point(1), Point(2), Point(1, 3), Point(7), Point(5, 6))])
+    return calls(
+        function,
+        *[lambda p=p: (normal(2), p) for p in (Point(1), Point(2), Point(1, 3), Point(7), Point(5, 6))],
+    )
 
 
 def _ordered_subclass() -> World:
@@ -500,7 +533,12 @@ def _abstract() -> World:
 
     held = Mine()
     return _steps(
-        lambda x: x * (2 if isinstance(held, Sized) else 1), None, None, lambda: Sized.register(Mine), None, None
+        lambda x: x * (2 if isinstance(held, Sized) else 1),
+        None,
+        None,
+        lambda: Sized.register(Mine),
+        None,
+        None,
     )
 
 
@@ -551,7 +589,13 @@ def _wrapped() -> World:
 
     return _steps(
         lambda x: run(x, shift=2.0),
-        *(None, None, lambda: setattr(run, "factor", 5), None, lambda: setattr(run.__wrapped__, "factor", 0.5)),
+        *(
+            None,
+            None,
+            lambda: setattr(run, "factor", 5),
+            None,
+            lambda: setattr(run.__wrapped__, "factor", 0.5),
+        ),
         observe=lambda: list(log),
     )
 
@@ -590,7 +634,11 @@ def _parameter_replaced() -> World:
     return _steps(
         lambda x: tied(layer(x)),
         *(None, None, lambda: setattr(layer, "weight", other), None, lambda: setattr(tied, "weight", other)),
-        *(lambda: other.mul_(2), lambda: setattr(other, "data", normal(4, 4, seed=9)), lambda: layer.double().float()),
+        *(
+            lambda: other.mul_(2),
+            lambda: setattr(other, "data", normal(4, 4, seed=9)),
+            lambda: layer.double().float(),
+        ),
     )
 
 
@@ -652,15 +700,17 @@ def _context_class() -> World:
             x = x + 1
         return x * 2, guard.swallow
 
-    return calls(function, *[lambda n=n: (normal(3), n) for n in (0, 2, 0, 3, 1, 2, 0)], observe=lambda: list(log))
+    return calls(
+        function, *[lambda n=n: (normal(3), n) for n in (0, 2, 0, 3, 1, 2, 0)], observe=lambda: list(log)
+    )
 
 
 _worlds = {name: make for name, make in globals().items() if isinstance(make, types.FunctionType)}
-_named = (
-    "getattribute descriptor lazy_descriptor class_attribute patched_method patched_operator hooks hook_with_state"
-    " tensor_hooks metaclass slots property_with_effect inheritance_changes enums dataclasses namedtuples"
-    " ordered_subclass mapping_subclass default_dictionary copied pickled stored_state weak_references"
-    " tensor_subclass abstract partials cached_function wrapped getters module_surgery parameter_replaced"
-    " state_of_a_function replaced_code module_getattr context_class"
+_helpers = {"_x", "_steps"}
+programs(
+    **{
+        f"class{name}": make
+        for name, make in _worlds.items()
+        if name.startswith("_") and name not in _helpers and make.__module__ == __name__
+    }
 )
-programs(**{f"class_{name}": _worlds[f"_{name}"] for name in _named.split()})

@@ -240,7 +240,7 @@ _of_number: dict[str, Callable[[Any, Any], Any]] = {
     "power_type": _caught(lambda x, n: (x * 2**n, isinstance(2**n, float))),
     "quotient": _caught(lambda x, n: (x * (7 // n), 7 % n, divmod(7, n), 7 / n)),
     "root": _caught(lambda x, n: x * math.sqrt(n) + math.log(n + 1)),
-    "identity": lambda x, n: (x, n is 1, n is not None, n == True),  # noqa: E712
+    "identity": lambda x, n: (x, n == 1, n is not None, n == True),  # noqa: E712
     "matched": _matched,
     "while_counting": _while_counting,
     "many_conditions": _many_conditions,
@@ -299,11 +299,15 @@ programs(
     number_held_equal=lambda: _held(_swapped(lambda x, box: _chosen(box == 2, x)), Box(1)),
     number_held_float=lambda: _held(_swapped(lambda x, box: x * float(box)), Box(1)),
     number_counting=_counted,
-    number_floats=lambda: _numbers(lambda x, v: _chosen(Box(v), x) * v, (0.5, -0.5, 0.0, -0.0, 1e30, 2.5, -1.5)),
+    number_floats=lambda: _numbers(
+        lambda x, v: _chosen(Box(v), x) * v, (0.5, -0.5, 0.0, -0.0, 1e30, 2.5, -1.5)
+    ),
     number_float_nan=lambda: _numbers(
         lambda x, v: (_chosen(v == v, x), _chosen(v < 1, x)), (0.5, float("nan"), 2.0, float("nan"), 0.1)
     ),
-    number_kinds=lambda: _numbers(lambda x, v: (x * v, type(v).__name__), (1, 2, 2.0, True, 3, False, 4.5, 1)),
+    number_kinds=lambda: _numbers(
+        lambda x, v: (x * v, type(v).__name__), (1, 2, 2.0, True, 3, False, 4.5, 1)
+    ),
 )
 
 

@@ -109,7 +109,9 @@ def _probability_changes() -> World:
         return lambda: setattr(module, "p", p)
 
     world = calls(lambda x: module(x) + 1, *[lambda: (normal(3, 4),)] * 7)
-    world.steps = [(set_to(p), make) for p, (_, make) in zip((0.5, 0.5, 0.1, 0.9, 0.0, 1.0, 0.5), world.steps)]
+    world.steps = [
+        (set_to(p), make) for p, (_, make) in zip((0.5, 0.5, 0.1, 0.9, 0.0, 1.0, 0.5), world.steps)
+    ]
     return world
 
 
