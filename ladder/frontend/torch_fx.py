@@ -103,7 +103,7 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
     drawn = sum(map(draws, traced.graph.nodes))
     traced.graph.eliminate_dead_code()
-    if sum(map(draws, traced.graph.nodes)) != drawn:
+    if sum(draws(node) and bool(node.users) for node in traced.graph.nodes) != drawn:
         raise ImportRefused("random numbers are drawn that nothing uses")
     name_functions(traced)
     return traced
