@@ -134,6 +134,9 @@ class Settings:
     tune = Knob[bool](
         False, _boolean, "1 times the best candidates on the device instead of trusting the cost model"
     )
+    strict = Knob[bool](
+        False, _boolean, "1 raises faults of the compiler, where programs otherwise run on in torch"
+    )
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 
 

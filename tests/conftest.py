@@ -20,6 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     # Set before workers start, which must collect the same tests.
     os.environ.setdefault("LADDER_TEST_DAY", str(date.today().toordinal()))
+    os.environ.setdefault("LADDER_STRICT", "1")
 
 
 def pytest_report_header(config: pytest.Config) -> str:

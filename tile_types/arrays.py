@@ -7,12 +7,15 @@ libraries round alike, so both give the same codes. torch is imported on first u
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from tile_types.errors import DTypeError
+
+if TYPE_CHECKING:
+    import torch
 
 Array = Any
 """A numpy array or a torch tensor."""
@@ -248,19 +251,21 @@ def is_torch(x: Array) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
-def as_torch(x: Array) -> Array:
+def as_torch(x: Array) -> torch.Tensor:
     """Return a tensor as it is and a numpy array as a tensor in host memory.
 
     Unlike ``torch.as_tensor``, it does not move tensors to torch's default device.
     """
-    if is_torch(x):
-        return x
     import torch
+
+    if isinstance(x, torch.Tensor):
+        return x
 
     array = np.asarray(x)
     name = next((n for n, d in NUMPY_DTYPES.items() if array.dtype == d), str(array.dtype))
     bits = torch.from_numpy(array.view(f"uint{8 * array.dtype.itemsize}").copy())
-    return bits.view(getattr(torch, TORCH_NAMES.get(name, name)))
+    dtype: torch.dtype = getattr(torch, TORCH_NAMES.get(name, name))
+    return bits.view(dtype)
 
 
 def arrays_of(x: Array) -> Arrays:

@@ -68,6 +68,9 @@ PLAIN_TYPES = {
     "int64": (64, "two's complement; indices"),
     "bool": (8, "one byte, 0 or 1"),
     "float64": (64, "e11m52, as library calls compute it"),
+    "int16": (16, "two's complement; only library calls take it"),
+    **{f"uint{bits}": (bits, "only library calls take it") for bits in (16, 32, 64)},
+    **{f"complex{bits}": (bits, "only library calls take it") for bits in (32, 64, 128)},
 }
 """Name -> bits and doc of types that programs compute with and that no weight is stored in."""
 

@@ -15,7 +15,7 @@ from tile_types.arrays import Array, arrays_of, is_torch
 from tile_types.errors import ShapeError, ValueRangeError
 from tile_types.ops import Decode, NumpyOps, TorchOps
 
-MAX_BITS = 64
+MAX_BITS = 128
 EXHAUSTIBLE_BITS = 16
 """Types up to this width are enumerated; wider ones are probed (see `TType.probe_codes`)."""
 
@@ -50,7 +50,7 @@ class TType:
     name
         Lower-case identifier.
     elem_bits
-        Bits of one code: 1 to 32, 64 for types that are only computed with.
+        Bits of one code: 1 to 32, more for types that are only computed with.
     decode
         ``decode(code, ops) -> value``: the value of a code as one expression, see `tile_types.ops`.
         A block type leaves it out and names its ``element``.

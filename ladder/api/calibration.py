@@ -232,7 +232,7 @@ def _searched(
     weight: torch.Tensor, importance: torch.Tensor, grid: Grid, plain: QuantizedTensor
 ) -> torch.Tensor:
     """Return float64 scales, one per block, whose rounding errs least where inputs are large."""
-    start = plain.scale.double()
+    start = as_torch(plain.scale).double()
     signed = plain.scale_type in FLOAT_SCALE_TYPES and plain.zero is None and not _symmetric(grid)
     best, least = start, torch.full_like(start, torch.inf)
     for factor in (sign * factor for factor in FACTORS for sign in ((1, -1) if signed else (1,))):

@@ -77,7 +77,12 @@ def _key(
     types = [(t.name, t.shape, repr(t.metadata), type_text(t.name)) for t in own_types()]
     folder = cache_root() / "tuning"
     measured = folder.stat().st_mtime_ns if folder.is_dir() else 0
-    facts |= {"options": options, "importer": source_digest(SOURCES), "types": types}
+    facts |= {
+        "strict": settings.strict,
+        "options": options,
+        "importer": source_digest(SOURCES),
+        "types": types,
+    }
     facts["schedules"] = [shipped_digest(), measured]  # what is left to torch is chosen by them
     return cache_key(facts, Identity.of(None, device, compiled=False))
 

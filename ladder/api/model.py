@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 import torch.fx
 
+from ladder import faults
 from ladder.api.aliasing import Separated, expected_aliasing
 from ladder.api.branching import Branching, branches
+from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
+from ladder.api.surroundings import kept_state
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
 from ladder.runtime.compile import target_of
@@ -24,8 +26,6 @@ from tile_types.errors import DeviceError
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
     from ladder.runtime.model.executable import Executable
-
-log = logging.getLogger("ladder.model")
 
 
 class Compiled(Captured):
@@ -128,40 +128,63 @@ class Compiler:
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
+        self._warned: set[tuple[object, str]] = set()
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why."""
+        """Return what runs a graph; one that cannot be imported runs as it is, and `refused` says why.
+
+        Raises
+        ------
+        Exception
+            Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
+        """
+        if not any(isinstance(value, torch.Tensor) for value in examples):
+            self.refused.append("the graph takes no tensors")
+            return run_as_is(module, examples)
         reason = module.meta.get("switches") or reason_to_refuse(examples)
-        if not reason and branches(module):
-            return self._branching(module, examples)
         if not reason:
             try:
-                place = place_of(examples)
-                copies = place.type == "cuda" and has_room(examples, place)
-                packed_for = target_of(place) if copies else ""
-                opened = module.meta.get("open", examples)
-                prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
-                built = build_prepared(prepared, place)
-                run = separated(built.executable, module, examples, opened)
+                with kept_state():
+                    return self._compiled(module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
+                if "open" in module.meta and isinstance(error, ImportRefused):
+                    return self._by_sizes(module, reason)
             except Exception as error:  # a fault of ours must not become one of the program's
-                reason = f"the compiler failed: {type(error).__name__}: {error}"
-            else:
-                self.built.append(built)
-                return run
-        log.warning("a graph runs operator by operator: %s", reason)
-        self.refused.append(reason)
+                self.refused.append(faults.tolerated(error, "a graph runs in torch alone"))
+                return run_as_is(module, examples)
+        self._refuse(reason)
         return run_as_is(module, examples)
 
-    def _branching(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        """Return what runs a graph that branches: a plan for each of its parts."""
-        try:
+    def _compiled(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        """Return the plan of a graph, bound; of one that branches, those of its parts."""
+        if branches(module):
             return Branching(module, examples, self)
-        except ImportRefused as error:
-            log.warning("a graph runs operator by operator: %s", error)
-            self.refused.append(str(error))
-            return run_as_is(module, examples)
+        place = place_of(examples)
+        copies = place.type == "cuda" and has_room(examples, place)
+        packed_for = target_of(place) if copies else ""
+        opened = module.meta.get("open", examples)
+        prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
+        built = build_prepared(prepared, place)
+        run = separated(built.executable, module, examples, opened)
+        self.built.append(built)
+        return run
+
+    def _by_sizes(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
+        """Return what runs a graph that cannot be imported with open sizes by plans of fixed ones."""
+        full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
+        return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+
+    def _refuse(self, reason: str) -> None:
+        """Note why a graph runs in torch alone, and warn of it: once per reason and function."""
+        self.refused.append(reason)
+        if (self.program(), reason) not in self._warned:
+            self._warned.add((self.program(), reason))
+            faults.warn(f"a graph runs in torch alone: {reason}")
+
+    def program(self) -> object:
+        """Return what tells the function that is compiled from others that this compiles."""
+        return None
 
 
 def separated(
@@ -192,14 +215,14 @@ def reason_to_refuse(examples: list[Any]) -> str:
     """Say why a graph of these arguments is not for plans; empty if it may be."""
     tensors = [value for value in examples if isinstance(value, torch.Tensor)]
     if torch.is_grad_enabled() and any(value.requires_grad for value in tensors):
-        return "gradients are recorded: plans are for inference, under torch.no_grad()"
+        return "gradients are recorded, and plans are for inference: call it under torch.no_grad()"
     if any(
         type(value) not in (torch.Tensor, torch.nn.Parameter) and not _is_fake(value) for value in tensors
     ):
         return "an argument is a subclass of Tensor"
     if len({value.device for value in tensors}) > 1:
         return "tensors are on several devices"
-    return "" if tensors else "the graph takes no tensors"
+    return ""
 
 
 def has_room(examples: list[Any], place: torch.device) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ class Partitioned:
         every = [kernels.certificate for kernels in self.kernels]
         return replace(
             every[-1],
-            delta=sum(proof.delta for proof in every),
+            delta=sum((proof.delta for proof in every), Fraction(0)),
             rounds=sum(proof.rounds for proof in every),
             draws=sum(proof.draws for proof in every),
         )
@@ -100,7 +101,7 @@ class Partitioned:
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
         return {
-            "program": self.name, "delta": self.certificate.delta,
+            "program": self.name, "delta": self.certificate.error,
             "parts": [
                 {
                     "operators": part.operators, "reason": part.reason, "plan": part.plan,

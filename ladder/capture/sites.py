@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -13,8 +14,10 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
+from ladder.forks import renewed
 
 log = logging.getLogger("ladder.capture")
 
@@ -94,6 +97,8 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
+    `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -108,9 +113,12 @@ class Record:
     site: Site
     pinned: frozenset[int]
     split: str = ""
+    where: tuple[str, ...] = ()
     follows: tuple[Site, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
+    assumes: frozenset[Any] = frozenset()
+    calls_cached: bool = False
     side: bool | None = None
     depth: int = 0
     branches: frozenset[Site] = frozenset()
@@ -118,6 +126,24 @@ class Record:
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
         return bool(self.check(*values, self.side) == 0)
+
+
+class Assumed:
+    """Numbers that tensors are assumed to hold, by the instruction that read each."""
+
+    def __init__(self, site: Site, numbers: list[tuple[Any, Any]]) -> None:
+        self.site = site
+        self.numbers = numbers
+
+    def holds(self, *tensors: torch.Tensor) -> bool:
+        """Compare; what does not hold too often is assumed no more."""
+        for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
+            found = tensor.item()
+            if type(found) is not type(number) or not has_same_value(found, number):
+                branches = type(number) is bool and self.site.captured.joins
+                self.site.note_surprise(here, branches=branches)
+                return False
+        return True
 
 
 class Site:
@@ -137,6 +163,8 @@ class Site:
         self.misses: dict[str, int] = {}
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
+        self.surprises_at: Counter[Any] = Counter()
+        self.surprising: set[Any] = set()
         self.dead = False
         self.forks = False
         self.attempts = self.surprises = 0
@@ -188,6 +216,11 @@ class Site:
         unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
         return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
+    def note_leave(self, why: str) -> None:
+        """Note that a recording was dropped since it matters when objects die; give up at the second."""
+        self.dead = why in self.failures
+        self.failures.append(why)
+
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
         self.failures.append(why)
@@ -201,6 +234,16 @@ class Site:
             self.take_back()
         else:
             self.poisoned.add(origin)
+
+    def note_surprise(self, here: Any, *, branches: bool) -> None:
+        """Note that a number read at the instruction `here` was not what a record assumes.
+
+        `branches`: it is one of two, and the graph may hold what follows each.
+        """
+        self.surprises_at[here] += 1
+        if self.surprises_at[here] >= (1 if branches else MAX_SURPRISES):
+            self.surprising.add(here)
+            self.keep_only(record for record in self.records if here not in record.assumes)
 
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars and extents whose guards have missed repeatedly."""
@@ -265,7 +308,8 @@ class Captured:
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
         self.warned = False
-        self._lock = threading.RLock()
+        self.counts_cached_calls = False
+        self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
 
         self.given_up = reason_not_to_capture(function)
@@ -380,6 +424,12 @@ class Captured:
             site.keep_only(record for record in site.records if pinned not in record.pinned)
             site.spare = [record for record in site.spare if pinned not in record.pinned]
             site.parked = [record for record in site.parked if pinned not in record.pinned]
+
+    def count_cached_calls(self) -> None:
+        """Let no guard call a cached function any more: the program sees how often that happens."""
+        self.counts_cached_calls = True
+        for site in (*self.entries.values(), *self.sites.values()):
+            site.keep_only(record for record in site.records if not record.calls_cached)
 
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""

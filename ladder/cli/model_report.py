@@ -15,7 +15,7 @@ import torch
 
 from ladder.cli.console import Step, silent
 from ladder.installation import ladder_version, tvm_version
-from ladder.ir.extents import bind_shape
+from ladder.ir.extents import bind_shape, size_names
 from ladder.runtime.compile import family_of, target_of
 from ladder.runtime.model.profile import Peaks, StepCost, cores_of, peaks_of, plan_costs, step_times
 from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
@@ -312,10 +312,7 @@ def plan_for_device(program: Program, device: TileDevice) -> Plan:
 
 def _symbols(plan: Plan) -> list[str]:
     """Return the names of a plan's symbolic sizes."""
-    import re
-
-    text = " ".join(str(extent) for tile in plan.tiles.values() for extent in tile.shape)
-    return sorted(set(re.findall(r"[A-Za-z_]\w*", text)) - {"floordiv", "ceildiv"})
+    return sorted(size_names(extent for tile in plan.tiles.values() for extent in tile.shape))
 
 
 def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row
-from ladder.ir.extents import floordiv, product, total
+from ladder.ir.extents import floordiv, only_adds, product, total
 from tile_types.tile import Extent
 
 
@@ -170,27 +170,32 @@ def _sliced(
     im: Importer, out: str, x: str, axis: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
     extent = im.shape(x)[axis]
-    first, last = _bounded(start or 0, extent), _bounded(extent if end is None else end, extent)
-    if first is None or last is None:
-        return None
-    count = total([last, product([-1, first]), step - 1])
-    return im.take_axis(x, axis, first, floordiv(count, step), step)
+    if not isinstance(extent, int) or not all(isinstance(at, int | None) for at in (start, end)):
+        begin = _open_begin(im, extent, axis, start or 0)
+        return None if begin is None or step != 1 else im.take_axis(x, axis, begin, im.stated[axis])
+    first, last, step = slice(start, end, step).indices(extent)
+    return im.take_axis(x, axis, first, max(0, -(-(last - first) // step)), step)
 
 
-def _bounded(position: Extent, extent: Extent) -> Extent | None:
-    """Return a slice's end within an axis; None if that cannot be known."""
-    if isinstance(position, int) and position < 0:
-        return total([extent, position])
-    if isinstance(position, int) and position > 1 << 60:
-        return extent
-    if isinstance(position, int) and isinstance(extent, int):
-        return min(position, extent)
-    return position
+def _open_begin(im: Importer, extent: Extent, axis: int, start: Extent) -> Extent | None:
+    """Return where a slice begins, of whose sizes torch knows the result's; None if that is not certain.
+
+    It may be clamped at either end, which shows in the number of elements that are left.
+    """
+    count = im.stated[axis]
+    if count == extent:
+        return 0
+    if (isinstance(start, int) and start >= 0) or only_adds(start):
+        return start
+    from_end = total([extent, start])
+    return from_end if isinstance(start, int) or only_adds(product([-1, start])) else None
 
 
 def _selected(im: Importer, out: str, x: str, axis: int, index: Any) -> Any:
     shape = im.shape(x)
-    at = total([shape[axis], index]) if isinstance(index, int) and index < 0 else index
+    if isinstance(index, str) and not only_adds(index) and not only_adds(product([-1, index])):
+        return None  # from which end it counts depends on sizes
+    at = index if only_adds(index) else total([shape[axis], index])
     one = im.take_axis(x, axis, at, 1)
     return im.reshape(one, [extent for place, extent in enumerate(shape) if place != axis % len(shape)])
 

@@ -77,7 +77,12 @@ def name_functions(module: torch.fx.GraphModule) -> None:
             named = module.graph.call_function(form.target, (x,), dict(form.options))
         named.meta = dict(root.meta)
         root.replace_all_uses_with(named)
-    module.graph.eliminate_dead_code()
+    drop_unused(module.graph)
+
+
+def drop_unused(graph: torch.fx.Graph) -> None:
+    """Remove what nobody reads, but not what draws random numbers: later draws depend on it."""
+    graph.eliminate_dead_code(lambda node: node.is_impure())
 
 
 def _spelt(inner: Node, form: Form) -> tuple[Node, Node] | None:
@@ -118,8 +123,10 @@ def _equal(found: Polynomial | None, wanted: Polynomial) -> bool:
     return all(math.isclose(found[power], wanted[power], rel_tol=CLOSE) for power in wanted)
 
 
-def _polynomial(value: Any, variables: Mapping[Node, tuple[int, int]]) -> Polynomial | None:
-    """Return a value as a polynomial; None if it is none of these variables alone."""
+def _polynomial(
+    value: Any, variables: Mapping[Node, tuple[int, int]], reach: int = REACH
+) -> Polynomial | None:
+    """Return a value as a polynomial; None if it is none of them alone, or deeper than `reach`."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -129,7 +136,10 @@ def _polynomial(value: Any, variables: Mapping[Node, tuple[int, int]]) -> Polyno
     if value in variables:
         return {variables[value]: 1.0}
     rule = _RULES.get(str(value.target))
-    return None if rule is None or value.kwargs else rule(*value.args, of=lambda v: _polynomial(v, variables))
+    if rule is None or value.kwargs or not reach:
+        return None
+    found: Polynomial | None = rule(*value.args, of=lambda v: _polynomial(v, variables, reach - 1))
+    return found
 
 
 def _sum(a: Any, b: Any, *, of: Any, sign: float = 1.0) -> Polynomial | None:

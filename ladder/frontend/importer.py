@@ -27,6 +27,8 @@ class Importer:
         self.g = GraphBuilder(name)
         self.used: frozenset[int] = frozenset({0})
         """Which results of the operator at hand the program uses."""
+        self.stated: Shape = ()
+        """The shape that the operator's first result is known to have, where the program states it."""
         self.few_launches = False
         """Whether a launch costs more than what a kernel of its own would do better."""
 
@@ -162,9 +164,19 @@ class Importer:
         shape = [self.shape(vector)[0] if at == axis else 1 for at in range(rank)]
         return self.reshape(vector, shape)
 
-    def call(self, target: str, arguments: Any, keywords: Any, inputs: Sequence[str], tiles: Any) -> Node:
-        """Add a call of a library, whose results' tiles are stated."""
+    def call(
+        self,
+        target: str,
+        arguments: Any,
+        keywords: Any,
+        inputs: Sequence[str],
+        tiles: Any,
+        draws: bool = False,
+    ) -> Node:
+        """Add a call of a library, whose results' tiles are stated; `draws`: random numbers."""
         stored: dict[str, Literal] = {"arguments": arguments, "keywords": keywords, "target": target}
+        if draws:
+            stored["draws"] = True
         attributes = tuple((name, stored[name]) for name in sorted(stored) if stored[name] != ())
         node = Node(self.g.fresh(target.split(".")[1]), "call", tuple(inputs), attributes, tuple(tiles))
         self.g.insert(node)

@@ -135,8 +135,15 @@ def _is_parameter(node: Any) -> bool:
 
 def _is_returned(node: Node) -> bool:
     """Tell whether the graph returns a value or a view of it."""
-    moved = (user for user in node.users if str(user.target) in MOVES)
-    return any(user.op == "output" for user in node.users) or any(map(_is_returned, moved))
+    ahead, seen = [node], {node}
+    while ahead:
+        for user in ahead.pop().users:
+            if user.op == "output":
+                return True
+            if str(user.target) in MOVES and user not in seen:
+                seen.add(user)
+                ahead.append(user)
+    return False
 
 
 def _same(value: Any) -> Any:

@@ -7,15 +7,17 @@ hundred, functional, with known shapes and types); each is then a row of a table
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Literal
 
 import torch
 import torch._dispatch.python
 import torch.fx
 
+from ladder import faults
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
 from ladder.frontend.functions import name_functions
@@ -101,10 +103,6 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         traced = _functional(run, examples)
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
-    drawn = sum(map(draws, traced.graph.nodes))
-    traced.graph.eliminate_dead_code()
-    if sum(draws(node) and bool(node.users) for node in traced.graph.nodes) != drawn:
-        raise ImportRefused("random numbers are drawn that nothing uses")
     name_functions(traced)
     return traced
 
@@ -151,11 +149,19 @@ def _changes_in_place(node: torch.fx.Node) -> bool:
 
 @cache
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's decompositions into core operators, without those of `KEPT`."""
+    """Return torch's decompositions into core operators, without those of `KEPT`.
+
+    Operators that draw random numbers stay whole too: their parts would draw others.
+    """
     from torch._decomp import core_aten_decompositions
 
     table: Any = core_aten_decompositions()
-    return {op: row for op, row in table.items() if str(op).split(".")[1] not in KEPT}
+    random = torch.Tag.nondeterministic_seeded
+    return {
+        op: row
+        for op, row in table.items()
+        if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
+    }
 
 
 def _refuse_state(module: torch.fx.GraphModule) -> None:
@@ -234,7 +240,32 @@ TYPES = {
     torch.float8_e4m3fn: "fp8_e4m3",
     torch.float8_e5m2: "fp8_e5m2",
 }
-"""torch's dtype -> name of the type."""
+"""torch's dtype -> name of the type, of tensors that rows take."""
+
+CARRIED = {
+    getattr(torch, name): name
+    for name in ("int16", "uint16", "uint32", "uint64", "complex32", "complex64", "complex128")
+}
+"""torch's dtype -> name of the type, of tensors that only calls of torch take."""
+
+
+def _first_result(node: torch.fx.Node) -> Any:
+    value = node.meta["val"]
+    return value[0] if isinstance(value, list | tuple) else value
+
+
+def _tensors_around(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Return what a node takes and gives of tensors, without values."""
+    values = [node.meta.get("val"), *(other.meta.get("val") for other in node.all_input_nodes)]
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    return [value for value in flat if isinstance(value, torch.Tensor)]
+
+
+def _is_open(node: torch.fx.Node) -> bool:
+    """Tell whether sizes around a node are symbols."""
+    sizes = (size for tensor in _tensors_around(node) for size in tensor.shape)
+    numbers = (other.meta.get("val") for other in node.all_input_nodes)
+    return any(isinstance(size, torch.SymInt) for size in (*sizes, *numbers))
 
 
 def _used_results(node: torch.fx.Node) -> frozenset[int]:
@@ -254,7 +285,8 @@ LAID_OUT = "ladder.laid_out.default"
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
     """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    return node.target in STRIDED or draws(node)
+    own = str(node.target).startswith("ladder.")
+    return node.target in STRIDED or (draws(node) and not own)
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -346,7 +378,7 @@ class _Walk:
             return None  # a number, which tracing has put where it is used
         if not isinstance(value, torch.Tensor):
             return self.extent(value)
-        if value.dtype not in TYPES:
+        if value.dtype not in TYPES and value.dtype not in CARRIED:
             return None  # an array of a packed weight; any other use of it is refused
         name = self.im.g.input(node.name, *_type_and_shape(value))
         self.sources[name] = source
@@ -370,30 +402,46 @@ class _Walk:
         return self._by_row(node, name)
 
     def _by_row(self, node: torch.fx.Node, name: str) -> Any:
+        """Return what the row of an operator makes of it; without one, the call of the operator itself."""
         row = ROWS.get(name) or MODEL_ROWS.get(name)
-        first = node.meta["val"]
-        first = first[0] if isinstance(first, list | tuple) else first
-        if row is not None and isinstance(first, torch.Tensor) and first.dtype in TYPES:
-            self.im.used = _used_results(node)
+        if row is None or not all(value.dtype in TYPES for value in _tensors_around(node)):
+            return self.call(node)
+        self.im.used = _used_results(node)
+        self.im.stated = tuple(_extent(size) for size in _first_result(node).shape)
+        try:
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
-            found = row(self.im, TYPES[first.dtype], *arguments, **keywords)
-            if found is not None:
-                return self._checked(node, found)
+            found = row(self.im, TYPES[_first_result(node).dtype], *arguments, **keywords)
+            if found is not None and self._is_as_stated(node, found):
+                return found
+        except ImportRefused:
+            raise
+        except Exception as error:
+            if not _is_open(node):  # what is open may be more than rows can tell
+                faults.tolerated(error, f"{node.target} runs in torch")
         return self.call(node)
 
-    def _checked(self, node: torch.fx.Node, found: Any) -> Any:
-        """Compare what the rows infer with what torch infers."""
+    def _is_as_stated(self, node: torch.fx.Node, found: Any) -> bool:
+        """Tell whether what the rows infer is what torch infers; open sizes may be spelt otherwise.
+
+        Raises
+        ------
+        ShapeError
+            If known sizes, or types, differ.
+        """
         values = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else (node.meta["val"],)
         for value, stated in zip(found if isinstance(found, tuple) else (found,), values, strict=False):
             if value is None or not isinstance(stated, torch.Tensor):
                 continue
             tile, (ttype, shape) = self.im.tile(value), _type_and_shape(stated)
-            if (tile.ttype.name, tile.shape) != (ttype, shape):
+            if (tile.ttype.name, tile.shape) == (ttype, shape):
+                continue
+            if not _is_open(node):
                 raise ShapeError(
                     f"{node.target} gives {ttype}{list(shape)}, its row {tile.ttype}{list(tile.shape)}"
                 )
-        return found
+            return False
+        return True
 
     def argument(self, value: Any) -> Any:
         """Return an argument as rows take it."""
@@ -404,7 +452,13 @@ class _Walk:
         return self.extent(value)
 
     def extent(self, value: Any) -> Any:
-        """Return a number; a symbolic one as an extent."""
+        """Return a number; a symbolic one as an extent.
+
+        Raises
+        ------
+        ImportRefused
+            If it is no extent but depends on open sizes.
+        """
         if isinstance(value, torch.fx.Node):
             return self.values[value] if value in self.values else self.extent(value.meta["val"])
         if isinstance(value, torch.SymInt):
@@ -417,7 +471,7 @@ class _Walk:
     def call(self, node: torch.fx.Node) -> Any:
         """Leave an operator to the library."""
         inputs: list[str] = []
-        lying = {**self.values, **self._laid_out(node)}
+        lying = ChainMap(self._laid_out(node), self.values)
         arguments = self._literal(list(node.args), inputs, lying)
         keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in node.kwargs.items())
         stated = node.meta["val"]
@@ -425,7 +479,7 @@ class _Walk:
         if not all(isinstance(value, torch.Tensor) for value in values):
             raise ImportRefused(f"{node.target} returns {stated!r}")
         tiles = [Tile(get_type(ttype), shape) for ttype, shape in map(_type_and_shape, values)]
-        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles)
+        added = self.im.call(str(node.target), arguments, keywords, inputs, tiles, draws(node))
         return added.values if isinstance(stated, list | tuple) else added.name
 
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
@@ -448,7 +502,8 @@ class _Walk:
         steps = tuple(("extent", step) if isinstance(step, str) else step for step in extents)
         ttype, shape = _type_and_shape(value)
         arguments, tiles = (("%", 0), steps, *rest), [Tile(get_type(ttype), shape)]
-        return self.im.call(target, arguments, (), [self.values[source]], tiles).name
+        random = target != LAID_OUT
+        return self.im.call(target, arguments, (), [self.values[source]], tiles, random).name
 
     def bernoulli(self, node: torch.fx.Node) -> Any:
         """Draw numbers in the order in which the operand lies: the functional operator would not."""
@@ -593,9 +648,10 @@ _SPECIAL: dict[str, Callable[[_Walk, torch.fx.Node], Any]] = {
 
 
 def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
-    if value.dtype not in TYPES:
-        raise DTypeError(f"tile graphs have no type for {value.dtype}")
-    return TYPES[value.dtype], tuple(_extent(size) for size in value.shape)
+    name = TYPES.get(value.dtype) or CARRIED.get(value.dtype)
+    if name is None or value.layout is not torch.strided:
+        raise DTypeError(f"tile graphs have no type for {value.dtype}, {value.layout}")
+    return name, tuple(_extent(size) for size in value.shape)
 
 
 def _extent(size: Any) -> Extent:
@@ -609,7 +665,7 @@ def extent_of(expression: Any) -> Extent:
     Raises
     ------
     ImportRefused
-        If it is no polynomial of sizes and their quotients.
+        If it is no polynomial of sizes and `ladder.ir.extents.FUNCTIONS` of them.
     """
     import sympy  # type: ignore[import-untyped, unused-ignore]
 
@@ -622,8 +678,14 @@ def extent_of(expression: Any) -> Extent:
             return "*".join(map(text, part.args))
         if isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0:
             return "*".join([text(part.base)] * int(part.exp))
-        if type(part).__name__ in ("FloorDiv", "CleanDiv"):
-            return f"floordiv({text(part.args[0])}, {text(part.args[1])})"
+        name, arguments = type(part).__name__, [text(argument) for argument in part.args]
+        if name in ("FloorDiv", "CleanDiv"):
+            return f"floordiv({', '.join(arguments)})"
+        if name in ("Mod", "PythonMod"):
+            return f"({arguments[0]} - {arguments[1]}*floordiv({', '.join(arguments)}))"
+        if name in ("Max", "Min"):
+            function = name.lower()
+            return reduce(lambda found, argument: f"{function}({found}, {argument})", arguments)
         raise ImportRefused(f"the size {expression} is no polynomial of sizes")
 
     return canonical(text(expression))

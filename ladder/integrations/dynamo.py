@@ -10,7 +10,17 @@ import torch.fx
 
 from ladder.api.model import Compiler
 
-compiler = Compiler()
+
+class DynamoCompiler(Compiler):
+    """Compiles graphs of many functions."""
+
+    def program(self) -> object:
+        """Return the number of the code that torch is capturing."""
+        current = torch._guards.CompileContext.current_compile_id()
+        return None if current is None else current.frame_id
+
+
+compiler = DynamoCompiler()
 """What compiles every graph; `Compiler.built` and `Compiler.refused` say what became of each."""
 
 
@@ -40,6 +50,8 @@ def opened_examples(module: torch.fx.GraphModule, examples: list[Any]) -> list[A
 def fix_floats(module: torch.fx.GraphModule) -> None:
     """Let torch begin anew with the floats as constants that it left open, guarded as such.
 
+    Floats that are computed of sizes stay: `BySizes` has a plan for each.
+
     Raises
     ------
     TensorifyScalarRestartAnalysis
@@ -48,7 +60,8 @@ def fix_floats(module: torch.fx.GraphModule) -> None:
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
 
-    values = (node.meta.get("example_value") for node in module.graph.nodes)
+    places = (node for node in module.graph.nodes if node.op == "placeholder")
+    values = (node.meta.get("example_value") for node in places)
     symbols = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
     for symbol in symbols:
         TensorifyState.specialize(str(symbol))

@@ -208,12 +208,20 @@ def _bind_value(kind: str, value: Any, sizes: Mapping[str, Extent]) -> Any:
     return value
 
 
+def draws(node: Node) -> bool:
+    """Tell whether a node draws random numbers: such nodes run once each, in their order."""
+    return ("draws", True) in node.attributes
+
+
 def prune(graph: Graph) -> Graph:
-    """Remove nodes that no output needs; inputs stay, they are the signature."""
+    """Remove nodes that no output needs.
+
+    Inputs stay, they are the signature; so does what draws random numbers, on which later draws depend.
+    """
     needed = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.operator == "input" or needed & set(node.values):
+        if node.operator == "input" or draws(node) or needed & set(node.values):
             kept.append(node)
             needed |= set(node.inputs)
     return replace(graph, nodes=tuple(reversed(kept)))

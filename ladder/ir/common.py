@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder
+from ladder.ir.build import GraphBuilder, draws
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 
@@ -33,4 +33,4 @@ def merge_equal(graph: Graph) -> Graph:
 def _is_pure(node: Node) -> bool:
     """Tell whether a node computes the same from the same values each time."""
     ours = str(dict(node.attributes).get("target", "")).startswith("ladder.")
-    return ours or get_operator(node.operator).role == "value"
+    return not draws(node) and (ours or get_operator(node.operator).role == "value")

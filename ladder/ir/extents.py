@@ -1,6 +1,6 @@
 """Symbolic extents: integers, or polynomials in named sizes kept as canonical text.
 
-An extent is an ``int`` or a string such as ``"M"``, ``"4*M + 2"`` or ``"ceildiv(M, 128)"``.
+An extent is an ``int`` or a string such as ``"M"``, ``"4*M + 2"``, ``"ceildiv(M, 128)"`` or ``"max(M, 8)"``.
 Equal polynomials have equal text, so shapes compare with ``==``.
 """
 
@@ -19,10 +19,15 @@ Shape = tuple[Extent, ...]
 _Monomial = tuple[str, ...]
 _Polynomial = dict[_Monomial, int]
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
+FUNCTIONS: Mapping[str, Callable[[int, int], int]] = {
     "ceildiv": lambda a, b: -(-a // b),
     "floordiv": lambda a, b: a // b,
+    "max": max,
+    "min": min,
 }
+"""What extents may use beside sums and products."""
+
+_EXTREMES = ("max", "min")
 
 
 def canonical(extent: Extent) -> Extent:
@@ -79,6 +84,11 @@ def quotient(extent: Extent, divisor: Extent) -> Extent | None:
     return _text(found)
 
 
+def only_adds(extent: Extent) -> bool:
+    """Tell whether an extent has no negative term: then it is not negative, since sizes are not."""
+    return all(factor >= 0 for factor in _polynomial(extent).values())
+
+
 def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
     """Order monomials: by the number of factors, then by their names."""
     return len(monomial), monomial
@@ -88,7 +98,7 @@ def size_names(extents: Iterable[object]) -> tuple[str, ...]:
     """Return the names of sizes in extents, as they first occur."""
     texts = (extent for extent in extents if isinstance(extent, str))
     names = dict.fromkeys(name for text in texts for name in _NAME.findall(text))
-    return tuple(name for name in names if name not in _DIVISIONS)
+    return tuple(name for name in names if name not in FUNCTIONS)
 
 
 def bind(extent: Extent, sizes: Mapping[str, Extent]) -> Extent:
@@ -137,12 +147,69 @@ def show_shape(shape: Sequence[Extent]) -> str:
 
 
 def _divided(name: str, extent: Extent, divisor: Extent) -> Extent:
-    extent, divisor = canonical(extent), canonical(divisor)
-    if isinstance(extent, int) and isinstance(divisor, int):
-        if divisor < 1:
-            raise ShapeError(f"cannot divide extent {extent} into parts of {divisor}")
-        return _DIVISIONS[name](extent, divisor)
-    return extent if divisor == 1 else f"{name}({extent}, {divisor})"
+    return _text(_applied(name, _polynomial(extent), _polynomial(divisor)))
+
+
+def _applied(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    """Apply one of `FUNCTIONS`."""
+    return (_extreme if name in _EXTREMES else _quotient)(name, left, right)
+
+
+def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    """Return the larger or the smaller one; known where they differ by a number."""
+    difference = _added(left, _multiplied({(): -1}, right))
+    if set(difference) <= {()}:
+        return left if (difference.get((), 0) > 0) == (name == "max") else right
+    texts = sorted(map(str, (_text(left), _text(right))))
+    return {(f"{name}({', '.join(texts)})",): 1}
+
+
+def _quotient(name: str, dividend: _Polynomial, divisor: _Polynomial) -> _Polynomial:
+    """Divide, in the one spelling that equal quotients by a number have."""
+    if not set(divisor) <= {()}:
+        return {(f"{name}({_text(dividend)}, {_text(divisor)})",): 1}
+    by = divisor.get((), 0)
+    if by < 1:
+        raise ShapeError(f"cannot divide extent {_text(dividend)} into parts of {by}")
+    return _quotient_by_number(name, dividend, by)
+
+
+def _quotient_by_number(name: str, dividend: _Polynomial, by: int) -> _Polynomial:
+    """Divide by a positive number.
+
+    Multiples of it stand outside, so that factors inside are smaller; common factors are cancelled; what is
+    divided twice is divided once. All three hold for either rounding.
+    """
+    outside = {monomial: factor // by for monomial, factor in dividend.items() if factor // by}
+    inside = {monomial: factor % by for monomial, factor in dividend.items() if factor % by}
+    number = inside.pop((), 0)
+    if not inside:
+        return _added(outside, _polynomial(FUNCTIONS[name](number, by)))
+    common = math.gcd(by, *inside.values())
+    inside, by = {monomial: factor // common for monomial, factor in inside.items()}, by // common
+    rest = _added(inside, _polynomial(FUNCTIONS[name](number, common)))
+    if common > 1:
+        return _added(outside, _quotient_by_number(name, rest, by))
+    nested = _nested(name, rest)
+    if nested is not None:
+        return _added(outside, _quotient_by_number(name, nested[0], nested[1] * by))
+    return _added(outside, {(f"{name}({_text(rest)}, {by})",): 1})
+
+
+def _nested(name: str, dividend: _Polynomial) -> tuple[_Polynomial, int] | None:
+    """Return what is divided, and by which number, where a dividend is a quotient and a number."""
+    atoms = [monomial for monomial in dividend if monomial]
+    if len(atoms) != 1 or len(atoms[0]) != 1 or dividend[atoms[0]] != 1:
+        return None
+    if not atoms[0][0].startswith(f"{name}("):
+        return None
+    call = ast.parse(atoms[0][0], mode="eval").body
+    assert isinstance(call, ast.Call)  # what begins so
+    inner, by = (ast.unparse(argument) for argument in call.args)
+    if not by.isdecimal():
+        return None
+    number = dividend.get((), 0) * int(by)
+    return _added(_polynomial(inner), _polynomial(number)), int(by)
 
 
 def _bind_atom(atom: str, sizes: Mapping[str, Extent]) -> Extent:
@@ -184,10 +251,9 @@ def _read(tree: ast.expr, text: str) -> _Polynomial:
             return _added(_read(left, text), _multiplied({(): -1}, _read(right, text)))
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _multiplied(_read(left, text), _read(right, text))
-        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _DIVISIONS:
-            quotient = _divided(name, _text(_read(left, text)), _text(_read(right, text)))
-            return _polynomial(quotient) if isinstance(quotient, int) else {(quotient,): 1}
-    raise ShapeError(f"extent {text!r} may use names, integers, + - *, ceildiv(a, b) and floordiv(a, b)")
+        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in FUNCTIONS:
+            return _applied(name, _read(left, text), _read(right, text))
+    raise ShapeError(f"extent {text!r} may use names, integers, + - *, and {', '.join(FUNCTIONS)} of two")
 
 
 def _added(left: _Polynomial, right: _Polynomial) -> _Polynomial:

@@ -173,10 +173,10 @@ LIBRARY = (
         "call", (0, None), shapes.given, _refuse, None, _named("call"), "other",
         attributes={
             "target": Attribute("name"), "arguments": Attribute("literal", ()),
-            "keywords": Attribute("literal", ()),
+            "keywords": Attribute("literal", ()), "draws": Attribute("flag", False),
         },
         role="call", levels=("kernel",), engine="library",
-        doc="a call of torch's library; the results' tiles are stated",
+        doc="a call of torch's library; the results' tiles are stated; draws: random numbers",
     ),
 )  # fmt: skip
 

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_turn = threading.Lock()
+from ladder.forks import renewed
+
+_turn = renewed(threading.Lock())
 _mine = threading.local()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
 
 from ladder.ir.build import bind
+from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
 from ladder.movement.decompose import decompose
 from ladder.movement.graph import Move, MovementGraph
@@ -17,7 +17,6 @@ from ladder.movement.rewrite import is_scattered, rewrite
 PROBE = 256
 """What symbolic extents are taken for."""
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @lru_cache(maxsize=256)
@@ -53,5 +52,4 @@ def bound(graph: Graph) -> Graph:
 
 def symbols(graph: Graph) -> set[str]:
     """Return the names of symbolic extents."""
-    texts = [extent for node in graph.nodes for extent in node.tile.shape if isinstance(extent, str)]
-    return {name for text in texts for name in _NAME.findall(text)} - {"floordiv", "ceildiv"}
+    return set(size_names(extent for node in graph.nodes for extent in node.tile.shape))

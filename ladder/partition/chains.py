@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+from ladder.ir.build import draws
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part, engine, extract, outside_inputs
 from ladder.partition.rows import row_axes
@@ -34,6 +36,8 @@ class Chains:
         self.users = users
         self.taken = taken
         self.position = {node.name: at for at, node in enumerate(graph.nodes)}
+        random = [node.name for node in graph.nodes if draws(node)]
+        self.draws_next = dict(pairwise(random))
         self.chain_of: dict[str, int] = {}
         self.members: dict[int, set[str]] = {}
         self.reasons: dict[int, str] = {}
@@ -92,18 +96,27 @@ class Chains:
             unit = self.unit(name)
             seen |= unit
             for inside in unit:
-                for reader in self.readers(inside):
+                for reader in self.later(inside):
                     if reader in members:
                         return True
                     todo.append(reader)
         return False
 
+    def later(self, name: str) -> list[str]:
+        """Return the nodes that must run after one: its readers, and who draws random numbers next."""
+        following = self.draws_next.get(name)
+        return [*self.readers(name), *([] if following is None else [following])]
+
     def beyond_views(self, name: str) -> list[str]:
         """Return the nodes that read a node, where views are no nodes of their own."""
-        found = []
-        for reader in self.readers(name):
-            inlined = is_inlined(self.graph, self.node(reader)) and reader not in self.taken
-            found += self.beyond_views(reader) if inlined else [reader]
+        found: list[str] = []
+        ahead = self.readers(name)
+        while ahead:
+            reader = ahead.pop()
+            if is_inlined(self.graph, self.node(reader)) and reader not in self.taken:
+                ahead += self.readers(reader)
+            else:
+                found.append(reader)
         return found
 
     def unit(self, name: str) -> set[str]:
@@ -153,14 +166,16 @@ class Chains:
 
     def is_read(self, name: str, members: set[str]) -> bool:
         """Tell whether somebody outside reads a node, directly or through views."""
-        for reader in self.users[name]:
+        ahead = list(self.users[name])
+        while ahead:
+            reader = ahead.pop()
             if reader is None:
                 return True
             if reader.name in members:
                 continue
-            inlined = is_inlined(self.graph, reader) and reader.name not in self.taken
-            if not inlined or self.is_read(reader.name, members):
+            if not is_inlined(self.graph, reader) or reader.name in self.taken:
                 return True
+            ahead += self.users[reader.name]
         return False
 
     def part(self, number: int) -> Part:

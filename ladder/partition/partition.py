@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 
 from ladder.ir.attention_found import SPELT_OUT
 from ladder.ir.attention_layout import QUERY_LAYOUT
 from ladder.ir.attention_rules import ATTENTION_FORMS
+from ladder.ir.build import draws
 from ladder.ir.common import merge_equal
 from ladder.ir.convolution_rules import CHANNEL_GROUPS, CHANNELS_LAST, FEW_CHANNELS, STILL
 from ladder.ir.graph import Graph, Node
@@ -23,6 +25,7 @@ from ladder.partition.puts import in_place, with_puts
 from ladder.partition.siblings import join_siblings
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
+from tile_types.errors import VerificationError
 
 FIRST = (
     Pass("merge equal nodes", merge_equal),
@@ -185,21 +188,32 @@ def _part(graph: Graph, members: list[str], value: str, kind: str, reason: str) 
 
 
 def ordered(graph: Graph, parts: list[Part]) -> list[Part]:
-    """Return parts so that every value is made before it is read; library calls keep their order."""
+    """Return parts so that every value is made before it is read; random draws keep their order."""
     position = {value: at for at, node in enumerate(graph.nodes) for value in node.values}
+    inorder = sorted(parts, key=lambda part: max(position[value] for value in part.outputs))
+    needs = _needs(inorder)
+    begun: set[int] = set()
+    placed: dict[int, Part] = {}
+    for first in inorder:
+        ahead = [first]
+        while ahead:
+            part = ahead[-1]
+            missing = [other for other in needs[id(part)] if id(other) not in placed]
+            if id(part) in placed or not missing:
+                placed.setdefault(id(part), ahead.pop())
+            elif id(part) in begun:
+                raise VerificationError(f"parts need each other: {', '.join(part.outputs)}")
+            else:
+                begun.add(id(part))
+                ahead += missing
+    return list(placed.values())
+
+
+def _needs(parts: Sequence[Part]) -> dict[int, list[Part]]:
+    """Return what must run before each part: what makes its inputs, and who draws random numbers before."""
     maker = {value: part for part in parts for value in part.outputs}
-    done: dict[int, Part] = {}
-    placed: list[Part] = []
-
-    def place(part: Part) -> None:
-        if id(part) in done:
-            return
-        done[id(part)] = part
-        for value in part.inputs:
-            if value in maker:
-                place(maker[value])
-        placed.append(part)
-
-    for part in sorted(parts, key=lambda part: max(position[value] for value in part.outputs)):
-        place(part)
-    return placed
+    found = {id(part): [maker[value] for value in part.inputs if value in maker] for part in parts}
+    random = [part for part in parts if any(map(draws, part.graph.nodes))]
+    for before, part in pairwise(random):
+        found[id(part)].append(before)
+    return found

@@ -11,9 +11,10 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.tile import Tile
 
-KINDS = ("gemm", "chain", "attention", "product", "library", "view")
+KINDS = ("gemm", "chain", "attention", "product", "library", "view", "torch")
 """``gemm``: a quantized product by a kernel of ours; ``attention``: attention by one; ``product``: one that
-torch computes; the others as `ladder.ir.operator.ENGINES`."""
+torch computes; ``torch``: what is for a kernel of ours but has none, node by node; the others as
+`ladder.ir.operator.ENGINES`."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Part:
     @property
     def shares(self) -> bool:
         """Whether its results may lie in the memory of what it reads."""
-        return self.kind == "view" or "call" in self.operators
+        return self.kind in ("view", "torch") or "call" in self.operators
 
     @cached_property
     def operators(self) -> tuple[str, ...]:

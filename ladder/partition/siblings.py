@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
+from ladder.partition.chains import LONGEST
 from ladder.partition.parts import Part, extract, outside_inputs
 from ladder.partition.rows import REDUCTIONS
 
@@ -50,6 +51,7 @@ def with_readers(graph: Graph, parts: Sequence[Part]) -> list[Part]:
         if (
             _elements(graph, target) > _elements(graph, now)
             or len(now.inputs) + len(target.inputs) > MOST_INPUTS
+            or not _is_short(now, target)
         ):
             continue
         merged[id(reader)] = joined = _joined(graph, now, target, target.outputs)
@@ -75,7 +77,7 @@ def _mate(parts: Sequence[Part], at: int) -> int | None:
         part = parts[later]
         shared = set(first.inputs) & set(part.inputs) & changing
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
-        if _is_plain(part) and shared and few and not made & set(part.inputs):
+        if _is_plain(part) and shared and few and not made & set(part.inputs) and _is_short(first, part):
             return later
         made |= set(part.outputs)
     return None
@@ -89,6 +91,11 @@ def _changing(parts: Sequence[Part]) -> set[str]:
         fixed = part.kind in ("chain", "view") and all(value in constant for value in part.inputs)
         (constant if fixed else made).update(part.outputs)
     return made
+
+
+def _is_short(a: Part, b: Part) -> bool:
+    """Tell whether a chain of two is not too long for one kernel."""
+    return len({node.name for part in (a, b) for node in part.graph.nodes}) <= LONGEST
 
 
 def _is_plain(part: Part) -> bool:

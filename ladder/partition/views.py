@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import bind_shape
+from ladder.ir.extents import bind_shape, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import engine
 
@@ -78,10 +78,7 @@ def is_free(graph: Graph, members: Sequence[str]) -> bool:
 
 
 def _probe_sizes(shapes: Sequence[Sequence[object]]) -> dict[str, int]:
-    import re
-
-    text = " ".join(str(extent) for shape in shapes for extent in shape if isinstance(extent, str))
-    names = sorted(set(re.findall(r"[A-Za-z_]\w*", text)) - {"floordiv", "ceildiv"})
+    names = sorted(size_names(extent for shape in shapes for extent in shape))
     return {name: _PROBE + 12 * at for at, name in enumerate(names)}
 
 

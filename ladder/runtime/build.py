@@ -95,25 +95,45 @@ class Job:
 
 
 def find_or_build(jobs: Sequence[Job]) -> list[Kernel]:
-    """Return the kernel of every job; those that are missing are compiled side by side."""
+    """Return the kernel of every job; those that are missing are compiled side by side.
+
+    Raises
+    ------
+    CompilerError, MissingToolError
+        The first that occurs, once all builds have ended.
+    """
+    return all_built(attempt(jobs))
+
+
+def all_built(found: Sequence[Kernel | Exception]) -> list[Kernel]:
+    """Return kernels; raises the first that could not be built."""
+    kernels = []
+    for kernel in found:
+        if isinstance(kernel, Exception):
+            raise kernel
+        kernels.append(kernel)
+    return kernels
+
+
+def attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
+    """Return for every job its kernel, or what prevents it; missing kernels are compiled side by side."""
     wanted = {job.key: job for job in jobs}
     for key in wanted:
         if key in _kernels and not _kernels[key].library.is_file():
             del _kernels[key]  # the cache was cleared
         if key not in _kernels and (found := _from_disk(key)):
             _kernels[key] = found
+    failed: dict[str, Exception] = {}
     missing = [job for key, job in wanted.items() if key not in _kernels]
     if missing:
-        # Threads see the caller's knobs; the first failure is raised, builds in progress finish.
-        with ThreadPoolExecutor(BUILD_THREADS) as pool:
+        with ThreadPoolExecutor(BUILD_THREADS) as pool:  # threads see the caller's knobs
             tasks = {job.key: pool.submit(copy_context().run, _build, job) for job in missing}
-            try:
-                for key, task in tasks.items():
+            for key, task in tasks.items():
+                try:
                     _kernels[key] = task.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-    return [_kernels[job.key] for job in jobs]
+                except Exception as error:
+                    failed[key] = error
+    return [failed[job.key] if job.key in failed else _kernels[job.key] for job in jobs]
 
 
 def _from_disk(key: str) -> Kernel | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
+from ladder.forks import renewed
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
@@ -126,7 +127,7 @@ def target_of(where: torch.device) -> str:
 
 _compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}
 _functions: dict[str, Any] = {}
-_lock = threading.RLock()
+_lock = renewed(threading.RLock())
 
 
 def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:

@@ -18,6 +18,7 @@ from ladder.runtime.cache import Identity
 from ladder.runtime.compile import family_of, load_entry, target_of
 from ladder.runtime.kernel import torch_dtype
 from ladder.runtime.packed import PackedWeight, layout_of, pack
+from ladder.runtime.threads import keep_apart
 from tile_types.errors import DeviceError, DTypeError, ScheduleError, ShapeError
 from tile_types.quantized import QuantizedTensor
 
@@ -202,6 +203,8 @@ class Fused:
         for node, given in zip(graph.inputs, inputs, strict=True):
             values[node.name] = self._arrays(node, given)
         where = inputs[0].device
+        if where.type == "cpu":
+            keep_apart()
         shaped: dict[str, torch.Tensor] = {}
         for node, entry in zip(self.lowering.blocks, self.entries, strict=True):
             results = [

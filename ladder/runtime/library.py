@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import knobs
+from ladder.forks import renewed
 from ladder.installation import find_library
 from ladder.runtime import tensor_map, threads, workspace
 from tile_types.errors import ArtifactError, MissingToolError
@@ -22,7 +23,7 @@ RUNTIME = "libtvm_runtime.so"
 RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
 """Additional library by device family."""
 
-_lock = threading.Lock()
+_lock = renewed(threading.Lock())
 _loaded: dict[str, ctypes.CDLL] = {}
 
 
@@ -112,9 +113,11 @@ def load_module(path: Path, family: str = "cpu") -> Any:
 
 
 def thread_count() -> int:
-    """Return how many threads a CPU kernel uses: LADDER_NUM_THREADS, else torch's number."""
+    """Return how many threads a CPU kernel uses: LADDER_NUM_THREADS, else torch's number; inline 1."""
     import torch
 
+    if threads.runs_inline():
+        return 1
     return knobs.settings.num_threads or int(torch.get_num_threads())
 
 

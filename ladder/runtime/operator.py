@@ -54,7 +54,8 @@ for schema in (
     LAID_OUT_SCHEMA,
     BERNOULLI_SCHEMA,
 ):
-    library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    random = (torch.Tag.nondeterministic_seeded,) if schema is BERNOULLI_SCHEMA else ()
+    library.define(schema, tags=(torch.Tag.pt2_compliant_tag, *random))
 
 
 def _run(

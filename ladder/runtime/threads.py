@@ -8,6 +8,10 @@ alternating with torch's:
   M = 16 then takes 8 ms instead of 2.5;
 * unpinned and spinning 1 ms, a worker wakes on the caller's own core and stays: 550 us, not 330;
 * as here, workers spin 1 ms and keep off the core on which the caller runs: 330 us.
+
+A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
+operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
+Such a child ends best by ``os._exit``, as multiprocessing's do: `_end_in_time` says what else happens.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ TASKS = Path("/proc/self/task")
 BIG_CORES = 1
 """TVM's affinity mode that takes a number of threads."""
 
-_current_core = getattr(ctypes.CDLL(None), "sched_getcpu", None)
+_libc = ctypes.CDLL(None)
+_current_core = getattr(_libc, "sched_getcpu", None)
 
 
 @dataclass
@@ -57,6 +62,52 @@ class _Callers(threading.local):
 _callers = _Callers()
 
 
+@dataclass
+class _Process:
+    """What holds for all threads of this process."""
+
+    inline: bool = False
+
+
+_process = _Process()
+
+
+def runs_inline() -> bool:
+    """Tell whether kernels of this process run in the thread that calls them: it was forked from workers."""
+    return _process.inline
+
+
+EXIT_SECONDS = 1
+"""How long a forked child may take for what is left after Python's own clean-up."""
+
+
+def _end_in_time() -> None:
+    """Let this thread's exit from a forked child take at most `EXIT_SECONDS`; SIGALRM ends it then.
+
+    TVM's pool waits in its destructor for the parent's workers. What is registered last runs first.
+    """
+    register = getattr(_libc, "__cxa_thread_atexit_impl", None)
+    if register is not None:
+        register(ctypes.cast(_libc.alarm, ctypes.c_void_p), ctypes.c_void_p(EXIT_SECONDS), None)
+
+
+def _forget_workers() -> None:
+    """Start anew in a forked child: TVM reads the number of threads at every launch."""
+    global _callers
+    if _callers.workers is None and not _process.inline:
+        return
+    import torch
+
+    if not _process.inline:
+        _end_in_time()
+    _callers, _process.inline = _Callers(), True
+    os.environ["TVM_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)  # its operators would wait for threads that the parent had
+
+
+os.register_at_fork(after_in_child=_forget_workers)
+
+
 def prepare_environment(count: int) -> None:
     """Set what the pool reads when it starts; call before anything runs in parallel."""
     for name, value in ENVIRONMENT.items():
@@ -74,6 +125,9 @@ def start_workers(count: int) -> None:
     """
     import tvm_ffi
 
+    if _process.inline:
+        _callers.workers = Workers(set())
+        return
     before = _threads()
     tvm_ffi.get_global_func("runtime.config_threadpool")(BIG_CORES, count)
     if _callers.workers is None:
@@ -89,7 +143,10 @@ def keep_apart() -> None:
     Starts the pool of a thread that calls for the first time, see `prepare_environment`.
     """
     if _callers.workers is None:
-        start_workers(int(os.environ["TVM_NUM_THREADS"]))
+        count = os.environ.get("TVM_NUM_THREADS")
+        if count is None:
+            return  # nothing has loaded a kernel yet: there are no workers
+        start_workers(int(count))
     workers = _callers.workers
     if workers is not None and _current_core is not None:
         core = _current_core()

@@ -13,6 +13,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT, torch_dtype
+from ladder.runtime.threads import keep_apart
 from tile_types.errors import DTypeError
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
     if codes.numel():
         if on_cpu:
+            keep_apart()
             entry = _cpu_kernel(source)
         else:
             entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))

@@ -133,7 +133,7 @@ def test_a_name_is_registered_once() -> None:
     [
         ({"name": "Bad Name", "elem_bits": 4}, ValueRangeError),
         ({"name": "x", "elem_bits": 0}, ValueRangeError),
-        ({"name": "x", "elem_bits": 65}, ValueRangeError),
+        ({"name": "x", "elem_bits": 129}, ValueRangeError),
         ({"name": "x", "elem_bits": 4, "element": "int4"}, ValueRangeError),
         ({"name": "x", "elem_bits": 4, "shape": (0,)}, ShapeError),
     ],

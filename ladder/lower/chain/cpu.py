@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import tvm_ffi
@@ -44,12 +45,16 @@ class CpuNest(Nest):
         super().__init__(chain)
         self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
         self.values.clamped = {node.name for node in self.graph.nodes}
-        self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
         self.turned: dict[Any, Expr] = {}
         """Bits of elements that lie turned in a scratch, by input and address."""
         self.merged = self.merged_axes()
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Values whose rows stay in memory between a reduction over them and what reads them after it."""
+        return held(rewrite(instantiate(bound(self.graph), Mapping(LANES))))
 
     def merged_axes(self) -> int:
         """Return how many trailing axes run as one: those of short rows that lie together everywhere."""
@@ -152,7 +157,7 @@ class CpuNest(Nest):
     def element(self, value: str, index: Index) -> None:
         """Emit one element of a result."""
         self.prepare(value, index, ())
-        with self.values.keeping(b.bind):
+        with self.values.keeping(_kept):
             found = self.stored(value, self.values.at(value, index))
         with self.placed(value, [index]) as (place,):
             b.store(self.results[value], found, *(place or (0,)))
@@ -228,7 +233,7 @@ class CpuNest(Nest):
 
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(it.operand, it.at(position), ())
-            with self.values.keeping(b.bind):
+            with self.values.keeping(_kept):
                 found = self.values.at(it.operand, it.at(position))
             if row is not None:
                 b.store(row, found, position)
@@ -243,6 +248,15 @@ class CpuNest(Nest):
         for lane in range(1, lanes):
             total = it.combine(total, sums[lane])
         self.keep_cell(node, index, b.bind(total))
+
+
+def _kept(value: Expr) -> Expr:
+    """Return a value in a register of its own; TVM puts what `b.bind` names into every place again."""
+    if str(value.ty.dtype) == "bool":
+        return _kept(tirx.Select(value, T.int32(1), T.int32(0))) != T.int32(0)
+    cell = v.scratch(1, str(value.ty.dtype))
+    b.store(cell, value, 0)
+    return cell[0]
 
 
 def from_bits(bits: Expr, kind: str) -> Expr:

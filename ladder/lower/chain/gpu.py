@@ -64,6 +64,7 @@ class GpuNest(Nest):
         self.kept = _kept
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
+        self.values.clamped |= self.values.dependents(tiles.keys() - self.values.zeroed)
         self.slot = 0
         self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
         """Stores that wait until a thread has read all of its vectors."""

@@ -86,9 +86,10 @@ class Nest(ABC):
             yield [(*place[: put.axis], row, *place[put.axis + 1 :]) for place in places]
 
     def _load(self, name: str, index: Index) -> Expr:
-        if self.recorder is None:
+        if not self.values.looking:
             return self.load(name, index)
-        self.recorder.append((name, index))
+        if self.recorder is not None:
+            self.recorder.append((name, index))
         return tirx.const(1, computed_type(self.graph.tile(name).ttype.name))
 
     def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
@@ -170,12 +171,11 @@ class Nest(ABC):
         Within each branch the join is decided, so that loops over columns have no condition.
         """
         self.values.forget()
-        self.values.open = []
-        if not self.values.needed(value, index):
-            self.values.at(value, index)
-        self.values.forget()
-        free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
-        comparison = next(free, None)
+        with self.values.only_loads():
+            if not self.values.needed(value, index):
+                self.values.at(value, index)
+            free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
+            comparison = next(free, None)
         if comparison is None:
             body()
             return
@@ -202,9 +202,9 @@ class Nest(ABC):
     def cuts(self, value: str, index: Index, probe: Any, extent: Expr) -> list[tuple[Expr, Expr]]:
         """Return the pieces of the last axis between joins and borders."""
         self.values.loops, self.values.breaks = [probe], {}
-        if not self.values.needed(value, index):
-            self.values.at(value, index)
-        self.values.forget()
+        with self.values.only_loads():
+            if not self.values.needed(value, index):
+                self.values.at(value, index)
         self.values.loops = []
         if not isinstance(extent, int):
             return [(0, extent)]

@@ -6,14 +6,14 @@ the loop nest has put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
@@ -39,6 +39,9 @@ STORED = {
 
 COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
 """Types that are computed with in another."""
+
+LONGEST = 64
+"""Parts of an expression beyond which it is computed into a register: expressions share nothing."""
 
 
 def stored_type(name: str) -> str:
@@ -99,8 +102,11 @@ class Values:
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
-        self.clamped: Container[str] = self._reduced()
-        """Values that may be read before the conditions on a read: their indices are brought inside."""
+        self.clamped = self.dependents(n.name for n in self.graph.nodes if n.operator in REDUCTIONS)
+        """Values that may be read before the conditions on a read: their indices are brought inside.
+
+        Reductions run first, and so do long expressions.
+        """
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
 
@@ -108,8 +114,7 @@ class Values:
         """Return an extent as an expression."""
         if isinstance(extent, int):
             return extent
-        division = {"floordiv": tirx.floordiv, "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b)}
-        return eval(extent, {"__builtins__": {}}, {**division, **self.sizes})  # canonical text of an extent
+        return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
 
     def simplified(self, expression: Expr) -> Expr:
         """Return an index in normal form."""
@@ -146,13 +151,22 @@ class Values:
             return self.load(node.name, index)
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
-            lower = self.lowerings.get(node.operator, row.lower)
-            assert lower is not None  # that is what element-wise means
-            kept = self.keep is not None and not self.guards and node.name in self.shared
-            return self.keep(lower(*operands)) if kept else lower(*operands)  # type: ignore[misc]
+            return self._computed(node, operands)
         if self.looking and node.operator in REDUCTIONS:
             return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
+
+    def _computed(self, node: Node, operands: Sequence[Expr]) -> Expr:
+        """Return an element-wise operator's result; in a register if several read it, or if it is long."""
+        if self.looking:
+            return tirx.const(1, computed_type(node.tile.ttype.name))
+        lower = self.lowerings.get(node.operator, get_operator(node.operator).lower)
+        assert lower is not None  # that is what element-wise means
+        found = lower(*operands)
+        if self.keep is None:
+            return found
+        several = node.name in self.shared and not self.guards
+        return self.keep(found) if several or is_long(found) else found
 
     def operands(self, node: Node, index: Index) -> list[Index]:
         """Return the index of each operand of an element-wise node: aligned at the right."""
@@ -207,12 +221,12 @@ class Values:
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
 
-    def _reduced(self) -> set[str]:
-        """Return the values that need reductions: those run before conditions on their results."""
-        found: set[str] = set()
+    def dependents(self, values: Iterable[str]) -> set[str]:
+        """Return some values and all that are made of them."""
+        found = set(values)
         for node in self.graph.nodes:
-            if node.operator in REDUCTIONS or found.intersection(node.inputs):
-                found.update((node.name,))
+            if found.intersection(node.inputs):
+                found.add(node.name)
         return found
 
     def between(self, value: str, position: Expr, begin: Expr, end: Expr) -> Expr:
@@ -226,13 +240,12 @@ class Values:
     @contextmanager
     def only_loads(self) -> Iterator[None]:
         """Make values for what they load, and forget them."""
-        before = self.memory, self.open, self.keep
+        before = self.memory, self.open, self.keep, self.looking
         self.memory, self.open, self.keep, self.looking = {}, [], None, True
         try:
             yield
         finally:
-            self.memory, self.open, self.keep = before
-            self.looking = False
+            self.memory, self.open, self.keep, self.looking = before
 
     @contextmanager
     def keeping(self, keep: Callable[[Expr], Expr]) -> Iterator[None]:
@@ -272,6 +285,19 @@ class Values:
                 at = int(at.value)
             if isinstance(at, int):
                 self.breaks.setdefault(loop, set()).add(at)
+
+
+def is_long(expression: Expr) -> bool:
+    """Tell whether an expression has more than `LONGEST` parts, counting what stands in it twice twice."""
+    left = LONGEST
+
+    def count(part: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return tvm_ffi.VisitInterrupt(None) if left < 0 else None
+
+    tvm_ffi.structural_walk(expression, (ir.Expr, count), order="pre")
+    return left < 0
 
 
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -491,6 +517,14 @@ def _windowed(values: Values, node: Node, index: Index, attributes: Mapping[str,
 def _stretched(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> list[Index | None]:
     return list(values.operands(node, index))
 
+
+_EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
+    "floordiv": tirx.floordiv,
+    "ceildiv": lambda a, b: tirx.floordiv(a + b - 1, b),
+    "max": tirx.max,
+    "min": tirx.min,
+}
+"""Functions in extents, as expressions."""
 
 _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index | None]]] = {
     "broadcast": _stretched,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ladder import faults
 from ladder.ir.extents import product
 from ladder.partition.convolutions import plain_problem
-from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,
     Request,
@@ -28,6 +29,7 @@ from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
 from schedules.schedule import Plan as SchedulePlan
+from tile_types.errors import MissingToolError
 
 if TYPE_CHECKING:
     import torch
@@ -98,9 +100,13 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     from targets import get_device
 
     device = get_device(target_of(where))
-    program, parts = prepared.program, prepared.parts
-    requests = gemm_requests(parts, device)
-    kernels, further = build_kernels(parts, requests, device)
+    program = prepared.program
+    requests = gemm_requests(prepared.parts, device)
+    kernels, further, reasons = build_kernels(prepared.parts, requests, device)
+    parts = [
+        demoted(part, reasons[number]) if number in reasons else part
+        for number, part in enumerate(prepared.parts)
+    ]
     entries = {number: " ".join(kernel.entry for kernel in own) for number, own in kernels.items()}
     entries |= {number: request.text for number, request in requests.items()}
     family = family_of(device)
@@ -138,15 +144,50 @@ def _request(part: Part, device: TileDevice, rows: int | str) -> Request:
 
 def build_kernels(
     parts: Sequence[Part], requests: Mapping[int, Request], device: TileDevice
-) -> tuple[dict[int, list[Kernel]], list[Kernel]]:
-    """Find or build all kernels side by side: number of a part -> its kernels, and those of products."""
-    own = [number for number, part in enumerate(parts) if part.kind in JOBS and not is_empty(part)]
-    wanted = {number: JOBS[parts[number].kind](parts[number].graph, device) for number in own}
+) -> tuple[dict[int, list[Kernel]], list[Kernel], dict[int, str]]:
+    """Find or build all kernels side by side.
+
+    Returns
+    -------
+    Number of a part -> its kernels; those of products; number of a part -> why it cannot have any.
+
+    Raises
+    ------
+    Exception
+        What prevents the kernel of a product; under ``LADDER_STRICT`` of any part, unless a tool is missing.
+    """
+    reasons: dict[int, str] = {}
+    wanted: dict[int, list[Job]] = {}
+    for number, part in enumerate(parts):
+        if part.kind in JOBS and not is_empty(part):
+            try:
+                wanted[number] = JOBS[part.kind](part.graph, device)
+            except Exception as error:
+                reasons[number] = _without_kernel(error)
     jobs = [job for mine in wanted.values() for job in mine]
     for request in dict.fromkeys(requests.values()):
         jobs += jobs_of(request)[1]
-    kernels = iter(find_or_build(jobs))
-    return {number: list(islice(kernels, len(mine))) for number, mine in wanted.items()}, list(kernels)
+    found = iter(attempt(jobs))
+    kernels: dict[int, list[Kernel]] = {}
+    for number, mine in wanted.items():
+        try:
+            kernels[number] = all_built(list(islice(found, len(mine))))
+        except Exception as error:
+            reasons[number] = _without_kernel(error)
+    return kernels, all_built(list(found)), reasons
+
+
+def _without_kernel(error: Exception) -> str:
+    """Return why a part runs in torch; a missing tool is no fault, anything else is."""
+    if isinstance(error, MissingToolError):
+        faults.warn_once(str(error), f"kernels are not built, their parts run in torch: {error}")
+        return f"torch's: {error}"
+    return faults.tolerated(error, "torch's")
+
+
+def demoted(part: Part, reason: str) -> Part:
+    """Return a part as torch runs it: attention has a function there, other parts run node by node."""
+    return replace(part, kind="library" if part.kind == "attention" else "torch", reason=reason)
 
 
 def is_empty(part: Part) -> bool:

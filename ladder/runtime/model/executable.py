@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ladder.forks import renewed
 from ladder.ir.extents import match_shape
 from ladder.runtime.compile import compiled
 from ladder.runtime.kernel import CompiledGemm
@@ -85,7 +86,7 @@ class Executable:
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
         self._frames: list[Frame] = []
         """Those that no call uses."""
-        self._lock = threading.Lock()
+        self._lock = renewed(threading.Lock())
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         """Run; ``values`` are the arguments of the graph that was imported.

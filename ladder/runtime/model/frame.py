@@ -23,6 +23,7 @@ from ladder.runtime.model.library import (
     view_run,
 )
 from ladder.runtime.model.memory import Block, Result, divided
+from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.plan import Step
 from ladder.runtime.model.sizes import Now, Sizes, evaluator
 from ladder.runtime.threads import keep_apart
@@ -384,7 +385,15 @@ def _bind_product(frame: Frame, step: Step) -> Bound:
 
 
 def _bind_library(frame: Frame, step: Step) -> Bound:
-    call, reads = library_run(step.part.graph, frame.now), frame.reads(step)
+    return _bind_call(frame, step, library_run(step.part.graph, frame.now))
+
+
+def _bind_nodes(frame: Frame, step: Step) -> Bound:
+    return _bind_call(frame, step, graph_run(step.part.graph, frame.now, frame.owner.where))
+
+
+def _bind_call(frame: Frame, step: Step, call: Callable[..., Any]) -> Bound:
+    reads = frame.reads(step)
     places = tuple(frame.slot[value] for value in step.part.outputs)
 
     def run(slots: Slots) -> None:
@@ -412,5 +421,6 @@ _BINDERS: Mapping[str, Callable[[Frame, Step], Bound]] = {
     "product": _bind_product,
     "library": _bind_library,
     "view": _bind_view,
+    "torch": _bind_nodes,
 }
 """Kind of part -> how it is bound to memory."""

@@ -14,7 +14,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.parts import Part
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
-from ladder.runtime.model.sizes import Now, Numbers, is_fixed
+from ladder.runtime.model.sizes import Now, is_fixed
 from tile_types.errors import LadderError
 
 Run = Callable[..., Any]
@@ -30,9 +30,16 @@ def torch_type(name: str) -> torch.dtype:
 
 
 def library_run(graph: Graph, now: Now) -> Run:
-    """Return ``(operands) -> result`` (a tuple if there are several) of a one-node part."""
+    """Return ``(operands) -> result`` (a tuple if there are several) of a one-node part.
+
+    A part reads each value once; its node may take one several times.
+    """
     node = next(node for node in graph.nodes if node.operator != "input")
-    return _RUNS[node.operator](node, now)
+    run, read = RUNS[node.operator](node, now), [node.name for node in graph.inputs]
+    if tuple(read) == node.inputs:
+        return run
+    places = [read.index(value) for value in node.inputs]
+    return lambda *operands: run(*(operands[at] for at in places))
 
 
 def library_title(graph: Graph) -> str:
@@ -73,12 +80,13 @@ def _call(node: Node, now: Now) -> Run:
     return run
 
 
-_RUNS: Mapping[str, Callable[[Node, Now], Run]] = {
+RUNS: Mapping[str, Callable[[Node, Now], Run]] = {
     "take": _take,
     "put": _put,
     "attention": lambda node, now: library_attention(node),
     "call": _call,
 }
+"""Operator of a library -> what makes its function."""
 
 
 def resolve(target: str) -> Any:
@@ -223,12 +231,28 @@ def view_run(graph: Graph, now: Now) -> Run:
 
 def _view(node: Node, now: Now) -> Run:
     """Return one view; of fixed shape without looking at the call's sizes."""
-    given = node_attributes(node)
-    if node.operator == "transpose":
-        return operator.methodcaller("permute", given["permutation"])
-    shape = now.numbers(node.tile.shape)
-    if node.operator in _RESHAPES:
-        return _shaped(_RESHAPES[node.operator], shape, is_fixed(node.tile.shape))
+    return VIEWS[node.operator](node, now)
+
+
+def _transposed(node: Node, now: Now) -> Run:
+    return operator.methodcaller("permute", node_attributes(node)["permutation"])
+
+
+def _shaped(method: str) -> Callable[[Node, Now], Run]:
+    """Return what makes a view by a method that takes the new shape."""
+    function = getattr(torch.Tensor, method)
+
+    def make(node: Node, now: Now) -> Run:
+        shape = now.numbers(node.tile.shape)
+        if is_fixed(node.tile.shape):
+            return operator.methodcaller(method, shape())
+        return lambda value: function(value, shape())
+
+    return make
+
+
+def _sliced(node: Node, now: Now) -> Run:
+    given, shape = node_attributes(node), now.numbers(node.tile.shape)
     begin, step = now.numbers(given["begin"]), given["step"] or (1,) * len(node.tile.shape)
 
     def box() -> tuple[slice, ...]:
@@ -240,12 +264,10 @@ def _view(node: Node, now: Now) -> Run:
     return lambda value: value[box()]
 
 
-_RESHAPES = {"reshape": "reshape", "broadcast": "expand"}
-"""Operator -> the method of tensors that takes the new shape."""
-
-
-def _shaped(method: str, shape: Numbers, fixed: bool) -> Run:
-    if fixed:
-        return operator.methodcaller(method, shape())
-    function = getattr(torch.Tensor, method)
-    return lambda value: function(value, shape())
+VIEWS: Mapping[str, Callable[[Node, Now], Run]] = {
+    "transpose": _transposed,
+    "reshape": _shaped("reshape"),
+    "broadcast": _shaped("expand"),
+    "slice": _sliced,
+}
+"""Operator that renames positions -> what makes its function."""

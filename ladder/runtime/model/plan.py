@@ -122,6 +122,7 @@ _EXECUTORS: Mapping[str, Any] = {
     "product": lambda part, entry, family: product_title(part),
     "library": lambda part, entry, family: library_title(part.graph),
     "view": lambda part, entry, family: "address",
+    "torch": lambda part, entry, family: "torch, operator by operator",
 }
 """Kind of part -> title of what executes it."""
 

@@ -6,11 +6,11 @@ Extents are compiled to Python once; a call then costs a fraction of a microseco
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ladder.ir.extents import show_shape
+from ladder.ir.extents import FUNCTIONS, show_shape
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
@@ -20,11 +20,6 @@ Numbers = Callable[[], tuple[int, ...]]
 
 NUMBER = -1
 """In place of an axis: the size is the argument itself."""
-
-DIVISIONS: Mapping[str, Callable[[int, int], int]] = {
-    "floordiv": lambda a, b: a // b,
-    "ceildiv": lambda a, b: -(-a // b),
-}
 
 
 class Now:
@@ -78,7 +73,7 @@ def evaluator(extents: tuple[Extent, ...], names: tuple[str, ...]) -> Callable[[
     """
     parts = [_Places(names, extents).text(extent) for extent in extents]
     found: Callable[[Sizes], tuple[int, ...]] = eval(
-        f"lambda s: ({''.join(f'{p}, ' for p in parts)})", {**DIVISIONS}
+        f"lambda s: ({''.join(f'{p}, ' for p in parts)})", {**FUNCTIONS}
     )
     return found
 
@@ -93,7 +88,7 @@ class _Places(ast.NodeTransformer):
         return ast.unparse(self.visit(ast.parse(str(extent), mode="eval")))
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in DIVISIONS:
+        if node.id in FUNCTIONS:
             return node
         if node.id not in self.names:
             raise ShapeError(f"{show_shape(self.extents)}: no argument shows the size {node.id}")

@@ -1,0 +1,62 @@
+"""Graphs of open sizes that no one plan serves: a plan for each set of sizes that comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+
+MOST_PLANS = 8
+"""Sets of sizes that get plans; calls with others run in torch."""
+
+Key = tuple[Any, ...]
+Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+
+class BySizes:
+    """Runs a graph by the plan for the sizes of a call.
+
+    Parameters
+    ----------
+    module
+        The graph.
+    make
+        Compiles it for arguments of known sizes.
+    instead
+        What runs it where there are plans enough.
+    full
+        Called once, when that happens for the first time.
+    """
+
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        make: Make,
+        instead: Callable[..., Any],
+        full: Callable[[], None],
+    ) -> None:
+        self.module = torch.fx.GraphModule(module, module.graph)
+        self.module.meta = {name: held for name, held in module.meta.items() if name != "open"}
+        self.make, self.instead, self.full = make, instead, full
+        self.plans: dict[Key, Callable[..., Any]] = {}
+
+    def __call__(self, *values: Any) -> Any:
+        """Run."""
+        key = tuple(value.shape if isinstance(value, torch.Tensor) else value for value in values)
+        run = self.plans.get(key)
+        if run is None:
+            if len(self.plans) >= MOST_PLANS:
+                return self._without_plan(values)
+            run = self.plans[key] = self.make(self.module, list(values))
+        return run(*values)
+
+    def _without_plan(self, values: tuple[Any, ...]) -> Any:
+        self.full()
+        self.full = _nothing
+        return self.instead(*values)
+
+
+def _nothing() -> None:
+    """Do nothing."""

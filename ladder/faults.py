@@ -1,0 +1,87 @@
+"""What Ladder does about its own faults: raise them where tests run, else warn once and carry on.
+
+A fault is an exception that nobody raised on purpose to refuse a program. `LADDER_STRICT=1` raises it;
+otherwise the program runs on without what failed, and one warning names file and line.
+"""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from pathlib import Path
+
+from ladder import knobs
+from ladder.installation import ladder_version
+
+ROOTS = ("ladder", "tile_types", "schedules", "targets")
+"""The packages whose lines a fault is looked for in."""
+
+HOW_TO_REPORT = (
+    "This is a fault of Ladder. Please report it with this message, the program or its graph, and what"
+    " `ladder doctor` prints; LADDER_STRICT=1 raises it with its traceback."
+)
+
+
+class LadderWarning(UserWarning):
+    """Something runs another way than was asked for; the message says what, and why."""
+
+
+def tolerated(error: Exception, what: str) -> str:
+    """Return the reason to go on without something that failed, after one warning for its place.
+
+    Parameters
+    ----------
+    error
+        What was caught.
+    what
+        What happens instead.
+
+    Raises
+    ------
+    Exception
+        ``error`` itself, under ``LADDER_STRICT``.
+    """
+    if knobs.settings.strict:
+        raise error
+    place = place_of_fault(error)
+    reason = f"{what}, for a fault: {type(error).__name__} at {place}: {_first_line(error)}"
+    warn_once(place, f"{reason}\n{HOW_TO_REPORT}")
+    return reason
+
+
+def place_of_fault(error: BaseException) -> str:
+    """Return file and line of the innermost line of Ladder's in a traceback, else of its last line."""
+    lines = traceback.extract_tb(error.__traceback__)
+    found = [(line, ours) for line in lines if (ours := _within_ladder(line.filename))]
+    if found:
+        return f"{found[-1][1]}:{found[-1][0].lineno}"
+    return f"{lines[-1].filename}:{lines[-1].lineno}" if lines else "an unknown line"
+
+
+def _within_ladder(filename: str) -> str:
+    """Return a file of ours from its package on; empty for the files of others."""
+    home = Path(__file__).parent.parent
+    path = Path(filename)
+    if path.is_relative_to(home) and path.relative_to(home).parts[0] in ROOTS:
+        return path.relative_to(home).as_posix()
+    return ""
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+_warned: set[str] = set()
+"""What was warned of once."""
+
+
+def warn_once(key: str, message: str) -> None:
+    """Give a `LadderWarning`, the first time in this process for ``key``."""
+    if key not in _warned:
+        _warned.add(key)
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Give a `LadderWarning`, which names the version."""
+    warnings.warn(f"{message} (ladder {ladder_version()})", LadderWarning, stacklevel=2)

@@ -1,0 +1,164 @@
+"""Processes made after the first call: forked, from a fork server, spawned, and by torch's DataLoader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import ladder
+from ladder import knobs
+from ladder.runtime import compile as runtime_compile
+from ladder.runtime import library, threads
+
+SECONDS = 60
+
+
+def product() -> tuple[ladder.Matmul, object, torch.Tensor]:
+    matrix = torch.randn(48, 128, generator=torch.Generator().manual_seed(0))
+    weight = ladder.quantize(matrix, "int4", group_size=32)
+    op = ladder.Matmul(48, 128, "int4", group_size=32)
+    return op, op.pack(weight), torch.randn(5, 128, generator=torch.Generator().manual_seed(1)).half()
+
+
+def computed() -> torch.Tensor:
+    op, packed, x = product()
+    return op(x, packed)
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(128, 96), torch.nn.GELU(), torch.nn.Softmax(-1)).eval()
+
+
+def in_child(body: Callable[[], object]) -> int:
+    """Fork, run ``body`` in the child and return its exit status; a child that hangs ends by a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(SECONDS)
+        status = 1
+        try:
+            body()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1]
+
+
+def test_a_forked_child_computes() -> None:
+    op, packed, x = product()
+    y = op(x, packed)
+    fast, rows = ladder.compile(model()), torch.randn(64, 128)
+    with torch.no_grad():
+        for _ in range(2):
+            z = fast(rows)
+
+    def body() -> None:
+        assert torch.equal(op(x, packed), y)
+        with torch.no_grad():
+            assert torch.allclose(fast(rows), z)
+        with knobs.override(num_threads=3):
+            assert torch.equal(op(x, packed), y)
+        found: list[torch.Tensor] = []
+        other = threading.Thread(target=lambda: found.append(op(x, packed)))
+        other.start()
+        other.join()
+        assert torch.equal(found[0], y)
+        assert library.thread_count() == 1
+        assert threads.runs_inline()
+        assert in_child(lambda: _require(torch.equal(op(x, packed), y))) == 0  # its child, too
+
+    assert in_child(body) == 0
+    assert not threads.runs_inline()
+    assert torch.equal(op(x, packed), y)
+
+
+def _require(condition: bool) -> None:
+    assert condition
+
+
+def test_a_child_that_leaves_by_exit_ends() -> None:
+    """Where TVM's pool would wait for threads that the child does not have, a signal ends it."""
+    program = """
+        import os, sys, test_forks
+        expected = test_forks.computed()
+        pid = os.fork()
+        if pid == 0:
+            same = bool((test_forks.computed() == expected).all())
+            print("computed", same, flush=True)
+            sys.exit(0)
+        os.waitpid(pid, 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=SECONDS,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "computed True\n"
+
+
+@pytest.mark.usefixtures("plain_compiler")
+def test_a_child_builds_kernels_while_another_thread_of_the_parent_held_locks(tmp_path: Path) -> None:
+    """Locks that belong to threads which the child does not have are free there."""
+    computed()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with runtime_compile._lock, library._lock:
+            held.set()
+            done.wait(SECONDS)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(SECONDS)
+
+    def body() -> None:
+        with knobs.override(cache_dir=tmp_path):
+            op = ladder.Matmul(32, 64, "int8")
+            op(torch.ones(1, 64).half(), op.pack(ladder.quantize(torch.ones(32, 64), "int8")))
+
+    status = in_child(body)
+    done.set()
+    holder.join()
+    assert status == 0
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_processes_of_every_method_compute(method: str) -> None:
+    expected = computed()
+    context = multiprocessing.get_context(method)
+    with context.Pool(1) as pool:
+        found = pool.apply_async(computed).get(SECONDS)
+    assert torch.equal(found, expected)
+
+
+class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Rows that Ladder computes."""
+
+    def __init__(self) -> None:
+        self.op, self.packed, self.x = product()
+        self.y = self.op(self.x, self.packed)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, at: int) -> torch.Tensor:
+        return self.op(self.x, self.packed)[at]
+
+
+def test_workers_of_a_data_loader_compute() -> None:
+    rows = Rows()
+    loader = torch.utils.data.DataLoader(rows, batch_size=2, num_workers=2, timeout=SECONDS)
+    assert torch.equal(torch.cat(list(loader)), rows.y)

@@ -1,0 +1,195 @@
+"""No graph falls back as a whole: what a fault of the compiler costs, and what it may not leave behind."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ladder import faults, knobs
+from ladder.api.model import Compiler
+from ladder.api.surroundings import STATE, kept_state
+from ladder.faults import LadderWarning
+from ladder.frontend import aten_rows
+from ladder.integrations.dynamo import backend
+from ladder.partition.partition import ordered
+from ladder.runtime import build
+from ladder.runtime.model import build as model_build
+from tile_types.errors import VerificationError
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+
+
+def compiled(function: Callable[..., Any], *examples: Any) -> tuple[Any, Compiler]:
+    """Return a function with one graph as a plan, and what compiled it."""
+    compiler = Compiler()
+    return compiler(torch.fx.symbolic_trace(function), list(examples)), compiler
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("broken on purpose")
+
+
+def chain(x: Tensor) -> Tensor:
+    return (x.sin() + 1, x.softmax(-1))  # type: ignore[return-value]
+
+
+def test_a_kernel_that_fails_to_build_is_steps_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 7)
+    monkeypatch.setattr(build, "_build", broken)
+    monkeypatch.setattr(faults, "_warned", set())
+    build.forget_kernels()
+    with knobs.override(cache=False), pytest.raises(ZeroDivisionError):
+        compiled(chain, x)
+    with knobs.override(cache=False, strict=False), pytest.warns(LadderWarning, match="report") as told:
+        run, compiler = compiled(chain, x)
+    assert len(told) == 1
+    assert all(torch.allclose(y, z) for y, z in zip(run(x), chain(x), strict=True))
+    (built,) = compiler.built
+    assert {step.part.kind for step in built.plan.steps} == {"torch"}
+    assert "for a fault: ZeroDivisionError at ladder/runtime/build.py:" in str(built.plan)
+    assert not compiler.refused
+
+
+def test_a_row_that_fails_is_a_call_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 7)
+    monkeypatch.setitem(aten_rows.ROWS, "sin.default", broken)
+    with knobs.override(cache=False), pytest.raises(ZeroDivisionError):
+        compiled(chain, x)
+    with knobs.override(strict=False, cache=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run, compiler = compiled(chain, x)
+    assert all(torch.allclose(y, z) for y, z in zip(run(x), chain(x), strict=True))
+    assert "torch.ops.aten.sin.default" in str(compiler.built[0].plan)
+    assert "chain" in {step.part.kind for step in compiler.built[0].plan.steps}
+
+
+def test_a_fault_is_raised_or_told_once_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 7)
+    monkeypatch.setattr(model_build, "make_plan", broken)
+    monkeypatch.setattr(faults, "_warned", set())
+    with pytest.raises(ZeroDivisionError):
+        compiled(chain, x)
+    with knobs.override(strict=False), pytest.warns(LadderWarning) as told:
+        (run, compiler), _ = [compiled(chain, x) for _ in range(2)]
+    assert len(told) == 1
+    assert "ladder/runtime/model/build.py:" in str(told[0].message)
+    assert "LADDER_STRICT" in str(told[0].message)
+    assert all(torch.equal(y, z) for y, z in zip(run(x), chain(x), strict=True))
+    assert "ZeroDivisionError" in compiler.refused[0]
+
+
+def test_what_cannot_be_taken_is_told_once_per_function() -> None:
+    class Sub(Tensor):
+        pass
+
+    x = torch.randn(3).as_subclass(Sub)
+    for _ in range(2):
+        compiler = Compiler()
+        with pytest.warns(LadderWarning, match="subclass") as told:
+            _ = [compiler(torch.fx.symbolic_trace(chain), [x]) for _ in range(3)]
+        assert len(told) == 1
+        assert len(compiler.refused) == 3
+
+
+def test_a_failed_trace_leaves_nothing_behind() -> None:
+    def changes(x: Tensor) -> None:
+        torch._C._functorch._vmap_increment_nesting(3, "same")
+        torch._C._set_grad_enabled(True)
+        torch.set_default_dtype(torch.float64)
+        torch.amp.autocast_mode._enter_autocast("cpu", torch.bfloat16, True, True)  # type: ignore[no-untyped-call]
+        torch.device("meta").__enter__()
+        torch.rand(3, device="cpu")
+        raise ZeroDivisionError
+
+    def state() -> list[Any]:
+        return [
+            value.tolist() if isinstance(value, Tensor) else value for value in (read() for read, _ in STATE)
+        ]
+
+    before = state()
+    with pytest.raises(ZeroDivisionError), kept_state():
+        changes(torch.ones(3))
+    assert state() == before
+
+
+def same_twice(x: Tensor) -> Tensor:
+    return torch.hypot(x, x) + torch.ops.aten.copy(x, x) + torch.cross(x, x, dim=-1)
+
+
+def carried(x: Tensor) -> Tensor:
+    spectrum = torch.view_as_real(torch.fft.fft(x)).sum(-1)
+    return torch.mul(spectrum, x.to(torch.int16).float())
+
+
+@pytest.mark.parametrize("function", [same_twice, carried])
+def test_calls(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.randn(4, 3)
+    assert torch.allclose(torch.compile(function, backend=backend)(x), function(x), atol=1e-6)
+
+
+def test_parts_that_need_each_other_are_no_plan() -> None:
+    _, compiler = compiled(lambda x: (x.sin() @ x).cos(), torch.randn(3, 3))
+    graph = compiler.built[0].program.graph
+    first, *_, last = [step.part for step in compiler.built[0].plan.steps]
+    from dataclasses import replace
+
+    with pytest.raises(VerificationError, match="need each other"):
+        ordered(graph, [replace(first, inputs=last.outputs), replace(last, inputs=first.outputs)])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_random_numbers_are_those_of_the_program(dynamic: bool) -> None:
+    """Draws keep their order, also what nobody reads, and parts that could be fused across one."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        a = torch.rand_like(x)
+        torch.rand(5)
+        b = torch.nn.functional.dropout(x + 1, 0.5)
+        late = torch.nn.functional.dropout(a * b, 0.25) + torch.randint(0, 9, x.shape)
+        return late, x.sin() + a, torch.bernoulli(torch.full_like(x, 0.5)), torch.randperm(x.shape[0])
+
+    fast = torch.compile(program, backend=backend, dynamic=dynamic)
+    for count in (3, 3, 4, 6):
+        x = torch.randn(count, 8)
+        torch.manual_seed(count)
+        wanted, after = program(x), torch.get_rng_state()
+        torch.manual_seed(count)
+        found = fast(x)
+        assert torch.equal(torch.get_rng_state(), after)
+        assert all(torch.allclose(y, z, atol=1e-6) for y, z in zip(found, wanted, strict=True))
+
+
+def test_open_sizes_that_no_polynomial_is() -> None:
+    """A number that depends on sizes fits no plan of open sizes: there is one per set of sizes."""
+    from ladder.integrations.dynamo import compiler
+
+    def program(x: Tensor) -> Tensor:
+        return torch.add(x * x.shape[0] ** -0.5, 1)
+
+    before, fast = len(compiler.built), torch.compile(program, backend=backend, dynamic=True)
+    for count in (3, 4, 6, 3):
+        x = torch.randn(count, 8)
+        assert torch.allclose(fast(x), program(x))
+    assert len(compiler.built) == before + 3
+
+
+def test_open_sizes_that_are_the_larger_of_two() -> None:
+    def program(x: Tensor) -> Tensor:
+        table = torch.arange(12.0).reshape(12, 1) + torch.zeros(12, 4)
+        return torch.nn.functional.pad(table[-x.shape[0] :] + x, (1, 0)) * 2
+
+    fast = torch.compile(program, backend=backend, dynamic=True)
+    for count in (5, 6, 11):
+        x = torch.randn(count, 4)
+        assert torch.allclose(fast(x), program(x))
