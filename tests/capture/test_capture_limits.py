@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +39,7 @@ def test_a_word_of_many_values(caplog):
 def test_a_thousand_splits_in_a_loop(caplog):
     def function(x, n):
         for step in range(n):
-            x = x + x.sum().item() * 0 + step
+            x = x + os.getpid() * 0 + step
         return x
 
     captured = capture(function)
@@ -50,17 +52,19 @@ def test_a_thousand_splits_in_a_loop(caplog):
 
 def test_misses_between_records_that_match_take_no_stack():
     """Where runs and recordings take turns, each begins where the one before was called."""
-    count = 60
-    lines = [f"    x = x + flags[{n}] * x.sum().item()" for n in range(count)]
-    home: dict[str, Any] = {}
+    count = 30
+    lines = [
+        f"    x = x + os.getpid() * 0 if flags.at_{n} else x - os.getpid() * 0 + 1" for n in range(count)
+    ]
+    home: dict[str, Any] = {"os": os}
     exec("\n".join(["def function(x, flags):", *lines, "    return x"]), home)
     captured = capture(home["function"])
     depth = len(list(_stack()))
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(depth + 450)
+    sys.setrecursionlimit(depth + 300)
     try:
         for period in (1, 2, 3, 2):
-            flags = [float(n % period == 0) / 1000 for n in range(count)]
+            flags = SimpleNamespace(**{f"at_{n}": n % period == 0 for n in range(count)})
             same(captured, home["function"], (torch.ones(2), flags))
     finally:
         sys.setrecursionlimit(before)
@@ -79,7 +83,7 @@ def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
 
     def function(x):
         home: dict[str, Any] = {}
-        build("def inner(x): return x * x.sum().item() + 1", home)
+        build("import os\ndef inner(x): return x * os.getpid() + 1", home)
         return home["inner"](x) * 2
 
     build = exec
