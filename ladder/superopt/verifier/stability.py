@@ -88,7 +88,8 @@ def _outlier(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
 
 def _largest(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
     """Magnitudes near the largest finite number."""
-    return np.asarray(generator.uniform(0.5, 1.0, shape) * generator.choice([-1.0, 1.0], shape) * ttype.max_abs)
+    signs = generator.choice([-1.0, 1.0], shape)
+    return np.asarray(generator.uniform(0.5, 1.0, shape) * signs * ttype.max_abs)
 
 
 def _scaled(factor: float) -> Callable[[np.random.Generator, Shape, TType], Array]:
@@ -240,8 +241,10 @@ def _inputs(graph: Graph, generator: np.random.Generator, trials: int) -> Iterat
     for _ in range(trials):
         for name, draw in CLASSES.items():
             for which in alone if name in ALONE else alone + together:
-                kinds = [draw if number in which else _uniform for number in range(len(tiles))]
-                drawn = [kind(generator, t.known_shape, t.ttype) for kind, t in zip(kinds, tiles, strict=True)]
+                drawn = [
+                    (draw if number in which else _uniform)(generator, tile.known_shape, tile.ttype)
+                    for number, tile in enumerate(tiles)
+                ]
                 label = f"{name} {' '.join(graph.inputs[number].name for number in which)}"
                 yield label, [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)]
 
