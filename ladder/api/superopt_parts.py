@@ -356,11 +356,19 @@ class _Cut:
                     f"{self.name}: input {self.number(source)} is quantized, and read by what is not"
                     f" superoptimized: {segment.reason}"
                 )
+        if self.converts(segment.nodes):
+            graph = self.subgraph(sources, results)
+            return _Step(replace(segment.part, plan="runs in torch: it converts"), sources, results, graph)
         compiler = Compiler()
         with torch.no_grad():
             call = compiler(self.subgraph(sources, results), [self.values[s] for s in sources])
         plan = "\n".join([*(str(built.plan) for built in compiler.built), *compiler.refused])
         return _Step(replace(segment.part, plan=plan), sources, results, call)
+
+    def converts(self, nodes: Sequence[torch.fx.Node]) -> bool:
+        """Whether nodes compute in other types than the program's: what rounds then rounds as torch does."""
+        values = [self.values[node] for node in nodes]
+        return any(isinstance(x, torch.Tensor) and x.dtype not in (self.dtype, torch.float32) for x in values)
 
     @property
     def operators(self) -> list[torch.fx.Node]:

@@ -112,6 +112,8 @@ ALONE = ("largest",)
 EDGE = 2.0**-8
 """Where results exceed this part of the largest finite number they may overflow: sums in another order do."""
 
+SUBTRACTS = "by rule: it subtracts products where the original subtracts factors, if anything"
+
 MEANINGLESS = 0.5
 """Relative error of the original from which on it says nothing."""
 
@@ -204,8 +206,7 @@ def check_stability(candidate: Graph, original: Graph, *, seed: int = 0, trials:
     require_complete(original)
     worst = Stability(True, "", 0.0, 0.0)
     if subtracted_degree(candidate) > subtracted_degree(original):
-        reason = "by rule: it subtracts products where the original subtracts factors, if anything"
-        return replace(worst, stable=False, reason=reason)
+        return replace(worst, stable=False, reason=SUBTRACTS)
     apart = not any(node.operator in SUMS for graph in (candidate, original) for _, node in graph.walk())
     types = [original.tile(output).ttype for output in original.outputs]
     enough = max(map(_unit, types)) * ULPS
