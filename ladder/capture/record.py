@@ -32,6 +32,7 @@ class Plan:
         self.uses = uses
         self.places = places
         self.why = ""
+        self.where: tuple[str, ...] = ()
 
 
 class Followed(Leaving):
