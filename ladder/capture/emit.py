@@ -158,7 +158,7 @@ def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
     """
     bulk: list[Open] = []
     entry = segment.entry_state, segment.entry_autocast
-    usable = (torch_state(), autocast_state()) == entry and not segment.state_written
+    usable = (torch_state(), autocast_state()) == entry
     for node, before, rows, left_open in segment.metadata:
         if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
             bulk.append((node, left_open))

@@ -31,6 +31,7 @@ MAX_CHECKS = 100_000
 """Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
+MISSES_BEFORE_EXTENTS = 0
 MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
@@ -246,20 +247,22 @@ class Site:
             self.keep_only(record for record in self.records if here not in record.assumes)
 
     def learn(self, roots: tuple[Any, ...]) -> None:
-        """Lift the scalars and extents whose guards have missed repeatedly."""
+        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
         for record in list(self.records):
             failed = record.check(*roots)
-            if type(failed) is int and failed > 0:
+            if type(failed) is tuple:
+                self._note_misses(failed if self.captured.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+            elif failed > 0:
                 check = record.checks[failed - 1]
                 if check.holds in record.pinned:
                     self.captured.forget(check.holds)
-                failed = (check.path,) if check.path is not None else ()
-            elif type(failed) is tuple and not self.captured.lifts_shapes:
-                failed = ()
-            for path in failed if type(failed) is tuple else ():
-                self.misses[path] = self.misses.get(path, 0) + 1
-                if self.misses[path] > MISSES_BEFORE_LIFTING and path not in self.unliftable:
-                    self.lifted.add(path)
+                self._note_misses((check.path,) if check.path is not None else (), MISSES_BEFORE_LIFTING)
+
+    def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
+        for path in paths:
+            self.misses[path] = self.misses.get(path, 0) + 1
+            if self.misses[path] > enough and path not in self.unliftable:
+                self.lifted.add(path)
 
 
 class Attempt(NamedTuple):

@@ -23,9 +23,11 @@ NARROWING = ("BF16ComputeLegalize", "NarrowDataType", "VectorizeLoop", "UnrollLo
 
 SPLITTING = (
     "CommonSubexprElim", "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice",
-    "LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize",
 )  # fmt: skip
 """Up to functions of the host and of the device."""
+
+PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize")
+"""Up to functions that take and return what TVM's runtime hands over."""
 
 HOST, DEVICE = ("LowerTVMBuiltin", "LowerIntrin"), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
 """After that, on each side."""
@@ -62,6 +64,30 @@ def as_it_runs(function: Any, target: Any) -> Any:
         return _running(module)["kernel"]
 
 
+def as_generated(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what the code generator for GPUs gets of a PrimFunc, but for the passing of arguments.
+
+    Parameters
+    ----------
+    target
+        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+
+    Returns
+    -------
+    ``(host, kernels)``: the function that takes the arguments and launches kernels, and these by name.
+    """
+    import tvm
+    from tvm.target import Target
+
+    name, wanted = str(function.attrs["global_symbol"]), Target(target)
+    with wanted:
+        whole = wanted.with_host(Target("llvm"))
+        module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({name: function}))
+        split = _sequence((*SPLITTING, "StmtSimplify"))(_running(module))  # the last one: see DEVICE
+    parts = {str(variable.name_hint): part for variable, part in split.functions.items()}
+    return parts.pop(name), parts
+
+
 def context(target: Any) -> Any:
     """Return the context to compile in for a target: it says which passes are left out."""
     import tvm
@@ -79,7 +105,7 @@ def _stages() -> tuple[Any, Any, Any]:
     import tvm
 
     def passes(module: Any, context: Any) -> Any:
-        return _sequence(SPLITTING)(_running(module))
+        return _sequence((*SPLITTING, *PACKING))(_running(module))
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
     return whole, lambda: _sequence(HOST), lambda: _sequence(DEVICE)

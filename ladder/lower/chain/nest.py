@@ -12,6 +12,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.ir import scalars
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
@@ -26,8 +27,8 @@ Expr = Any
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
-COMBINE = {"reduce_sum": lambda a, b: a + b, "reduce_max": tirx.max}
-"""Reduction -> how two values become one."""
+COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
+"""Reduction -> the operator that makes one of two values."""
 
 
 class Nest(ABC):
@@ -122,6 +123,10 @@ class Nest(ABC):
     @abstractmethod
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input in the type that is computed with."""
+
+    @abstractmethod
+    def register(self, value: Expr) -> Expr:
+        """Return a value that is computed once."""
 
     @abstractmethod
     def reduce(self, node: Node, index: Index) -> None:
@@ -231,15 +236,24 @@ class Reduction:
         self.axis = node_attributes(node)["axis"] % len(shape)
         self.extent = nest.extent(shape[self.axis])
         self.dtype = computed_type(node.tile.ttype.name)
-        self.combine = COMBINE[node.operator]
-        self.index = index
-        zero = tirx.const(0, self.dtype)
-        self.neutral = zero if node.operator == "reduce_sum" else tirx.min_value(self.dtype)
+        self.lower = nest.values.lowering(COMBINE[node.operator])
+        self.index, self.register = index, nest.register
+        self.neutral = tirx.const(0, self.dtype) if node.operator == "reduce_sum" else least(self.dtype)
+
+    def combine(self, total: Expr, value: Expr) -> Expr:
+        """Return a total with one more value; what the next total waits for is as short as may be."""
+        with scalars.using({"keep": self.register}):
+            return self.lower(value, total)
 
     def at(self, position: Expr) -> Index:
         """Return where the operand is read."""
         rest = self.index[self.axis + 1 if self.keep else self.axis :]
         return (*self.index[: self.axis], position, *rest)
+
+
+def least(dtype: str) -> Expr:
+    """Return what no number of a type is less than."""
+    return tirx.const(float("-inf"), dtype) if dtype.startswith("float") else tirx.min_value(dtype)
 
 
 def uses(expression: Expr, variables: Sequence[Any]) -> bool:
