@@ -31,7 +31,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "take": (((5, 6), (2, 3)), {}),
     "put": (((4, 5, 6), (1,), (4, 1, 6)), {"axis": 1}),
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
-    "select": (((4, 6), (4, 6), (6,)), {}),
+    **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
     **dict.fromkeys(("log", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})),
     **dict.fromkeys(("pow", "less", "less_equal", "equal", "both", "either"), (((4, 6), (6,)), {})),
     **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum"), (((4, 6), (6,)), {})),

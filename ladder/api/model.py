@@ -63,6 +63,7 @@ class Compiled(Captured):
         path: str | os.PathLike[str],
         *arguments: Any,
         open_axes: Mapping[str, Sequence[int]] | None = None,
+        sign: Any = None,
         **named: Any,
     ) -> Path:
         """Write the model to one file that `ladder.load` runs without its source and without a compiler.
@@ -75,6 +76,8 @@ class Compiled(Captured):
             Example inputs: the file is for their shapes, types and device.
         open_axes
             Parameter -> axes of its tensor that may have any extent from 2 on, e.g. ``{"x": [0]}``.
+        sign
+            An Ed25519 key that signs the file: an object of ``cryptography``, PEM text or the path of it.
 
         Returns
         -------
@@ -88,7 +91,7 @@ class Compiled(Captured):
         from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path)
+        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path, sign)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any

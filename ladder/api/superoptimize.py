@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
 from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded, variants
-from ladder.api.tensor_program import decoded, packed_types, recorded, translated
+from ladder.api.superopt_calls import Contract, copies, require_pure
+from ladder.api.tensor_program import decoded, name_of, packed_types, recorded, translated
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
+from ladder.ir.ops import get_operator
 from ladder.runtime.compile import target_of
 from ladder.runtime.fused import Fused
 from ladder.superopt.generator import Database, Limits, Program, Report, search
-from ladder.superopt.verifier import Certificate, Stability, verify_equal
+from ladder.superopt.partition import OUTSIDE
+from ladder.superopt.verifier import Certificate, Stability, refusal
 from targets import TileDevice, get_device
 from tile_types.errors import ConversionError, DeviceError, ScheduleError, VerificationError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -52,12 +56,15 @@ class Superoptimized:
         What was built, fastest first.
     fused
         The fastest, loaded; None if it is for a device that is not here.
+    contract
+        What the function takes and returns; None if these are kernels of a part of one.
     """
 
     program: Program
     report: Report
     trials: tuple[Trial, ...]
     fused: Fused | None
+    contract: Contract | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the fastest kernels.
@@ -67,10 +74,18 @@ class Superoptimized:
         *inputs
             Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is packed
             once, for as long as it lives.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, ConversionError
+            If an argument is not what the function was optimised for, or gradients are asked for.
         """
         if self.fused is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        return self.fused(*self.fused.packed(inputs))
+        if self.contract is None:
+            return self.fused(*self.fused.packed(inputs))
+        self.contract.require(inputs)
+        return self.contract.laid_out(self.fused(*self.fused.packed(inputs)))
 
     def __str__(self) -> str:
         """Say what was found, where it comes from, how fast it is and what is proved."""
@@ -81,7 +96,7 @@ class Superoptimized:
         return (
             f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
             f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
-            f" {proof.delta:.1e} ({proof.rounds} rounds)"
+            f" {proof.error:.1e} ({proof.rounds} rounds)"
         )
 
     @property
@@ -96,8 +111,8 @@ class Superoptimized:
 
     @property
     def certificate(self) -> Certificate:
-        """The proof that it equals the function, with the bound on its error."""
-        return self.best.found.certificate
+        """The proof that it equals the function, with the bound on the error of all proofs of the search."""
+        return replace(self.best.found.certificate, delta=self.report.delta)
 
     @property
     def stability(self) -> Stability:
@@ -108,7 +123,7 @@ class Superoptimized:
         """Return what a report shows."""
         counts = self.report.counts
         return {
-            "program": self.program.name, "sizes": dict(self.program.sizes), "delta": self.certificate.delta,
+            "program": self.program.name, "sizes": dict(self.program.sizes), "delta": self.certificate.error,
             "verified": len(self.report.found), "states": counts.states, "pruned": counts.pruned,
             "rejected": counts.rejected, "seconds": self.report.seconds,
             "from_database": self.report.recalled, "certificate": self.certificate.as_json(),
@@ -139,9 +154,10 @@ def superoptimize(
     ----------
     function
         Takes the tensors and returns one: matrix products, element-wise operators, sums, maxima,
-        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``.
+        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``. It writes into nothing.
     inputs
-        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too.
+        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too. They are
+        not changed, and whether they share memory does not matter.
     limits
         Of the search; by default those of program and device, and `SECONDS`.
     target
@@ -151,7 +167,7 @@ def superoptimize(
     checkpoint
         File from which an interrupted search goes on.
     seed
-        Of the proofs; by default fresh entropy.
+        Of the data of the stability tests. Proofs draw their own seeds.
     step
         Told what is being done.
     reuse
@@ -174,11 +190,14 @@ def superoptimize(
     ScheduleError
         If no graph was found, or none can be lowered.
     """
-    tensors = decoded(inputs)
+    given = decoded(inputs)
+    tensors = copies(name_of(function), given)
     task = Task(
         target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse, constants
     )
     found = recorded(function, tensors)
+    require_pure(found.name, found.module, given, tensors)
+    contract = Contract.of(found.name, inputs, found.results)
     try:
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
@@ -186,8 +205,9 @@ def superoptimize(
     except (ConversionError, VerificationError) as error:
         from ladder.api.superopt_parts import partitioned
 
-        return partitioned(found, inputs, tensors, task, error)
-    return task.run(program, function, inputs, constants)
+        return replace(partitioned(found, inputs, tensors, task, error), contract=contract)
+    examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
+    return replace(task.run(program, function, examples, constants), contract=contract)
 
 
 @dataclass(frozen=True)
@@ -308,6 +328,9 @@ class Task:
 
 def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:
     """Check that a result has the inputs' type, as kernels store it; ConversionError otherwise."""
+    types = {x.dtype for x in inputs}
+    if len(types) > 1:
+        raise ConversionError(f"inputs of types {' and '.join(sorted(map(str, types)))}: convert them to one")
     wanted = inputs[0].dtype
     found = getattr(result, "dtype", wanted)
     if found != wanted:
@@ -323,6 +346,8 @@ def require_provable(program: Program) -> None:
         Names what is outside LAX.
     """
     small = program.graph(dict.fromkeys(program.sizes, 2))
-    certificate = verify_equal(small, small, seed=0)
-    if certificate.verdict == "refused":
-        raise VerificationError(f"{program.name} is not optimised: {certificate.reason}")
+    rows = [get_operator(node.operator) for _, node in small.walk()]
+    outside = [row.name for row in rows if row.lax == OUTSIDE]
+    reason = f"{outside[0]} has no finite-field semantics: it is outside LAX" if outside else refusal(small)
+    if reason:
+        raise VerificationError(f"{program.name} is not optimised: {reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import operator
 import types
@@ -28,6 +29,8 @@ _PLAIN_HOMES = frozenset(
         types.GeneratorType,
         types.SimpleNamespace,
         types.ModuleType,
+        types.MappingProxyType,
+        contextvars.ContextVar,
         Exception,
         KeyError,
         ValueError,
@@ -39,6 +42,7 @@ _PLAIN_HOMES = frozenset(
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
 _TYPE_GET: Any = type.__getattribute__
+_CACHED: Any = type(functools.cache(len))
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -99,8 +103,14 @@ class Attributes(Symbolic):
         getter = self.segment.class_attribute(kind, "__getattribute__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
+        if kind is _CACHED and name.startswith("cache_"):
+            raise self.meets_statistics()
         if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
+        return self.generic_attribute(value, kind, name)
+
+    def generic_attribute(self, value: Any, kind: type, name: str) -> Any:
+        """Return ``object.__getattribute__(value, name)``; `kind` is the type of `value`."""
         found = self.segment.class_attribute(kind, name)
         described = type(found)
         if found is not NULL and hasattr(described, "__get__") and _is_data(described):
@@ -234,6 +244,8 @@ class Attributes(Symbolic):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found
+        if described is _CACHED:
+            return types.MethodType(found, value)
         if described is _TUPLE_GETTER and is_a(value, tuple):
             return self.tuple_item(value, found.__reduce__()[1][0])
         if described is types.MemberDescriptorType:
@@ -363,11 +375,17 @@ class Attributes(Symbolic):
 
     def _delete(self, value: Any, name: str) -> None:
         deleter = self.segment.class_attribute(type(value), "__delattr__")
-        inside = instance_dict(value)
         if is_a(deleter, types.FunctionType):
             self.call_in_statement(deleter, (value, name))
             return
-        if deleter is not _OBJECT_DELETE or inside is NULL or is_a(value, type):
+        if deleter is not _OBJECT_DELETE or is_a(value, type):
+            raise CaptureError("an attribute is deleted natively")
+        self.delete_plain(value, name)
+
+    def delete_plain(self, value: Any, name: str) -> None:
+        """Do ``object.__delattr__(value, name)``."""
+        inside = instance_dict(value)
+        if inside is NULL:
             raise CaptureError("an attribute is deleted natively")
         found = self.segment.class_attribute(type(value), name)
         if type(found) is property and found.fdel is not None:

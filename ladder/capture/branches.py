@@ -112,6 +112,9 @@ class Branches(Machine):
         if self.apart:
             raise Abandoned("a side of a branch is split")
 
+    def is_aside(self) -> bool:
+        return bool(self.apart)
+
     def pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
         """Return the frames at the end of a segment with their layouts."""
         return list(zip(plan.places, plan.site.layouts, strict=True))
@@ -131,7 +134,7 @@ class Branches(Machine):
             or not clones.owns(values, changed)
         ):
             return
-        if len(known) == 1 and (self.segment.impure or self.segment.random):
+        if len(known) == 1 and (self.segment.changes_tensors or self.segment.random):
             return  # a run on the side that is not known must leave no trace
         actual = bool(args[0]) if found is NULL else found
         if actual not in known:
@@ -241,7 +244,7 @@ class Branches(Machine):
 
     def _state(self) -> tuple[Any, ...]:
         segment = self.segment
-        return torch_state(), autocast_state(), segment.impure, segment.random, segment.state_written
+        return torch_state(), autocast_state(), segment.changes_tensors, segment.random, segment.state_written
 
     def _set_apart(self) -> _Kept:
         segment = self.segment

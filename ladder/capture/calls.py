@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import itertools
@@ -12,12 +13,14 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from ladder.capture import natives, polyfills, tensors
-from ladder.capture.attributes import Attributes, instance_dict
+from ladder.capture.attributes import Attributes
 from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
+from ladder.capture.modeled import FUNCTIONS, METHODS, call_cached
 from ladder.capture.prescan import frame_names
 from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
@@ -41,9 +44,17 @@ _POLYFILLS: dict[Any, types.FunctionType] = {
     itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
 }
-_POLYFILLS_OF_OBJECTS = {sum: polyfills.sum_, any: polyfills.any_, all: polyfills.all_}
+_POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
+    sum: polyfills.sum_,
+    any: polyfills.any_,
+    all: polyfills.all_,
+    copy.deepcopy: polyfills.deepcopy_,
+}
 _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: polyfills.max_}
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
+_COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
+"""Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
+_CACHED: Any = type(functools.cache(len))
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -71,6 +82,8 @@ class Calls(Attributes):
                 return self.replay(function, args, kwargs, looking=True)
         if is_a(function, type):
             return self.instantiate(function, args, kwargs)
+        if kind is np.ufunc:
+            return self.replay(function, args, kwargs, looking=True)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
             return self._identified(function, args, kwargs)
         found = self.segment.class_attribute(kind, "__call__")
@@ -87,6 +100,7 @@ class Calls(Attributes):
             operator.itemgetter: self._call_getter,
             operator.attrgetter: self._call_getter,
             weakref.ReferenceType: self._call_reference,
+            _CACHED: lambda function, args, kwargs: call_cached(self, function, args, kwargs),
         }
 
     def _call_method(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -197,7 +211,7 @@ class Calls(Attributes):
             return self.natively(function, *args, **kwargs)
         annotated = self._annotation(function, kwargs)
         if annotated is not None:
-            self._identify(function)
+            self.identify(function)
             return annotated(function, args, kwargs)
         code = function.__code__
         if code.co_flags & _ASYNC or len(self.frames) >= MAX_DEPTH or not self.known(code):
@@ -211,19 +225,24 @@ class Calls(Attributes):
 
     def _annotation(self, function: Any, kwargs: dict[str, Any]) -> Any:
         """Return how to call a Python function that is in one of the tables, else None."""
+        if function in self.specials():
+            return lambda call, args, kwargs: self.specials()[function](*args, **kwargs)
         if function in tensors.PYTHON_OPERATORS:
             return self._python_operator
         if function in tensors.STATE_READS:
             return self._state_read
-        if function is is_captured:
+        modeled = FUNCTIONS.get(function)
+        if modeled is not None:
+            return lambda call, args, kwargs: modeled(self, call, args, kwargs)
+        if function in _COMPILING:
             return lambda call, args, kwargs: True
         if function in natives.DATA and kwargs.get("key") is None:
-            return lambda call, args, kwargs: self.replay(call, args, kwargs, looking=True)
+            return self._annotated
         if function in natives.LEAVES:
             return self._leaf
         return self._dispatched if function.__code__ is _DISPATCHED else None
 
-    def _identify(self, function: Any) -> None:
+    def identify(self, function: Any) -> None:
         """Guard that a function from outside is this one: its table row holds for no other."""
         node = self.segment.find(function)
         if node is not None and node.external and not node.stable and "is" not in node.seen:
@@ -251,7 +270,8 @@ class Calls(Attributes):
     def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
         segment = self.segment
         node = segment.node(function)
-        if "__code__" not in node.seen and node.external:
+        if "called" not in node.seen and node.external:
+            node.seen.add("called")
             self._meet_function(node)
         defaults = function.__defaults__ or ()
         named = function.__kwdefaults__ or {}
@@ -415,12 +435,12 @@ class Calls(Attributes):
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
         owner, name, rest = _receiver(function, args)
-        if name == "__new__" and is_a(owner, type) and args and is_a(args[0], type):
-            if owner is object and len(args) > 1:
-                raise CaptureError("object.__new__ with arguments")
-            return self.allocate(owner, function, args[0], args[1:])
-        if name in ("__instancecheck__", "__subclasscheck__") and is_a(owner, type):
+        if (type(owner), name) in METHODS:
+            return METHODS[type(owner), name](self, owner, *map(self.plain, rest), **kwargs)
+        if is_a(owner, type) and name in ("__instancecheck__", "__subclasscheck__"):
             return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
+        if is_a(owner, type) and name == "__new__" and args and is_a(args[0], type):
+            return self._new(owner, function, args)
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
         if is_a(owner, natives.SCALAR_TYPES):
@@ -428,6 +448,11 @@ class Calls(Attributes):
         if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
             return self._wrapper(function, owner, name, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
+
+    def _new(self, owner: type, function: Any, args: tuple[Any, ...]) -> Any:
+        if owner is object and len(args) > 1:
+            raise CaptureError("object.__new__ with arguments")
+        return self.allocate(owner, function, args[0], args[1:])
 
     def _is_tensor_method(self, function: Any) -> bool:
         return type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor)
@@ -477,12 +502,10 @@ class Calls(Attributes):
     def _object_wrapper(self, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
         if name == "__setattr__":
             return self.store_plain(owner, self.plain(rest[0]), rest[1])
-        if name == "__getattribute__":
-            attribute = self.plain(rest[0])
-            inside = instance_dict(owner)
-            if attribute == "__dict__" and inside is not NULL:
-                self.dict_node(owner, inside)
-                return inside
+        if name == "__getattribute__" and not is_a(owner, type | types.ModuleType):
+            return self.generic_attribute(owner, type(owner), self.plain(rest[0]))
+        if name == "__delattr__":
+            return self.delete_plain(owner, self.plain(rest[0]))
         if name == "__init__":
             return None
         raise CaptureError(f"object.{name}")
@@ -491,6 +514,8 @@ class Calls(Attributes):
         if function in _POLYFILLS:
             return self.call_function(self.part(_POLYFILLS[function]), args, kwargs)
         looking = function in natives.DATA
+        if function in natives.OF_TENSORS and any(is_a(item, torch.Tensor) for item in args[:2]):
+            return self.operator(natives.OF_TENSORS[function], args, kwargs)
         if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
             return self.call_function(self.part(_POLYFILLS_WITH_KEY[function]), args, kwargs)
         if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):

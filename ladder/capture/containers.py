@@ -110,7 +110,12 @@ class Containers(Calls):
     def _computed_dynamic(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
         values = [item.value if type(item) is Dynamic else item for item in args]
-        result = function(*values)
+        try:
+            result = function(*values)
+        except Exception:
+            for item in args:  # what follows is for these values
+                self.plain(item)
+            raise
         if type(result) not in (int, float, bool, str):
             return function(*map(self.plain, args))
         segment = self.segment
@@ -360,8 +365,14 @@ class Containers(Calls):
         # Where it keeps growing, what is in it is not read.
         if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
             self._admit_method(owner, name, rest, kwargs)
+        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
+        if indexed and rest and not is_constant(rest[0]):
+            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
-        return self.perform(method, (owner, *rest), kwargs, changes)
+        result = self.perform(method, (owner, *rest), kwargs, changes)
+        if name == "keys":
+            self.segment.node(result).source = owner
+        return result
 
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not is_a(owner, dict)
@@ -379,7 +390,8 @@ class Containers(Calls):
         hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
         if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
             raise CaptureError("a key that is not a constant")
-        for item in (*rest, *kwargs.values()):
+        stores = name in natives.STORING and not (rest and is_a(rest[0], slice))
+        for item in () if stores else (*rest, *kwargs.values()):
             if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
                 self.segment.touch(item, 8 if looking else 1)
@@ -400,11 +412,10 @@ class Containers(Calls):
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
         """Natives of a base class call overridden methods only of certain classes; be strict."""
-        if base is not OrderedDict or name in ("__getitem__", "__contains__", "__setitem__", "__delitem__"):
+        if base is not OrderedDict or name in natives.UNHEEDING:
             return  # these work on the storage of the base class alone
         own = {key for home in kind.__mro__[: kind.__mro__.index(base)] for key in vars(home)} & _OVERRIDES
-        allowed = {"__getitem__"} if name in ("__init__", "update", "keys", "__len__") else set()
-        if own - allowed:
+        if own - ({"__getitem__"} if name in ("__init__", "update") else set()):
             raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
 
     def _dict_read(self, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.capture.frames import NULL, Frame, Through, place_of
+from ladder.capture.frames import NULL, Frame, Through, place_of, user_line
 from ladder.capture.kinds import mapped, parts
 from ladder.capture.segment import CaptureError, Dynamic, Node, Segment
 from ladder.capture.shapes import DynamicSize, Growing
@@ -109,6 +109,14 @@ class Core:
     def finish(self, plan: Plan, result: Any) -> Any:
         """End the segment as planned after the call, and begin the next with `result`."""
         return self.open(plan, result) if self.close(plan) else result
+
+    @abstractmethod
+    def identify(self, function: Any) -> None:
+        """Guard that a function from outside is this one."""
+
+    @abstractmethod
+    def part(self, value: Any) -> Any:
+        """Return `value`, a read-only part of a constant, after pinning it."""
 
     @abstractmethod
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
@@ -289,11 +297,15 @@ class Core:
             return None
         try:
             plan = self.plan(function, args, kwargs, after)
-            plan.why = why
+            plan.why, plan.where = why, self.stack_lines()
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return None
         return plan
+
+    def stack_lines(self) -> tuple[str, ...]:
+        """Return ``file:line function`` of all interpreted frames, the innermost last."""
+        return tuple(f"{file}:{line} {name}" for file, name, line, _ in map(place_of, self.frames))
 
     def _can_be_taken_up(self, after: str) -> bool:
         """Say whether all frames stand at instructions that `drive` can finish."""
@@ -302,9 +314,21 @@ class Core:
             after in ("redo", "next") or waiting[-1] in LAST
         )
 
+    def meets_statistics(self) -> CaptureError:
+        """Note that the program looks at how often a cached function was called; return what to raise.
+
+        Guards call such functions once more, where a program does not ask.
+        """
+        self.captured.count_cached_calls()
+        if self.segment.calls_cached:
+            self.stop("the calls of a cached function are counted", self.here())
+        return CaptureError("the statistics of a cached function")
+
     def leave(self, why: str) -> CaptureError:
         """Give up this function for good: when objects die matters to it. Returns what to raise."""
-        self.stop(why)
+        if self.recording and self.site is not None:
+            self.site.note_leave(f"{why}, at {user_line(self.stack_lines())}")
+            self.give_up()
         return CaptureError(why)
 
     def stop(self, why: str, origin: Any = None) -> None:
@@ -312,7 +336,7 @@ class Core:
         if not self.recording:
             return
         if self.site is not None:
-            self.site.note_failure(why, origin)
+            self.site.note_failure(f"{why}, at {user_line(self.stack_lines())}", origin)
         self.give_up()
 
     def give_up(self) -> None:

@@ -20,7 +20,7 @@ from ladder.capture.kinds import is_a
 from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
-from ladder.capture.sites import FAILED, Record
+from ladder.capture.sites import FAILED, MAX_CHECKS, Assumed, Record, Site
 from ladder.capture.tensor_memory import Watched, can_watch
 from ladder.capture.tensors import (
     STATE,
@@ -29,7 +29,9 @@ from ladder.capture.tensors import (
     autocast_state,
     bulk_check,
     is_plain_tensor,
+    restore_memory,
     restore_state,
+    saved_memory,
     signature,
     torch_state,
 )
@@ -66,6 +68,7 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     machine.site.unliftable |= segment.unliftable
     tensor_lines, learning_lines = _tensor_lines(segment)
     steps, needed = live_steps(segment.steps, ending.uses)
+    needed |= {node.var for node, _, _ in segment.assumed}
     graph_lines, module = _graph(machine, segment, needed)
     for text in segment.shapes.conditions() if segment.shapes is not None else ():
         segment.check(text, text)  # what the backend decided about symbols is among them
@@ -82,12 +85,15 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     run, check = segment.space.pop("run"), segment.space.pop("check")
     held = frozenset(id(node.obj) for node in segment.nodes.values() if node.pinned)
     made = Record(run, check, segment.checks, source, module, segment.operators, machine.site, held)
-    made.split = plan.why if plan is not None else ""
+    made.split, made.where = (plan.why, plan.where) if plan is not None else ("", ())
     made.follows = () if plan is None else (plan.site, plan.failure)
     made.side, made.depth, made.branches = machine.side, ending.depth, frozenset(ending.branches)
     changed = changed_roots(segment)
     ends = ending.returns or (plan is not None and plan.site.forks)
-    made.unseen, made.changed = ends and _is_unseen(segment, changed), changed or frozenset()
+    made.calls_cached = segment.calls_cached
+    made.assumes = frozenset(here for _, _, here in segment.assumed)
+    made.changed = changed or frozenset()
+    made.unseen = ends and not made.assumes and _is_unseen(segment, changed)
     return made
 
 
@@ -107,7 +113,7 @@ def changed_roots(segment: Segment) -> frozenset[int] | None:
 
 def _is_unseen(segment: Segment, changed: frozenset[int] | None) -> bool:
     """Say whether a run that goes through a segment changes only roots, and cannot bring down a GPU."""
-    written = segment.impure or segment.random or segment.state_written or segment.asserts
+    written = segment.changes_tensors or segment.random or segment.state_written or segment.asserts
     return not written and changed is not None
 
 
@@ -152,7 +158,7 @@ def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
     """
     bulk: list[Open] = []
     entry = segment.entry_state, segment.entry_autocast
-    usable = (torch_state(), autocast_state()) == entry and not segment.state_written
+    usable = (torch_state(), autocast_state()) == entry
     for node, before, rows, left_open in segment.metadata:
         if usable and signature(node.obj) == before and is_plain_tensor(node.obj):
             bulk.append((node, left_open))
@@ -220,6 +226,8 @@ def _guard_lines(
         else:
             lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
     facts = segment.table.finish(len(segment.checks) + 1)
+    if len(segment.checks) + len(facts) > MAX_CHECKS:
+        raise CaptureError(f"a guard of more than {MAX_CHECKS} conditions")
     table = segment.table.lines(segment.constant)
     segment.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
     segment.checks.append(Check("True", None, "objects that stay", None))
@@ -237,7 +245,8 @@ def _check_distinct(segment: Segment) -> None:
         if node.external:
             groups.setdefault(type(node.obj), []).append(node)
     for kind, nodes in groups.items():
-        changed = any(node.mutated for node in nodes) or (issubclass(kind, torch.Tensor) and segment.impure)
+        changed = any(node.mutated for node in nodes)
+        changed |= issubclass(kind, torch.Tensor) and segment.changes_tensors
         changed |= kind in segment.distinct
         if changed and len(nodes) > 1:
             names = sorted({f"id({node.var})" for node in nodes})
@@ -350,16 +359,31 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
     except Exception as error:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     call = f"{segment.constant(compiled)}({', '.join(_spread(segment, [var for var, _ in inputs]))})"
-    names = "".join(f"{node.var}, " for node in wanted)
+    names = "".join(f"{node.var}, " for node in wanted) or "_"
+    return [*_running_lines(segment, machine.site, f"{names} = {call}"), *rebuilt], module
+
+
+def _running_lines(segment: Segment, site: Site | None, call: str) -> list[str]:
+    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so."""
     failed = f"return ({segment.constant(FAILED)}, None)"
     grad, autocast = segment.entry_state[STATE.index(torch.is_grad_enabled)], segment.entry_autocast
     undo = f"    {segment.constant(restore_state)}({grad}, {segment.constant(autocast)})"
     random = segment.constant(torch.get_rng_state)
-    lines = [f"state = {random}()"] if segment.random else []
-    lines += ["try:", f"    {names or '_'} = {call}"]
-    if segment.modules:
-        lines += [f"except {segment.constant(Unrecorded)}:", undo, "    return -1"]
-    lines += ["except Exception:", undo]
+    lines, undone = [], [undo]
     if segment.random:
-        lines.append(f"    {segment.constant(torch.set_rng_state)}(state)")
-    return [*lines, f"    {failed}", *rebuilt], module
+        lines.append(f"state = {random}()")
+        undone.append(f"    {segment.constant(torch.set_rng_state)}(state)")
+    if (segment.may_fail or segment.assumed) and segment.written:
+        written = "".join(f"{node.var}, " for node in segment.written.values())
+        lines.append(f"written = {segment.constant(saved_memory)}(({written}))")
+        undone.append(f"    {segment.constant(restore_memory)}(written)")
+    lines += ["try:", f"    {call}"]
+    if segment.modules:
+        lines += [f"except {segment.constant(Unrecorded)}:", *undone, "    return -1"]
+    lines += ["except Exception:", *undone, f"    {failed}"]
+    if segment.assumed:
+        assert site is not None
+        numbers = Assumed(site, [(here, number) for _, number, here in segment.assumed])
+        read = ", ".join(node.var for node, _, _ in segment.assumed)
+        lines += [f"if not {segment.constant(numbers.holds)}({read}):", *undone, "    return -1"]
+    return lines

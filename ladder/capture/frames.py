@@ -8,10 +8,14 @@ the stand-ins of all interpreted frames, so that they find what they would find 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
+import torch
+
+import ladder
 from ladder.capture.bytecode import Program, program_of
 
 
@@ -185,6 +189,19 @@ class Through:
 def place_of(frame: Frame) -> tuple[str, str, int, dict[str, Any]]:
     """Return where `frame` is, as `through_stand_ins` takes it."""
     return frame.code.co_filename, frame.code.co_name, frame.line, frame.names
+
+
+def user_line(stack: Sequence[str]) -> str:
+    """Return the innermost line of `stack` outside of torch, of Python's own library and of capture.
+
+    The innermost of all where there is none.
+    """
+    return next((line for line in reversed(stack) if not _is_library(line)), stack[-1] if stack else "entry")
+
+
+def _is_library(line: str) -> bool:
+    ours, torch_home, standard = (str(Path(item.__file__ or "").parent) for item in (ladder, torch, inspect))
+    return line.startswith((ours, torch_home)) or (line.startswith(standard) and "site-packages" not in line)
 
 
 def new_cell(slots: dict[str, Any], name: str) -> CellType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import importlib.util
 import sys
 import types
 from collections import deque
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture import natives
+from ladder.capture import natives, polyfills
 from ladder.capture.containers import BY_IDENTITY, STOP, taken
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.interpreter import Interpreter
@@ -381,10 +382,11 @@ class Machine(Interpreter):
 
     def import_module(self, frame: Frame, name: str, names: Any, level: int) -> Any:
         """Import; a module already imported is found in `sys.modules`, which is guarded."""
-        top = name if names else name.partition(".")[0]
-        if self.recording and level == 0 and name in sys.modules and top in sys.modules:
+        whole = importlib.util.resolve_name("." * level + name, frame.names.get("__package__"))
+        top = whole if names or level else name.partition(".")[0]
+        if self.recording and (names or not level) and whole in sys.modules and top in sys.modules:
             node = self.segment.pin(sys.modules)
-            for key in {name, top}:
+            for key in {whole, top}:
                 text = f"{node.var}[{key!r}]"
                 self.segment.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
             return sys.modules[top]
@@ -415,8 +417,22 @@ class Machine(Interpreter):
                 builtins.vars: self._vars,
                 builtins.dir: self._frames_needed,
                 sys.exc_info: self._exc_info,
+                polyfills.identity: self._identity,
+                polyfills.is_plain_object: self._is_plain_object,
             }
         return self._specials
+
+    def _identity(self, value: Any) -> int:
+        """Return ``id(value)`` for looking it up: which objects are distinct is guarded, not the number."""
+        self.segment.node(value)
+        self.segment.distinct.add(type(value))
+        return id(value)
+
+    def _is_plain_object(self, kind: type) -> bool:
+        """Say whether `copy.deepcopy` copies instances by their dictionaries."""
+        for name in (*polyfills.OF_OBJECTS, *polyfills.OF_PICKLING):
+            self.segment.class_attribute(kind, name)
+        return polyfills.is_plain_object(kind)
 
     def _frames_needed(self, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError("a builtin that looks at the frame of its caller")
@@ -482,7 +498,7 @@ class Machine(Interpreter):
         for kind in kinds if type(kinds) is tuple else (kinds,):
             if is_a(kind, abc.ABCMeta):
                 self._meet_abstract(value, kind)
-            elif type(kind) is not type and is_a(value, type):
+            elif self.segment.class_attribute(type(kind), "__subclasscheck__") is not type.__subclasscheck__:
                 raise CaptureError("issubclass of a kind with its own metaclass")
         return issubclass(value, kinds)
 
@@ -516,6 +532,8 @@ class Machine(Interpreter):
                 self.segment.node(value) if not is_a(value, tuple | frozenset) else None
                 self.segment.touch(value, 1)
                 return len(value)
+        if kind is types.MappingProxyType and self.segment.node(value).stable:
+            return len(value)
         method = self.segment.class_attribute(kind, "__len__")
         if is_a(method, types.FunctionType):
             with self.barrier():

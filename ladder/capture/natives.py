@@ -16,6 +16,9 @@ import collections
 import copy
 import hashlib
 import heapq
+import importlib.metadata
+import importlib.util
+import inspect
 import itertools
 import json
 import logging
@@ -28,6 +31,7 @@ import string
 import struct
 import textwrap
 import types
+import typing
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -81,6 +85,14 @@ DATA: frozenset[Any] = frozenset(
 )
 """Natives and Python functions that compute plain data from plain data."""
 
+ABOUT_PROGRAMS: frozenset[Any] = frozenset(
+    _members(inspect, "signature getfullargspec isclass isfunction ismethod isgeneratorfunction unwrap")
+    | _members(typing, "get_type_hints get_origin get_args")
+    | _members(importlib.util, "find_spec")
+    | _members(importlib.metadata, "version")
+)
+"""Functions that say what a function, class or package is: the same as long as it is unchanged."""
+
 CHANGES: frozenset[Any] = frozenset(
     _members(bisect, "insort insort_left insort_right")
     | _members(heapq, "heappush heappop heapify heappushpop heapreplace")
@@ -88,6 +100,11 @@ CHANGES: frozenset[Any] = frozenset(
     | _members(collections, "_count_elements")
 )
 """Those of the above that change their first argument."""
+
+OF_TENSORS: dict[Any, Any] = {abs: torch.abs, round: torch.round, pow: torch.pow} | {
+    value: value for value in vars(operator).values() if type(value) is types.BuiltinFunctionType
+}
+"""Natives that are operators where they are given tensors."""
 
 KEYS_ONLY: frozenset[Any] = frozenset({sorted, min, max, set, frozenset, any, all, sum})
 """Natives that see nothing of a dictionary but its keys."""
@@ -114,6 +131,12 @@ METHODS: dict[type, frozenset[str]] = {
 }
 """Methods of containers that capture knows."""
 
+UNHEEDING = frozenset(
+    words("keys values items get __iter__ __reversed__ __len__ __contains__")
+    + words("__getitem__ __setitem__ __delitem__")
+)
+"""Methods of an ordered dictionary that call no method which a subclass might override."""
+
 READERS = frozenset(
     words(
         "index count copy get items keys values __len__ __iter__ __reversed__ __getitem__ __contains__ union"
@@ -124,6 +147,9 @@ READERS = frozenset(
 
 BLIND = frozenset(words("append appendleft"))
 """Methods that change a list or deque whatever is in it."""
+
+INDEXED = frozenset(words("__getitem__ __setitem__ __delitem__ insert pop rotate __mul__ __rmul__ __imul__"))
+"""Methods of sequences whose first argument is a number: they ask other objects for one."""
 
 CONSUMING = frozenset(
     words(
@@ -150,6 +176,9 @@ LOOKING = frozenset(
     )
 )
 """Methods that hash or compare elements: for lists and deques these must be plain data."""
+
+STORING = frozenset(words("append appendleft insert __setitem__ setdefault get pop"))
+"""Methods that keep or give back an item as it is, whatever is in it."""
 
 SCALAR_TYPES: tuple[type, ...] = (int, float, complex, str, bytes, bool, range, type(None), np.generic)
 """Types whose methods are all deterministic and without effect."""

@@ -11,12 +11,15 @@ import torch.fx
 class Node:
     """The shadow of one heap object.
 
+    `constant`: a tensor made of numbers alone, which is the same in every run that matches.
+    `source`: the dictionary of which it is a view of the keys.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
     """
 
     __slots__ = (
         "autograd",
+        "constant",
         "dynamic",
         "external",
         "fake",
@@ -30,6 +33,7 @@ class Node:
         "pinned",
         "recordable",
         "seen",
+        "source",
         "stable",
         "stored",
         "var",
@@ -53,6 +57,8 @@ class Node:
         self.stored: set[Any] = set()
         self.fx: torch.fx.Node | None = None
         self.dynamic = False
+        self.constant = False
+        self.source: Any = None
         self.fake: torch.Tensor | None = None
         self.autograd = (True, False)
 

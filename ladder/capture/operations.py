@@ -56,6 +56,8 @@ BINARY = {
 }
 UNARY: dict[str, Any] = {"-": operator.neg, "~": operator.invert, "+": operator.pos}
 _IN_PLACE = frozenset(f"{symbol}=" for symbol in METHODS)
+_NOT_IN_PLACE = {BINARY[symbol]: BINARY[symbol[:-1]] for symbol in _IN_PLACE}
+"""``number += tensor`` changes nothing in place, and is no statement where the number is written out."""
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
 _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
@@ -119,6 +121,9 @@ class Operations(UserOperators):
         except Exception as error:
             self.segment.late = monitor.counted
             return self._failed(function, values, named, error)
+        if self._value_is_known(function, inputs, result):
+            return result
+        self._fix_read_numbers(monitor)
         split = self._must_split(function, result, monitor, inputs)
         if monitor.mutated and torch.is_grad_enabled():
             split = self._meet_written(monitor) or split
@@ -128,17 +133,51 @@ class Operations(UserOperators):
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
         self._note_effects(monitor)
         # `backward`, `requires_grad_` and the like change what no kernel writes.
-        if function not in _SETTERS:
+        if function not in _SETTERS and function not in tensors.STATE_WRITES:
             in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
             self.segment.impure |= result is None or (in_place and bool(args) and result is args[0])
         self.segment.asserts |= [] in monitor.risks
         node = self._fx_call(function, fx_args, fx_kwargs)
         self.segment.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
+        constant = not monitor.random and all(item.constant for item in inputs)
         self._fx_result(result, node, dynamic)
+        for tensor in _leaves(result):
+            self.segment.node(tensor).constant |= constant and not monitor.mutated
         for tensor, fake in self.fake_results(function, args, kwargs, inputs, result):
             self.segment.node(tensor).fake = fake
         return result
+
+    def _value_is_known(self, function: Any, inputs: list[Node], result: Any) -> bool:
+        """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
+
+        Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
+        where that has failed before, the program is split instead.
+        """
+        if type(result) not in (bool, int, float) or function in tensors.STATE_WRITES or not inputs:
+            return False
+        if all(node.constant for node in inputs):
+            return True
+        site, here = self.site, self.here()
+        reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
+        if not reads or site is None or here in site.surprising or self.is_aside() or inputs[0].dynamic:
+            return False
+        branches = function is torch.Tensor.__bool__ or (type(result) is bool and site.layouts)
+        if self.captured.joins and branches:
+            return False  # both of the sides are recorded
+        copy = self.operator(torch.clone, (inputs[0].obj,), {})
+        self.segment.assumed.append((self.segment.node(copy), result, here))
+        return True
+
+    def is_aside(self) -> bool:
+        """Say whether a side of a branch is being recorded beside the run itself."""
+        return False
+
+    def _fix_read_numbers(self, monitor: tensors.Monitor) -> None:
+        """Let an operator that takes a constant tensor for a number be of known shape."""
+        nodes = [self.segment.nodes.get(id(tensor)) for tensor in monitor.read]
+        if monitor.dynamic and monitor.read and not monitor.shape_depends:
+            monitor.dynamic = not all(node is not None and node.constant for node in nodes)
 
     def _failed(self, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         plan = self.try_plan(function, tuple(map(self.plain, args)), kwargs, "push", "an operator failed")
@@ -155,8 +194,10 @@ class Operations(UserOperators):
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
-        if self._may_fail(monitor) and self.segment.impure:
-            return "an operator that may fail comes after a change"
+        if self._may_fail(monitor):
+            self.segment.may_fail = True
+            if self.segment.impure:
+                return "an operator that may fail comes after a change"
         if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
             return "the number of results may depend on values"
         if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
@@ -173,7 +214,7 @@ class Operations(UserOperators):
                     text = f"({node.var}.is_leaf, {node.var}._is_view()) == {segment.constant(node.autograd)}"
                     segment.check(text, f"{segment.paths.get(node.var)} is a leaf, a view or neither")
                 unknown |= node.autograd[1]
-        return "a view from outside is written after a change" if unknown and segment.impure else ""
+        return "a view from outside is written after a change" if unknown and segment.changes_tensors else ""
 
     def _may_fail(self, monitor: tensors.Monitor) -> bool:
         """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
@@ -192,10 +233,15 @@ class Operations(UserOperators):
     def _note_effects(self, monitor: tensors.Monitor) -> None:
         segment = self.segment
         segment.random |= monitor.random
-        if monitor.mutated and not segment.impure:
+        if monitor.mutated:
             segment.written_memory = True
-            outside = {tensors.storage_of(n.obj) for n in segment.tensors if n.obj.layout is torch.strided}
-            segment.impure = bool(outside & monitor.mutated)
+            for node in segment.graph_values:
+                is_strided = is_a(node.obj, torch.Tensor) and node.obj.layout is torch.strided
+                if node.constant and is_strided and tensors.storage_of(node.obj) in monitor.mutated:
+                    node.constant = False
+            strided = [node for node in segment.tensors if node.obj.layout is torch.strided]
+            written = [node for node in strided if tensors.storage_of(node.obj) in monitor.mutated]
+            segment.written.update({tensors.storage_of(node.obj): node for node in written})
 
     def _fx_call(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
         graph = self.segment.graph
@@ -208,6 +254,8 @@ class Operations(UserOperators):
             return graph.call_method(function.__name__, args, kwargs)
         if is_a(function, torch.jit.ScriptFunction):
             function = tensors.scripted(function)
+        if args and not is_a(args[0], torch.fx.Node):
+            function = _NOT_IN_PLACE.get(function, function)
         return graph.call_function(function, args, kwargs)
 
     def _fx(self, value: Any, inputs: list[Node]) -> Any:
@@ -226,6 +274,8 @@ class Operations(UserOperators):
             return {key: self._fx(item, inputs) for key, item in value.items()}
         if type(value) is slice:
             return mapped(value, lambda part: self._fx(part, inputs))
+        if is_a(value, np.generic):
+            return value.item()
         if is_a(value, _FX_CONSTANTS) and type(value) in _FX_CONSTANTS:
             return value
         raise CaptureError(f"an operator takes {type(value).__qualname__}")
@@ -314,8 +364,8 @@ class Operations(UserOperators):
 
     def _tensor_binary(self, symbol: str, function: Any, left: Any, right: Any) -> Any:
         left, right = (item if type(item) is Dynamic else self.plain(item) for item in (left, right))
-        if type(right) is np.float64:
-            right = float(right)  # on the left, numpy would take over
+        if is_a(right, np.generic):
+            right = right.item()  # on the left, numpy would take over
         if symbol in _IN_PLACE and not is_a(left, torch.Tensor):
             function = BINARY[symbol[:-1]]  # numbers have no in-place form
         other = right if is_a(left, torch.Tensor) else left
@@ -455,6 +505,9 @@ class Operations(UserOperators):
         kind = type(container)
         if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
             return item in container
+        view = self.segment.find(container) if kind in natives.VIEWS else None
+        if view is not None and view.source is not None:
+            return self._holds(view.source, item)
         method = self.segment.class_attribute(kind, "__contains__")
         if is_a(method, types.FunctionType):
             with self.barrier():
@@ -492,6 +545,9 @@ class Operations(UserOperators):
         elif is_a(container, tuple) and is_a(key, int) and self._plain_items(container):
             return self.tuple_item(container, key)
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
+            return container[key]
+        elif type(container) is tuple and type(key) is slice:
+            self.segment.touch(container, 1)
             return container[key]
         elif is_a(container, list | tuple | dict | deque):
             method = self.segment.class_attribute(type(container), "__getitem__")

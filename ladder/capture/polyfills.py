@@ -5,8 +5,15 @@ Each behaves as the builtin it stands for does with arguments that the builtin a
 
 from __future__ import annotations
 
+import copy
+import copyreg
+import enum
+import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 _MISSING = object()
 
@@ -33,6 +40,133 @@ def all_(items: Iterable[Any], /) -> bool:
         if not item:
             return False
     return True
+
+
+def identity(value: Any) -> int:
+    """Return ``id(value)``; the interpreter guards which objects are the same one."""
+    return id(value)
+
+
+OF_OBJECTS = ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
+OF_PICKLING = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def is_plain_object(kind: type) -> bool:
+    """Say whether `copy.deepcopy` copies instances of `kind` by their dictionaries.
+
+    It does where the methods that it asks are those of `object`.
+    """
+    same = all(getattr(kind, name, None) is getattr(object, name, None) for name in OF_OBJECTS)
+    own = any(hasattr(kind, name) for name in OF_PICKLING) or kind in copyreg.dispatch_table
+    return same and not own and kind.__dictoffset__ != 0
+
+
+_ATOMIC: frozenset[type] = frozenset(
+    {
+        type(None),
+        int,
+        float,
+        bool,
+        complex,
+        bytes,
+        str,
+        type(...),
+        type(NotImplemented),
+        types.CodeType,
+        range,
+    }
+    | {type, types.FunctionType, types.BuiltinFunctionType, property, weakref.ref, slice}
+    | {torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout}
+)
+"""Types whose instances `copy.deepcopy` gives back as they are, or makes again equal and unchangeable."""
+_CLASSES = (type, enum.Enum)
+
+
+def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """Stand for `copy.deepcopy`, of containers and of objects that are no more than their dictionaries."""
+    kind = type(value)
+    if kind in _ATOMIC or issubclass(kind, _CLASSES):
+        return value
+    memo = {} if memo is None else memo
+    key = identity(value)
+    if key in memo:
+        return memo[key]
+    made: Any
+    if kind is tuple:
+        made = tuple([deepcopy_(item, memo) for item in value])
+        if all([new is old for new, old in zip(made, value)]):  # noqa: B905, C419
+            made = value
+        memo[key] = made
+    elif kind is list:
+        made = memo[key] = []
+        for item in value:
+            made.append(deepcopy_(item, memo))
+    elif kind is dict:
+        made = memo[key] = {}
+        for name, item in value.items():
+            made[deepcopy_(name, memo)] = deepcopy_(item, memo)
+    else:
+        made = _deepcopy_object(value, kind, memo, key)
+    return made
+
+
+def _deepcopy_object(value: Any, kind: type, memo: dict[int, Any], key: int) -> Any:
+    copier = getattr(value, "__deepcopy__", None)
+    if copier is not None:
+        made = memo[key] = copier(memo)
+        return made
+    if not is_plain_object(kind):
+        return copy._reconstruct(value, memo, *value.__reduce_ex__(4))  # type: ignore[attr-defined]
+    made = memo[key] = object.__new__(kind)
+    for name, item in value.__dict__.items():
+        made.__dict__[name] = deepcopy_(item, memo)
+    return made
+
+
+class FunctionContext:
+    """What a `torch.autograd.Function` gets as ``ctx`` where nothing is recorded for a backward pass."""
+
+    saved_tensors: tuple[Any, ...] = ()
+    needs_input_grad: tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    save_for_forward = save_for_backward
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Do nothing: no result is differentiable here."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Do nothing: there are no gradients."""
+
+
+def apply_function(kind: Any, *args: Any) -> Any:
+    """Stand for ``kind.apply``, for a `torch.autograd.Function` of which no gradient is asked."""
+    context = FunctionContext()
+    context.needs_input_grad = (False,) * len(args)
+    if kind.setup_context is torch.autograd.Function.setup_context:
+        result = kind.forward(context, *args)
+    else:
+        result = kind.forward(*args)
+        kind.setup_context(context, args, result)
+    if type(result) is tuple:
+        return tuple([_own(item, args) for item in result])
+    return _own(result, args)
+
+
+def _own(result: Any, args: tuple[Any, ...]) -> Any:
+    """Return `result`, which is given as a view of itself where it is an argument."""
+    for item in args:
+        if item is result and isinstance(item, torch.Tensor):
+            return item.view_as(item)
+    return result
+
+
+def apply_function_without_gradients(kind: Any, *args: Any) -> Any:
+    """Do as `apply_function` where gradients of other tensors are recorded."""
+    with torch.no_grad():
+        return apply_function(kind, *args)
 
 
 def map_(function: Any, /, *iterables: Iterable[Any]) -> Iterator[Any]:

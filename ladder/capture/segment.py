@@ -75,6 +75,9 @@ class Segment:
         self.entry_state: tuple[Any, ...] = ()
         self.entry_autocast: tuple[Any, ...] = ()
         self.impure = False
+        self.may_fail = self.calls_cached = False
+        self.assumed: list[tuple[Node, Any, Any]] = []
+        self.written: dict[int, Node] = {}
         self.written_memory = False
         self.proven = Proven()
         self.random = self.asserts = False
@@ -87,6 +90,11 @@ class Segment:
         self._names: dict[int, str] = {}
         self._classes: set[tuple[int, str]] = set()
         self._count = 0
+
+    @property
+    def changes_tensors(self) -> bool:
+        """Whether tensors from outside are changed: in memory, or otherwise (`impure`)."""
+        return self.impure or bool(self.written)
 
     def release(self) -> None:
         """Let go of all objects: nothing is recorded any more, and when they die may be seen."""

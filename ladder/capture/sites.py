@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -12,14 +14,24 @@ import torch
 import torch.fx
 
 from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
 from ladder.forks import renewed
 
+log = logging.getLogger("ladder.capture")
+
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
+"""At one point of a program, one for each call that was recorded there."""
+MAX_REPEATED = 128
+"""At one point of a program that one call comes to again and again."""
+MAX_SITES = 2048
+MAX_CHECKS = 100_000
+"""Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
+MISSES_BEFORE_EXTENTS = 0
 MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
@@ -86,6 +98,8 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
+    `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -100,9 +114,12 @@ class Record:
     site: Site
     pinned: frozenset[int]
     split: str = ""
+    where: tuple[str, ...] = ()
     follows: tuple[Site, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
+    assumes: frozenset[Any] = frozenset()
+    calls_cached: bool = False
     side: bool | None = None
     depth: int = 0
     branches: frozenset[Site] = frozenset()
@@ -110,6 +127,24 @@ class Record:
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the site."""
         return bool(self.check(*values, self.side) == 0)
+
+
+class Assumed:
+    """Numbers that tensors are assumed to hold, by the instruction that read each."""
+
+    def __init__(self, site: Site, numbers: list[tuple[Any, Any]]) -> None:
+        self.site = site
+        self.numbers = numbers
+
+    def holds(self, *tensors: torch.Tensor) -> bool:
+        """Compare; what does not hold too often is assumed no more."""
+        for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
+            found = tensor.item()
+            if type(found) is not type(number) or not has_same_value(found, number):
+                branches = type(number) is bool and self.site.captured.joins
+                self.site.note_surprise(here, branches=branches)
+                return False
+        return True
 
 
 class Site:
@@ -129,6 +164,8 @@ class Site:
         self.misses: dict[str, int] = {}
         self.poisoned: set[tuple[Any, int]] = set()
         self.failures: list[str] = []
+        self.surprises_at: Counter[Any] = Counter()
+        self.surprising: set[Any] = set()
         self.dead = False
         self.forks = False
         self.attempts = self.surprises = 0
@@ -180,6 +217,11 @@ class Site:
         unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
         return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
+    def note_leave(self, why: str) -> None:
+        """Note that a recording was dropped since it matters when objects die; give up at the second."""
+        self.dead = why in self.failures
+        self.failures.append(why)
+
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; give up where nothing can be done otherwise."""
         self.failures.append(why)
@@ -194,21 +236,33 @@ class Site:
         else:
             self.poisoned.add(origin)
 
+    def note_surprise(self, here: Any, *, branches: bool) -> None:
+        """Note that a number read at the instruction `here` was not what a record assumes.
+
+        `branches`: it is one of two, and the graph may hold what follows each.
+        """
+        self.surprises_at[here] += 1
+        if self.surprises_at[here] >= (1 if branches else MAX_SURPRISES):
+            self.surprising.add(here)
+            self.keep_only(record for record in self.records if here not in record.assumes)
+
     def learn(self, roots: tuple[Any, ...]) -> None:
-        """Lift the scalars and extents whose guards have missed repeatedly."""
+        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
         for record in list(self.records):
             failed = record.check(*roots)
-            if type(failed) is int and failed > 0:
+            if type(failed) is tuple:
+                self._note_misses(failed if self.captured.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+            elif failed > 0:
                 check = record.checks[failed - 1]
                 if check.holds in record.pinned:
                     self.captured.forget(check.holds)
-                failed = (check.path,) if check.path is not None else ()
-            elif type(failed) is tuple and not self.captured.lifts_shapes:
-                failed = ()
-            for path in failed if type(failed) is tuple else ():
-                self.misses[path] = self.misses.get(path, 0) + 1
-                if self.misses[path] > MISSES_BEFORE_LIFTING and path not in self.unliftable:
-                    self.lifted.add(path)
+                self._note_misses((check.path,) if check.path is not None else (), MISSES_BEFORE_LIFTING)
+
+    def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
+        for path in paths:
+            self.misses[path] = self.misses.get(path, 0) + 1
+            if self.misses[path] > enough and path not in self.unliftable:
+                self.lifted.add(path)
 
 
 class Attempt(NamedTuple):
@@ -219,6 +273,13 @@ class Attempt(NamedTuple):
     roots: tuple[Any, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+
+class Pending(NamedTuple):
+    """What a run leaves to records: the site that it came to, and the values there."""
+
+    site: Site
+    roots: tuple[Any, ...]
 
 
 class Captured:
@@ -249,6 +310,8 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
+        self.warned = False
+        self.counts_cached_calls = False
         self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
 
@@ -267,7 +330,11 @@ class Captured:
                 if found.__class__ is tuple:
                     break
             else:
-                return self._miss(Attempt(site, here, roots, args, kwargs))
+                done = self._miss(Attempt(site, here, roots, args, kwargs))
+                if done.__class__ is not Pending:
+                    return done
+                here, roots = done
+                continue
             following, value = found
             if following is None:
                 return value
@@ -275,22 +342,6 @@ class Captured:
                 here, roots = following, value
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
-
-    def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
-        """Run on from a split, by records that match."""
-        while True:
-            for run in here.runs:
-                found = run(*roots)
-                if found.__class__ is tuple:
-                    break
-            else:
-                return self._miss(Attempt(None, here, roots, (), {}))
-            following, value = found
-            if following is None:
-                return value
-            if following.__class__ is not Site:
-                return self._interrupted(Attempt(None, here, roots, (), {}))
-            here, roots = following, value
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -309,6 +360,7 @@ class Captured:
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
+                self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
             return self._run_on(attempt, record=bool(record) and not here.dead)
         finally:
             if record:
@@ -338,6 +390,30 @@ class Captured:
         self.calls["recorded"] += 1
         return start_run(self, here, args, kwargs)
 
+    def is_full(self, site: Site) -> bool:
+        """Say whether records would become too many; from then on the function runs as it is."""
+        held = sum(len(each.records) for each in self.sites.values())
+        if len(site.records) >= MAX_REPEATED:
+            why = f"more than {MAX_REPEATED} records at one point of it"
+        elif max(len(self.sites), held) > MAX_SITES:
+            why = f"more than {MAX_SITES} points at which it is split, or records of what follows"
+        else:
+            return False
+        self.given_up = self.given_up or why
+        for each in (*self.entries.values(), *self.sites.values()):
+            each.keep_only(())
+            each.spare, each.parked = [], []
+        self.sites.clear()
+        self.warn(why)
+        return True
+
+    def warn(self, why: str) -> None:
+        """Tell, once, that calls run without capture from now on."""
+        if not self.warned:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            log.warning("%s: %s; calls that no record serves run without capture", name, why)
+        self.warned = True
+
     def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
         """Return the site of frames with `layouts`."""
         key = (layouts, after)
@@ -351,6 +427,12 @@ class Captured:
             site.keep_only(record for record in site.records if pinned not in record.pinned)
             site.spare = [record for record in site.spare if pinned not in record.pinned]
             site.parked = [record for record in site.parked if pinned not in record.pinned]
+
+    def count_cached_calls(self) -> None:
+        """Let no guard call a cached function any more: the program sees how often that happens."""
+        self.counts_cached_calls = True
+        for site in (*self.entries.values(), *self.sites.values()):
+            site.keep_only(record for record in site.records if not record.calls_cached)
 
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""

@@ -51,6 +51,9 @@ _RISKY = words(
 )
 """Beginnings of the names of aten operators that may raise, or not, depending on values."""
 
+READS_A_NUMBER = frozenset(words("item __int__ __float__ __bool__ __index__"))
+"""Methods of a tensor of one element that give it as a number."""
+
 STATE_WRITES = frozenset(
     getattr(torch._C, name)
     for name in (
@@ -84,7 +87,7 @@ STATE_GUARDED = frozenset(
         *(torch.amp.is_autocast_available, torch.overrides._get_current_function_mode_stack),
         *(getattr(torch.jit, name) for name in ("is_scripting", "is_tracing")),
         torch._jit_internal.is_scripting,
-        *(torch.compiler.is_compiling, torch._C._functorch.maybe_current_level),
+        torch._C._functorch.maybe_current_level,
     }
     | {
         getattr(torch._C, name)
@@ -149,6 +152,22 @@ def restore_state(grad: bool, autocast: tuple[Any, ...]) -> None:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
     torch.set_autocast_cache_enabled(autocast[-1])
+
+
+Memory = list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+"""Storages, each with a copy of what it held."""
+
+
+def saved_memory(written: Sequence[torch.Tensor]) -> Memory:
+    """Return what lies in the memory of tensors that a graph writes, so that a failed run can be undone."""
+    storages = [tensor.untyped_storage() for tensor in written]
+    return [(storage, storage.clone()) for storage in storages]  # type: ignore[no-untyped-call]
+
+
+def restore_memory(saved: Memory) -> None:
+    """Put back what `saved_memory` gave."""
+    for storage, before in saved:
+        storage.copy_(before)
 
 
 class Strides(NamedTuple):
@@ -344,7 +363,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.random = False
+        self.dynamic = self.random = self.shape_depends = False
+        self.read: list[torch.Tensor] = []
         self.risks: list[list[Use] | None] = []
         self.mutated: set[int] = set()
         self.counted: Counter[int] = Counter()
@@ -360,7 +380,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         tags, name = func.tags, func._schema.name.removeprefix("aten::")
         self.operators += 1
-        self.dynamic |= torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
+        self.dynamic |= depends and not _takes_numbers(name, args)
+        if name == "_local_scalar_dense":
+            self.read.append(args[0])
+        else:
+            self.shape_depends |= depends and not _takes_numbers(name, args)
         self.random |= torch.Tag.nondeterministic_seeded in tags
         if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
             self.risks.append(uses(name, args))
@@ -378,6 +403,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.counted[storage_of(item)] += times
 
 
+def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
+    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from those of operands."""
+    masks = (torch.bool, torch.uint8)
+    return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])
+
+
 def scripted(function: Any) -> Any:
     """Return a Python function that calls a scripted one: a graph cannot name the latter."""
 
@@ -390,6 +421,15 @@ def scripted(function: Any) -> Any:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return a key of the memory behind `tensor`."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def scanning(function: Any, combine: Any) -> Any:
+    """Return ``associative_scan`` of one function, as an operator of tensors."""
+
+    def associative_scan(*args: Any, **kwargs: Any) -> Any:
+        return function(combine, *args, **kwargs)
+
+    return associative_scan
 
 
 def _python_operators() -> dict[Any, str]:

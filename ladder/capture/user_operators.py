@@ -58,7 +58,8 @@ class UserOperators(Containers):
     def user_binary(self, symbol: str, left: Any, right: Any) -> Any:
         """Return ``left symbol right`` by methods of the program."""
         attempts = list(self._attempts(symbol, left, right))
-        joins = symbol[0] in "+*" and is_a(right, _SEQUENCES)  # sequences have slots of their own
+        # Sequences have slots of their own for these.
+        joins = is_a(left if symbol[0] == "+" else right, _SEQUENCES) and symbol[0] in "+*"
         inherits = type(right) is not type(left) and is_a(right, type(left))
         if joins or inherits or not all(map(self._is_known, attempts)):
             raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -213,6 +213,12 @@ def _columns(
     return im.reshape(windows, [n, product([c, *kernel]), product([extents["h0"], extents["h1"]])])
 
 
+def _of_one_image(im: Importer, x: str, pool: Callable[[str], str]) -> str:
+    """Return what a function of a batch of images makes of one image."""
+    found = pool(im.reshape(x, [1, *im.shape(x)]))
+    return im.reshape(found, im.shape(found)[1:])
+
+
 def _max_pool(
     im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceil_mode: bool = False,
@@ -220,6 +226,10 @@ def _max_pool(
     """Return (largest, None); where the positions are asked for, or sizes round up, it stays a call."""
     if ceil_mode or 1 in im.used:
         return None
+    if len(im.shape(x)) == 3:  # one image
+        return _of_one_image(
+            im, x, lambda batch: _max_pool(im, out, batch, kernel, stride, padding, dilation)[0]
+        ), None
     kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
     pads = spread_over(padding, kernel)
     rank = len(im.shape(x))
@@ -239,6 +249,8 @@ def _average_pool(
 ) -> Any:  # fmt: skip
     if ceil_mode or divisor is not None or (any(padding) and not include_pad):
         return None
+    if len(im.shape(x)) == 3:
+        return _of_one_image(im, x, lambda batch: _average_pool(im, out, batch, kernel, stride, padding))
     kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
     view = _windows(im, im.cast(x, wide_of(out)), kernel, stride, padding, (1,))
     assert view is not None

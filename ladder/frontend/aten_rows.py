@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row, wide_of
-from ladder.ir.extents import floordiv, only_adds, product, total
+from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from tile_types.tile import Extent
 
 
@@ -194,7 +194,7 @@ def _open_begin(im: Importer, extent: Extent, axis: int, start: Extent) -> Exten
         return 0
     if (isinstance(start, int) and start >= 0) or only_adds(start):
         return start
-    from_end = total([extent, start])
+    from_end = larger(total([extent, start]), 0)
     return from_end if isinstance(start, int) or only_adds(product([-1, start])) else None
 
 

@@ -7,6 +7,7 @@ hundred, functional, with known shapes and types); each is then a row of a table
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, reduce
@@ -289,7 +290,8 @@ LAID_OUT = "ladder.laid_out.default"
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
     """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    return node.target in STRIDED or draws(node)
+    own = str(node.target).startswith("ladder.")
+    return node.target in STRIDED or (draws(node) and not own)
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -474,7 +476,7 @@ class _Walk:
     def call(self, node: torch.fx.Node) -> Any:
         """Leave an operator to the library."""
         inputs: list[str] = []
-        lying = {**self.values, **self._laid_out(node)}
+        lying = ChainMap(self._laid_out(node), self.values)
         arguments = self._literal(list(node.args), inputs, lying)
         keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in node.kwargs.items())
         stated = node.meta["val"]

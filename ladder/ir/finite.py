@@ -13,10 +13,10 @@ test with these fields proves, and with which error, is worked out there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,11 @@ class Arithmetic(Protocol):
     def exponential(self, a: Any) -> Any: ...
     def total(self, a: Any, axis: int, keep: bool) -> Any: ...
     def maximum(self, a: Any, axis: int, keep: bool) -> Any: ...
+    def function(self, name: str, values: Sequence[Any]) -> Any: ...
     def joined(self, values: Sequence[Any], function: Callable[[Sequence[Array]], Array]) -> Any: ...
+
+    @property
+    def uninterpreted(self) -> Collection[str]: ...
 
 
 @dataclass
@@ -56,6 +60,20 @@ class RootLog:
 
     radicands: list[Array] = field(default_factory=list)
     residues: list[Array] = field(default_factory=list)
+
+
+SYMMETRIC = frozenset({"reduce_max", "equal", "both", "either"})
+"""Functions of which the order of the operands does not matter."""
+
+Known = dict[tuple[Any, ...], tuple[int, int]]
+"""Values of functions, by name and operands."""
+
+
+class Relations(Protocol):
+    """Roots that are products of others: ``sqrt(a b)`` where ``sqrt(a)`` and ``sqrt(b)`` are known."""
+
+    def root(self, field: Field, a: Residues) -> Residues: ...
+    def restart(self) -> None: ...
 
 
 @dataclass
@@ -70,20 +88,25 @@ class Unknowns:
         How many different maxima there are.
     maxima
         For each maximum in order of evaluation, which of them its elements are.
-    roots
-        Known values of roots by radicand, to which others are added; None: roots are computed.
+    known
+        Known values of functions, to which others are added. Programs that share it have the same functions.
+    relations
+        How roots depend on each other, if that was found out.
     """
 
     generator: np.random.Generator
     count: int = 0
     maxima: Sequence[Array] = ()
-    roots: dict[tuple[Any, ...], tuple[int, int]] | None = None
+    known: Known = field(default_factory=dict)
+    relations: Relations | None = None
     _drawn: Residues | None = None
     _next: int = 0
 
     def restart(self) -> Unknowns:
         """Begin another evaluation with the same values."""
         self._next = 0
+        if self.relations is not None:
+            self.relations.restart()
         return self
 
     def maximum(self, field: Field, a: Residues) -> Residues:
@@ -94,18 +117,33 @@ class Unknowns:
         found = self._drawn.map(lambda part: part[names])
         return Residues(found.p, None if a.q is None else found.q)
 
-    def root(self, field: Field, a: Residues) -> Residues:
-        """Return a value per radicand."""
-        assert self.roots is not None
-        found = []
-        for key in zip(*(np.ravel(part).tolist() for part in (a.p, a.q) if part is not None), strict=True):
-            if key not in self.roots:
-                drawn = field.random((), self.generator)
-                assert drawn.q is not None
-                self.roots[key] = int(drawn.p), int(drawn.q)
-            found.append(self.roots[key])
-        p, q = (field.array([pair[i] for pair in found]).reshape(a.shape) for i in (0, 1))
-        return Residues(p, None if a.q is None else q)
+    def function(self, field: Field, name: str, values: Sequence[Residues]) -> Residues:
+        """Return a value of an unknown function for each tuple of operands."""
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        plain = any(value.q is None for value in values)
+        operands = [(value.p,) if plain else value.parts for value in values]
+        drawn = [self._value(field, (name, *key)) for key in _keys(name, operands, shape)]
+        p, q = (field.array([pair[i] for pair in drawn]).reshape(shape) for i in (0, 1))
+        return Residues(p, None if plain else q)
+
+    def _value(self, field: Field, key: tuple[Any, ...]) -> tuple[int, int]:
+        if key not in self.known:
+            drawn = field.random((), self.generator)
+            assert drawn.q is not None
+            self.known[key] = int(drawn.p), int(drawn.q)
+        return self.known[key]
+
+
+def _keys(
+    name: str, operands: Sequence[Sequence[Array]], shape: tuple[int, ...]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield the operands of each element; in order of size if the function is symmetric."""
+    columns = [
+        list(zip(*(np.broadcast_to(part, shape).ravel().tolist() for part in parts), strict=True))
+        for parts in operands
+    ]
+    for key in zip(*columns, strict=True):
+        yield tuple(sorted(key)) if name in SYMMETRIC else key
 
 
 @dataclass(frozen=True)
@@ -122,7 +160,11 @@ class Field:
         If given, roots in Z_p and Z_q are noted here, and the root of a non-residue a is that of
         -a (so that an evaluation shows all radicands) instead of an UndefinedResidueError.
     unknowns
-        Values of maxima, and of roots if they are not to be computed.
+        Values of maxima and of functions.
+    uninterpreted
+        Which of ``exp``, ``sqrt`` and ``reduce_max`` are unknown functions of their operands, too.
+    exponents
+        Whether numbers have a part in Z_q: not needed where no exponential is interpreted.
 
     Raises
     ------
@@ -135,6 +177,8 @@ class Field:
     omega: int = 4
     logs: tuple[RootLog, RootLog] | None = None
     unknowns: Unknowns | None = None
+    uninterpreted: frozenset[str] = frozenset()
+    exponents: bool = True
 
     def __post_init__(self) -> None:
         if (self.p - 1) % self.q:
@@ -160,7 +204,8 @@ class Field:
         if not math.isfinite(value):
             raise VerificationError(f"the constant {value} is no number: the program is outside LAX")
         fraction = Fraction(value)
-        return Residues(*(self.array(_residue(fraction, m)) for m in (self.p, self.q)))
+        p = self.array(_residue(fraction, self.p))
+        return Residues(p, self.array(_residue(fraction, self.q)) if self.exponents else None)
 
     def both(self, function: Callable[..., Array], *values: Residues) -> Residues:
         """Apply ``function(modulus, *arrays)`` in Z_p, and in Z_q if all operands have that part."""
@@ -193,8 +238,14 @@ class Field:
 
     def root(self, a: Residues) -> Residues:
         """Return the root that is a square itself; raises UndefinedResidueError unless ``logs`` are kept."""
-        if self.unknowns is not None and self.unknowns.roots is not None:
-            return self.unknowns.root(self, a)
+        if self.unknowns is not None and self.unknowns.relations is not None:
+            return self.unknowns.relations.root(self, a)
+        return self.own_root(a)
+
+    def own_root(self, a: Residues) -> Residues:
+        """Return the root of what is no product of other radicands."""
+        if "sqrt" in self.uninterpreted:
+            return self.function("sqrt", [a])
         if self.logs is None:
             return self.both(modular.root, a)
         logs = dict(zip((self.p, self.q), self.logs, strict=True))
@@ -209,6 +260,8 @@ class Field:
 
     def exponential(self, a: Residues) -> Residues:
         """Map x to omega**x; raises VerificationError for a second exponential on a path."""
+        if "exp" in self.uninterpreted:
+            return self.function("exp", [a])
         if a.q is None:
             raise VerificationError("two exponentials on one path: the program is outside LAX")
         return Residues(modular.power(self.p, self.array(self.omega), a.q), None)
@@ -221,7 +274,31 @@ class Field:
         """Return an unknown per slice along an axis; raises VerificationError if none are given."""
         if self.unknowns is None:
             raise VerificationError("a maximum has no meaning in a finite field: its value must be given")
-        return self.unknowns.maximum(self, a)
+        if "reduce_max" not in self.uninterpreted:
+            return self.unknowns.maximum(self, a)
+        slices = [partial(np.take, indices=at, axis=axis) for at in range(a.shape[axis])]
+        found = self.function("reduce_max", [a.map(each) for each in slices])
+        return found.map(lambda part: np.expand_dims(part, axis)) if keep else found
+
+    def function(self, name: str, values: Sequence[Residues]) -> Residues:
+        """Return the value of a function of which only is known that equal operands give equal values.
+
+        Raises
+        ------
+        VerificationError
+            If no values are given.
+        """
+        if self.unknowns is None:
+            raise VerificationError(f"{name} has no meaning in a finite field: its value must be given")
+        return self._step(*values) if name == "step" else self.unknowns.function(self, name, values)
+
+    def _step(self, a: Residues) -> Residues:
+        """Return whether ``a > 0``: 1 less what it is of ``-a``; at 0 it must not matter."""
+        assert self.unknowns is not None
+        turned = a.p > self.p // 2
+        minus = self.negate(a)
+        found = self.unknowns.function(self, "step", [_chosen(turned, minus, a)])
+        return _chosen(turned, self.subtract(self.number(1.0), found), found)
 
     def joined(self, values: Sequence[Residues], function: Callable[[Sequence[Array]], Array]) -> Residues:
         """Apply a rearrangement of several arrays."""
@@ -234,6 +311,11 @@ class Residues:
 
     p: Array
     q: Array | None
+
+    @property
+    def parts(self) -> tuple[Array, ...]:
+        """The arrays that there are."""
+        return (self.p,) if self.q is None else (self.p, self.q)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -249,6 +331,12 @@ class Residues:
         """The number 0, with the parts that this value has."""
         zero = np.zeros((), self.p.dtype)
         return Residues(zero, None if self.q is None else zero)
+
+
+def _chosen(where: Array, a: Residues, b: Residues) -> Residues:
+    """Return a where the condition holds, else b."""
+    q = None if a.q is None or b.q is None else np.where(where, a.q, b.q)
+    return Residues(np.where(where, a.p, b.p), q)
 
 
 def _residue(fraction: Fraction, modulus: int) -> int:
@@ -287,6 +375,8 @@ def inverse_root(field: Any, values: Sequence[Any], attributes: Attributes) -> A
 
 def _logistic(field: Any, value: Any) -> Any:
     """Return ``1 / (1 + exp(-x))``."""
+    if "exp" in field.uninterpreted:
+        return field.function("sigmoid", [value])
     one = field.number(1.0)
     return field.divide(one, field.add(one, field.exponential(field.negate(value))))
 

@@ -19,6 +19,9 @@ OUTPUTS = ("float16", "bfloat16", "float32")
 QUANTIZABLE = ("bfloat16", "float16", "float32")
 """Element types of activations that can be quantized to 8 bits on the fly."""
 
+SMALLEST_SCALE = 2.0**-126
+"""Scale of a row of zeros that is quantized: the least whose reciprocal is a normal number."""
+
 
 def require_quantizable(source: str) -> None:
     """Raise `DTypeError` unless activations of this type can be quantized to 8 bits."""

@@ -156,6 +156,7 @@ ELEMENTWISE = (
     _other("both", 2, _truthful(np.logical_and), scalars.both, result_type=_truth),
     _other("either", 2, _truthful(np.logical_or), scalars.either, result_type=_truth),
     _other("negation", 1, _truthful(np.logical_not), scalars.negation, result_type=_truth),
+    _other("fused", 3, lambda a, b, c: a * b + c, scalars.fused, 2, doc="a * b + c, rounded once or twice"),
     _other("select", 3, _choose, scalars.select, result_type=_branch_type),
 )
 

@@ -197,8 +197,9 @@ _SOURCES = (
 _CONVERSIONS = (
     Operator(
         "convert", (1, 1), shapes.same, numeric.convert, finite.convert, _first,
-        attributes={"type": Attribute("type")}, result_type=shapes.target_type,
-        flops=flops_per_element(1), doc="decode, or change the type of values that it can hold",
+        attributes={"type": Attribute("type"), "exact": Attribute("flag", False)},
+        result_type=shapes.target_type, flops=flops_per_element(1),
+        doc="decode, or change the type; where exact, kernels round there, else they may keep more",
     ),
     Operator(
         "encode", (1, 1), shapes.same, numeric.encode, None, _named("encode"), "other",

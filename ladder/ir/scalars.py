@@ -1,7 +1,9 @@
 """Scalar lowerings: the ``lower`` column of the operator table.
 
-Each function takes TIR scalars of one floating-point type and returns a TIR scalar. TVM is
-imported on the first call.
+Each function takes TIR scalars of one type and returns a TIR scalar. TVM is imported on the first call.
+
+TVM's simplifier takes floats for reals and integers for whole numbers: it makes 0 of ``x - x``, true of
+``x == x`` and x of ``(x + y) - y``. What computes with data is therefore `opaque` to it.
 """
 
 from __future__ import annotations
@@ -38,6 +40,11 @@ def kept(x: Any) -> Any:
     return x if keep is None else keep(x)
 
 
+def names_values() -> bool:
+    """Tell whether kernels have given a way to keep what is used several times."""
+    return _cheap("keep") is not None
+
+
 def _tirx() -> Any:
     from tvm import tirx  # type: ignore[import-untyped, unused-ignore]
 
@@ -49,49 +56,117 @@ def _like(x: Any, value: float) -> Any:
     return _tirx().const(value, str(x.ty.dtype))
 
 
+def opaque(x: Any) -> Any:
+    """Return a value that TVM's simplifier does not see through: its bits taken for the type that they have.
+
+    No instruction comes of it, and the device's compiler sees through it. A float that is known is its
+    magnitude, with a sign; integers are left as they are.
+    """
+    tirx = _tirx()
+    kind, dtype = type(x).__name__, str(x.ty.dtype)
+    if kind == "IntImm":
+        return x
+    if kind != "FloatImm":
+        return tirx.call_intrin(dtype, "tirx.reinterpret", x)
+    magnitude = tirx.call_intrin(dtype, "tirx.fabs", _like(x, abs(x.value)))
+    return _like(x, -0.0) - magnitude if math.copysign(1, x.value) < 0 else magnitude
+
+
+def chosen(condition: Any, yes: Any, no: Any) -> Any:
+    """Return a choice by way of its bits: TVM looks for bounds of choices in exponential time."""
+    tirx, dtype = _tirx(), str(yes.ty.dtype)
+    found = tirx.Select(condition, yes, no)
+    if dtype == "bool":
+        return found
+    kind, bits = ("uint" if dtype.startswith("int") else "int"), "".join(filter(str.isdigit, dtype))
+    as_bits = tirx.call_intrin(f"{kind}{bits}", "tirx.reinterpret", found)
+    return tirx.call_intrin(dtype, "tirx.reinterpret", as_bits)
+
+
+def _applied(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    """Apply an operator so that neither equal operands, nor known ones, nor what they are made of show."""
+    first = opaque(a) if type(a).__name__ == "FloatImm" else a
+    return opaque(function(first, opaque(b)))
+
+
+def is_float(x: Any) -> bool:
+    """Tell whether a scalar is a floating-point number."""
+    return str(x.ty.dtype).startswith(("float", "bfloat"))
+
+
 def add(a: Any, b: Any) -> Any:
     """Return ``a + b``."""
-    return a + b
+    return _applied(lambda x, y: x + y, a, b)
 
 
 def subtract(a: Any, b: Any) -> Any:
     """Return ``a - b``."""
-    return a - b
+    return _applied(lambda x, y: x - y, a, b)
 
 
 def multiply(a: Any, b: Any) -> Any:
     """Return ``a * b``."""
-    return a * b
+    return _applied(lambda x, y: x * y, a, b)
+
+
+def fused(a: Any, b: Any, c: Any) -> Any:
+    """Return ``a * b + c``, rounded once where the device's compiler sees to it."""
+    return opaque(a * b + opaque(c))
 
 
 def divide(a: Any, b: Any) -> Any:
     """Return ``a / b``."""
-    return (_cheap("div") or _tirx().div)(a, b)
+    return _applied(_cheap("div") or _tirx().div, a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
-    """Return the greater of two."""
-    return _tirx().max(a, b)
+    """Return the greater of two, NaN if one is."""
+    return _extreme(_tirx().max, lambda x, y: less(y, x), a, b)
 
 
 def minimum(a: Any, b: Any) -> Any:
-    """Return the lesser of two."""
-    return _tirx().min(a, b)
+    """Return the lesser of two, NaN if one is."""
+    return _extreme(_tirx().min, less, a, b)
+
+
+def _extreme(whole: Callable[..., Any], first: Callable[..., Any], a: Any, b: Any) -> Any:
+    """Return a if it comes first or is NaN, else b, which may be NaN; one that is known is not looked at."""
+    if not is_float(a):
+        return _applied(whole, a, b)
+    if is_number(a):
+        a, b = b, a
+    a, b = kept(a), kept(b)
+    if is_number(b):
+        return chosen(first(b, a), b, a)
+    return chosen(equal(a, a), _tirx().Select(first(a, b), a, b), a)
+
+
+def is_number(x: Any) -> bool:
+    """Tell whether a float is known, see `opaque`, and is one."""
+    while type(x).__name__ != "FloatImm":
+        if type(x).__name__ == "Sub" and type(x.a).__name__ == "FloatImm":
+            x = x.b
+        elif getattr(getattr(x, "op", None), "name", "") == "tirx.fabs":
+            x = x.args[0]
+        else:
+            return False
+    return not math.isnan(x.value)
 
 
 def negate(x: Any) -> Any:
     """Return ``-x``."""
-    return _like(x, 0.0) - x
+    return opaque(_like(x, -0.0 if is_float(x) else 0) - opaque(x))
 
 
 def square(x: Any) -> Any:
     """Return ``x * x``."""
-    return x * x
+    return multiply(x, x)
 
 
 def relu(x: Any) -> Any:
-    """Return ``max(x, 0)``."""
-    return _tirx().max(x, _like(x, 0.0))
+    """Return 0 where x is less, else x."""
+    x = kept(x)
+    return chosen(less(x, _like(x, 0.0)), _like(x, 0.0), x)
 
 
 def exp(x: Any) -> Any:
@@ -123,7 +198,7 @@ def tanh(x: Any) -> Any:
     """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; x itself near 0."""
     tirx = _tirx()
     zero, one = _like(x, 0.0), _like(x, 1.0)
-    magnitude = tirx.max(x, negate(x))
+    magnitude = absolute(x)
     small = kept(exp(magnitude * _like(x, -2.0)))
     far = divide(one - small, one + small)
     cubic = x * (one - x * x * _like(x, 1 / 3) + x * x * x * x * _like(x, 2 / 15))
@@ -132,6 +207,10 @@ def tanh(x: Any) -> Any:
 
 ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 """Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7."""
+
+
+GELU_IS_X = 12.0
+"""Where the tail is beyond the last bit of a float32; at infinity it would be ``inf * 0``."""
 
 
 def complementary_erf(x: Any) -> Any:
@@ -146,9 +225,10 @@ def complementary_erf(x: Any) -> Any:
 
 def gelu(x: Any) -> Any:
     """Return ``x * (1 + erf(x / sqrt 2)) / 2``, as ``max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2``."""
-    magnitude = kept(_tirx().max(x, negate(x)))
+    magnitude = kept(absolute(x))
     tail = complementary_erf(kept(magnitude * _like(x, math.sqrt(0.5))))
-    return relu(x) - magnitude * _like(x, 0.5) * tail
+    found = relu(x) - magnitude * _like(x, 0.5) * tail
+    return _tirx().Select(_like(x, GELU_IS_X) < x, x, found)
 
 
 def gelu_tanh(x: Any) -> Any:
@@ -174,7 +254,7 @@ def cos(x: Any) -> Any:
 
 def absolute(x: Any) -> Any:
     """Return the magnitude."""
-    return _tirx().max(x, negate(x))
+    return _tirx().abs(x)
 
 
 def floor(x: Any) -> Any:
@@ -187,11 +267,21 @@ def nearest(x: Any) -> Any:
     return _tirx().nearbyint(x)
 
 
+ERF_SERIES = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(7))
+"""Of ``erf(x) / x`` in powers of x squared, lowest first; the next term is below 1e-9 up to `ERF_NEAR`."""
+
+ERF_NEAR = 0.5
+
+
 def erf(x: Any) -> Any:
-    """Return the error function to 1.5e-7."""
-    magnitude = absolute(x)
+    """Return the error function: its series near 0, else to 1.5e-7."""
+    magnitude = kept(absolute(x))
     above = _like(x, 1.0) - complementary_erf(magnitude)
-    return _tirx().Select(x < _like(x, 0.0), negate(above), above)
+    squared, series = kept(x * x), _like(x, ERF_SERIES[-1])
+    for coefficient in ERF_SERIES[-2::-1]:
+        series = series * squared + _like(x, coefficient)
+    signed = _tirx().Select(x < _like(x, 0.0), negate(above), above)
+    return _tirx().Select(magnitude < _like(x, ERF_NEAR), x * series, signed)
 
 
 def power(x: Any, exponent: Any) -> Any:
@@ -201,17 +291,17 @@ def power(x: Any, exponent: Any) -> Any:
 
 def less(a: Any, b: Any) -> Any:
     """Return ``a < b``."""
-    return a < b
+    return _applied(lambda x, y: x < y, a, b)
 
 
 def less_equal(a: Any, b: Any) -> Any:
     """Return ``a <= b``."""
-    return a <= b
+    return _applied(lambda x, y: x <= y, a, b)
 
 
 def equal(a: Any, b: Any) -> Any:
     """Return ``a == b``."""
-    return _tirx().EQ(a, b)
+    return _applied(_tirx().EQ, a, b)
 
 
 def both(a: Any, b: Any) -> Any:
@@ -231,4 +321,4 @@ def negation(a: Any) -> Any:
 
 def select(condition: Any, yes: Any, no: Any) -> Any:
     """Return ``yes`` where the condition holds, else ``no``; both are evaluated."""
-    return _tirx().Select(condition, yes, no)
+    return chosen(condition, yes, no)

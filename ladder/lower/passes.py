@@ -23,12 +23,17 @@ NARROWING = ("BF16ComputeLegalize", "NarrowDataType", "VectorizeLoop", "UnrollLo
 
 SPLITTING = (
     "CommonSubexprElim", "FP8ComputeLegalize", "VerifyMemory", "AnnotateEntryFunc", "SplitHostDevice",
-    "LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize",
 )  # fmt: skip
 """Up to functions of the host and of the device."""
 
+PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegalize")
+"""Up to functions that take and return what TVM's runtime hands over."""
+
 HOST, DEVICE = ("LowerTVMBuiltin", "LowerIntrin"), ("LowerWarpMemory", "StmtSimplify", "LowerIntrin")
 """After that, on each side."""
+
+LEFT_TO_LLVM = ("CommonSubexprElim",)
+"""What LLVM does itself: the pass takes a third of a build for CPUs."""
 
 ARGUMENTS = {"NarrowDataType": (32,), "VectorizeLoop": (True,)}
 
@@ -54,13 +59,45 @@ def as_it_runs(function: Any, target: Any) -> Any:
 
     wanted = Target(target)
     whole = wanted if wanted.kind.name == "llvm" else wanted.with_host(Target("llvm"))
-    with wanted:
+    with wanted, context(wanted):
         module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({"kernel": function}))
         return _running(module)["kernel"]
 
 
+def as_generated(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what the code generator for GPUs gets of a PrimFunc, but for the passing of arguments.
+
+    Parameters
+    ----------
+    target
+        What TVM compiles it for, as `TileDevice.tvm_target` has it.
+
+    Returns
+    -------
+    ``(host, kernels)``: the function that takes the arguments and launches kernels, and these by name.
+    """
+    import tvm
+    from tvm.target import Target
+
+    name, wanted = str(function.attrs["global_symbol"]), Target(target)
+    with wanted:
+        whole = wanted.with_host(Target("llvm"))
+        module = tvm.tirx.transform.BindTarget(whole)(tvm.IRModule({name: function}))
+        split = _sequence((*SPLITTING, "StmtSimplify"))(_running(module))  # the last one: see DEVICE
+    parts = {str(variable.name_hint): part for variable, part in split.functions.items()}
+    return parts.pop(name), parts
+
+
+def context(target: Any) -> Any:
+    """Return the context to compile in for a target: it says which passes are left out."""
+    import tvm
+
+    left_out = LEFT_TO_LLVM if target.kind.name == "llvm" else ()
+    return tvm.transform.PassContext(disabled_pass=[f"tirx.{name}" for name in left_out])
+
+
 def _running(module: Any) -> Any:
-    return _sequence(NARROWING)(_sequence(LOWERING, offsets_in_indices())(module))
+    return _sequence(NARROWING)(_sequence(LOWERING, offsets_in_indices(), registers_per_lane())(module))
 
 
 def _stages() -> tuple[Any, Any, Any]:
@@ -68,7 +105,7 @@ def _stages() -> tuple[Any, Any, Any]:
     import tvm
 
     def passes(module: Any, context: Any) -> Any:
-        return _sequence(SPLITTING)(_running(module))
+        return _sequence((*SPLITTING, *PACKING))(_running(module))
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
     return whole, lambda: _sequence(HOST), lambda: _sequence(DEVICE)
@@ -98,6 +135,64 @@ def offsets_in_indices() -> Any:
         return function.with_body(_Offsets().rewritten(function.body))
 
     return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.OffsetsInIndices")
+
+
+def registers_per_lane() -> Any:
+    """Return the pass that gives each lane of a vectorised loop its own of what the loop's body allocates.
+
+    TVM's `VectorizeLoop` would let all lanes share it.
+    """
+    import tvm
+
+    def changed(function: Any, module: Any, context: Any) -> Any:
+        from tvm import tirx
+        from tvm_ffi import structural_map
+
+        return function.with_body(structural_map(function.body, (tirx.For, _with_registers)))
+
+    return tvm.tirx.transform.prim_func_pass(changed, opt_level=0, name="ladder.RegistersPerLane")
+
+
+def _with_registers(loop: Any) -> Any:
+    """Return a loop with what its body allocates outside of it, if it is one over lanes."""
+    from tvm import ir, tirx
+    from tvm_ffi import structural_map, structural_walk
+
+    found: list[Any] = []
+    if int(loop.kind) == tirx.ForKind.VECTORIZED:
+        structural_walk(loop.body, (tirx.AllocBuffer, found.append))
+    if not found:
+        return loop
+    lanes = {s.buffer: _allocated(s.buffer, s.buffer.ty.shape[0] * loop.extent) for s in found}
+
+    def place(indices: Any) -> list[Any]:
+        (index,) = indices
+        return [loop.loop_var if _is_zero(index) else index * loop.extent + loop.loop_var]
+
+    def stored(s: Any) -> Any:
+        return tirx.BufferStore(lanes[s.buffer], s.value, place(s.indices)) if s.buffer in lanes else s
+
+    def loaded(e: Any) -> Any:
+        return lanes[e.source].vload(place(e.indices)) if e.source in lanes else e
+
+    def dropped(s: Any) -> Any:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+
+    changes = [(tirx.AllocBuffer, dropped), (tirx.BufferStore, stored), (ir.expr.TensorLoad, loaded)]
+    body = structural_map(loop.body, changes)
+    outside = [tirx.AllocBuffer(lanes[s.buffer], s.annotations) for s in found]
+    whole = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
+    return tirx.SeqStmt([*outside, whole])
+
+
+def _allocated(buffer: Any, count: Any) -> Any:
+    """Return a buffer like another, of other length."""
+    from tvm import tirx
+
+    kind = buffer.ty
+    return tirx.decl_buffer(
+        (count,), str(kind.dtype), buffer.name, scope=kind.storage_scope, data_alignment=64, layout=None
+    )
 
 
 class _Offsets:

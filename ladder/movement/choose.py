@@ -18,7 +18,6 @@ PROBE = 256
 """What symbolic extents are taken for."""
 
 
-
 @lru_cache(maxsize=256)
 def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]:
     """Return the rewritten movement graphs of a chain, one per mapping, fastest by the model first.

@@ -15,7 +15,7 @@ from ladder.ir.common import merge_equal
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.ir.scalars import ERF_COEFFICIENTS
+from ladder.ir.scalars import ERF_COEFFICIENTS, ERF_NEAR, ERF_SERIES, GELU_IS_X
 
 
 @dataclass
@@ -51,33 +51,39 @@ def _tanh(f: Formula, x: str) -> str:
     far = f("div", f("sub", 1.0, small), f("add", 1.0, small))
     signed = f("select", f("less", x, 0.0), f("neg", far), far)
     square = f("square", x)
-    series = f("add", f("mul", square, -1 / 3), f("mul", f("square", square), 2 / 15))
-    near = f("mul", x, f("add", 1.0, series))
+    near = f("mul", x, f("fused", square, f("fused", square, 2 / 15, -1 / 3), 1.0))
     return f("select", f("less", magnitude, 0.05), near, signed)
 
 
 def _complementary_erf(f: Formula, x: str) -> str:
     """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
-    t = f("div", 1.0, f("add", 1.0, f("mul", x, 0.3275911)))
-    polynomial = f("add", f("mul", t, ERF_COEFFICIENTS[-1]), ERF_COEFFICIENTS[-2])
+    t = f("div", 1.0, f("fused", x, 0.3275911, 1.0))
+    polynomial = f("fused", t, ERF_COEFFICIENTS[-1], ERF_COEFFICIENTS[-2])
     for coefficient in reversed(ERF_COEFFICIENTS[:-2]):
-        polynomial = f("add", f("mul", polynomial, t), coefficient)
+        polynomial = f("fused", polynomial, t, coefficient)
     return f("mul", f("mul", polynomial, t), f("exp", f("neg", f("square", x))))
 
 
 def _erf(f: Formula, x: str) -> str:
-    above = f("sub", 1.0, _complementary_erf(f, f("abs", x)))
-    return f("select", f("less", x, 0.0), f("neg", above), above)
+    magnitude = f("abs", x)
+    above = f("sub", 1.0, _complementary_erf(f, magnitude))
+    square = f("square", x)
+    series = f("fused", square, ERF_SERIES[-1], ERF_SERIES[-2])
+    for coefficient in ERF_SERIES[-3::-1]:
+        series = f("fused", series, square, coefficient)
+    signed = f("select", f("less", x, 0.0), f("neg", above), above)
+    return f("select", f("less", magnitude, ERF_NEAR), f("mul", x, series), signed)
 
 
 def _gelu(f: Formula, x: str) -> str:
     magnitude = f("abs", x)
     tail = _complementary_erf(f, f("mul", magnitude, math.sqrt(0.5)))
-    return f("sub", f("maximum", x, 0.0), f("mul", f("mul", magnitude, 0.5), tail))
+    found = f("sub", f("maximum", x, 0.0), f("mul", f("mul", magnitude, 0.5), tail))
+    return f("select", f("less", GELU_IS_X, x), x, found)
 
 
 def _gelu_tanh(f: Formula, x: str) -> str:
-    cubic = f("add", 1.0, f("mul", f("square", x), 0.044715))
+    cubic = f("fused", f("square", x), 0.044715, 1.0)
     twice = f("mul", f("mul", x, 2 * math.sqrt(2 / math.pi)), cubic)
     return f("mul", x, _sigmoid(f, twice))
 

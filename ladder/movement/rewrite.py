@@ -14,7 +14,7 @@ Rules, each a function from a graph to a rewritten one, or None where it applies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -103,18 +103,13 @@ def _is_partial(graph: MovementGraph, lane: str) -> bool:
     return isinstance(step, Compute) and step.kind == "partial"
 
 
-def _renamed(step: Step, old: str, new: str) -> Step:
-    if isinstance(step, Move) and step.source == old:
-        return replace(step, source=new)
-    if isinstance(step, Compute) and old in step.inputs:
-        return replace(step, inputs=tuple(new if name == old else name for name in step.inputs))
-    return step
-
-
-def _without(graph: MovementGraph, at: int, old: str, new: str) -> MovementGraph:
-    """Return the graph without a step, whose result ``old`` is read as ``new``."""
-    steps = graph.steps[:at] + graph.steps[at + 1 :]
-    return graph.with_steps(tuple(_renamed(step, old, new) for step in steps))
+def _renamed(step: Step, names: Mapping[str, str]) -> Step:
+    """Return a step that reads tensors under their new names."""
+    if isinstance(step, Sync) or names.keys().isdisjoint(step.inputs):
+        return step
+    if isinstance(step, Move):
+        return replace(step, source=names[step.source])
+    return replace(step, inputs=tuple(names.get(name, name) for name in step.inputs))
 
 
 def _fresh(graph: MovementGraph, wish: str, taken: dict[str, Tensor]) -> str:
@@ -127,10 +122,17 @@ def _fresh(graph: MovementGraph, wish: str, taken: dict[str, Tensor]) -> str:
 # ---- rules -------------------------------------------------------------------------------------------
 def keep_in_lane(graph: MovementGraph) -> MovementGraph | None:
     """Merge write-then-read: the same lane, the same pattern."""
-    for at, move, lane in _reads_back(graph):
-        if not move.pattern:
-            return _without(graph, at, move.result, lane)
-    return None
+    merged = {at: lane for at, move, lane in _reads_back(graph) if not move.pattern}
+    if not merged:
+        return None
+    names: dict[str, str] = {}
+    kept = []
+    for at, step in enumerate(graph.steps):
+        if at in merged and not isinstance(step, Sync):
+            names[step.result] = names.get(merged[at], merged[at])
+        else:
+            kept.append(_renamed(step, names))
+    return graph.with_steps(tuple(kept))
 
 
 def broadcast_in_lane(graph: MovementGraph) -> MovementGraph | None:
@@ -192,7 +194,7 @@ def _pulled(graph: MovementGraph, reads: list[tuple[int, Move, str]]) -> Movemen
         name = pull.through(lane, move.pattern, graph.tensors[move.result].shape)
         if name is None:
             return None
-        rest = [_renamed(step, move.result, name) for step in steps[at + 1 :]]
+        rest = [_renamed(step, {move.result: name}) for step in steps[at + 1 :]]
         steps = [*steps[:at], *pull.steps, *rest]
     found = graph.with_steps(tuple(steps), tensors)
     return remove_dead(found) or found
@@ -283,17 +285,24 @@ class _Pull:
         return name
 
 
+def _meaning(step: Move | Compute) -> tuple[object, ...]:
+    """Return all of a step but where its result goes."""
+    return type(step), *(getattr(step, name) for name in step.__match_args__ if name != "result")
+
+
 def read_once(graph: MovementGraph) -> MovementGraph | None:
     """Merge read-after-read, and equal computations."""
-    seen: dict[Step, str] = {}
-    for at, step in enumerate(graph.steps):
-        if isinstance(step, Sync) or graph.level(step.result) not in ("lane", "immediate"):
-            continue
-        key = replace(step, result="")
-        if key in seen:
-            return _without(graph, at, step.result, seen[key])
-        seen[key] = step.result
-    return None
+    seen: dict[tuple[object, ...], str] = {}
+    names: dict[str, str] = {}
+    kept = []
+    for step in (_renamed(step, names) for step in graph.steps):
+        if not isinstance(step, Sync) and graph.level(step.result) in ("lane", "immediate"):
+            first = seen.setdefault(_meaning(step), step.result)
+            if first != step.result:
+                names[step.result] = first
+                continue
+        kept.append(step)
+    return graph.with_steps(tuple(kept)) if names else None
 
 
 def remove_dead(graph: MovementGraph) -> MovementGraph | None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.ir.gemm import require_quantizable
+from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity
 from ladder.runtime.compile import load_entry, target_of
@@ -40,9 +40,9 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
 
     Returns
     -------
-    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, rounded to nearest even, and float32 ``[...]``
-    or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a tiny scale
-    and codes 0; where infinity or NaN is among the elements, the scale is NaN.
+    ``(codes, scale)``: ``[..., K]`` of the 8-bit type, ``x * (1 / scale)`` rounded to nearest even, and
+    float32 ``[...]`` or ``[..., ceil(K / group)]``, such that ``codes * scale`` approximates x. Zeros have a
+    tiny scale and codes 0; where infinity or NaN is among the elements, the scale is NaN.
     """
     import torch
 
@@ -57,9 +57,9 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     wide = x.to(torch.float32)
     largest = wide.abs().amax(dim=-1, keepdim=True)
-    scale = (largest / limit).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = (largest / limit).clamp_min(SMALLEST_SCALE)
     scale = torch.where(largest.isfinite(), scale, torch.nan)
-    units = (wide / scale).clamp(-limit, limit)
+    units = (wide * scale.reciprocal()).clamp(-limit, limit)
     codes = units.round().to(dtype) if dtype == torch.int8 else units.to(dtype)
     return codes, scale.squeeze(-1)
 
@@ -67,8 +67,7 @@ def quantize_tokens(x: torch.Tensor, activation: str, group: int = 0) -> tuple[t
 def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize rows as `quantize_tokens` does, by one kernel of the device that x is on.
 
-    CPUs have a kernel for int8 rows; it gives a row of zeros the scale 0. What else is asked of a
-    CPU, `quantize_tokens` computes.
+    CPUs have a kernel for int8 rows; what else is asked of a CPU, `quantize_tokens` computes.
 
     Raises
     ------
@@ -90,8 +89,8 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
     if codes.numel():
         if on_cpu:
-            keep_apart()
             entry = _cpu_kernel(source)
+            keep_apart()
         else:
             entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows

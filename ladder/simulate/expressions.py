@@ -91,7 +91,8 @@ class Calls:
     """What calls do, by operator: return a value, have an effect, or may wait.
 
     Each entry makes a closure from the translator and a `CallView`. ``lanes`` is the width of a warp,
-    ``banks`` are those of shared memory; ``named`` gives a call the name under which the tables have it.
+    ``banks`` are those of shared memory; ``named`` gives a call the name under which the tables have it;
+    ``target`` names a device that kernels with these calls are compiled for.
     """
 
     # The first argument is the `Translator`, which this module does not know.
@@ -102,6 +103,7 @@ class Calls:
     lanes: int = LANES
     banks: Banks = field(default_factory=Banks)
     named: Callable[[Any, CallView], CallView] = lambda translator, call: call
+    target: str = "cuda/sm_90a"
 
 
 class HostPlace:
@@ -156,12 +158,19 @@ class Expressions:
         Tensors by the variables of the buffer parameters.
     calls
         Semantics of calls.
+    kernels
+        Functions that it launches, by name, where it is no kernel itself.
     """
 
     def __init__(
-        self, function: Any, values: Mapping[Any, int], tensors: Mapping[Any, Any], calls: Calls
+        self,
+        function: Any,
+        values: Mapping[Any, int],
+        tensors: Mapping[Any, Any],
+        calls: Calls,
+        kernels: Mapping[str, Any],
     ) -> None:
-        self.function, self.calls = function, calls
+        self.function, self.calls, self.kernels = function, calls, kernels
         self.names: dict[Any, Any] = dict(values)
         self.statements: list[Any] = []
         self.slots = 0

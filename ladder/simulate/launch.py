@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder.lower.passes import as_generated
 from ladder.simulate.banks import Conflicts
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.findings import Finding, Log
@@ -18,10 +19,19 @@ from ladder.simulate.order import Agents
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
 from ladder.simulate.values import Array
+from targets import get_device
 from tile_types.errors import LadderError, unknown_name
 
 BATCH_WARPS = 96
 """Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
+
+
+STAGES = {
+    "emitted": "TIR as the emitters write it",
+    "passed": "TIR as TVM's passes leave it to the code generator",
+    "code": "machine code, of AMD GPUs of the GFX9 generation only",
+}
+"""Stages of a kernel that can be executed."""
 
 
 class SimulationError(LadderError):
@@ -108,6 +118,7 @@ def simulate_launch(
     blocks: int | None = None,
     names: Sequence[str] = (),
     calls: Calls | None = None,
+    stage: str = "emitted",
 ) -> SimulationResult:
     """Execute a whole kernel launch on the CPU, all threads, and check everything that it does.
 
@@ -131,6 +142,8 @@ def simulate_launch(
         How findings and traffic call the arrays.
     calls
         Semantics of a machine family's calls; NVIDIA's by default.
+    stage
+        What is executed, one of `STAGES`; ``order``, ``seed`` and ``blocks`` do not apply to machine code.
 
     Raises
     ------
@@ -149,8 +162,29 @@ def simulate_launch(
         array if isinstance(array, int) else Tensor(name, array)
         for name, array in zip(called, arrays, strict=True)
     ]
-    run = _LaunchRun(function, tensors, tuple(outputs), calls)
+    if stage not in STAGES:
+        raise unknown_name("stage of a kernel", stage, STAGES)
+    if stage == "code":
+        return _on_code(function, arrays, outputs, calls)
+    kernels: Mapping[str, Any] = {}
+    if stage == "passed":
+        function, kernels = as_generated(function, get_device(calls.target).tvm_target)
+    run = _LaunchRun(function, tensors, tuple(outputs), calls, kernels)
     return run.execute(order, seed, blocks)
+
+
+def _on_code(
+    function: Any, arrays: Sequence[Array | int], outputs: Sequence[int], calls: Calls
+) -> SimulationResult:
+    """Compile a function and execute the machine code."""
+    from ladder.simulate.gcn.host import execute
+
+    reports = execute(function, get_device(calls.target), arrays)
+    found = tuple(finding for report in reports for finding in report.findings)
+    chosen = [arrays[i] for i in outputs]
+    counts = sum((report.counts for report in reports), Counter[str]())
+    results = tuple(array for array in chosen if not isinstance(array, int))
+    return SimulationResult(results, found, {}, (), counts=dict(counts))
 
 
 def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]:
@@ -189,7 +223,12 @@ class _LaunchRun:
     """One launch being simulated."""
 
     def __init__(
-        self, function: Any, given: list[Tensor | int], outputs: tuple[int, ...], calls: Calls
+        self,
+        function: Any,
+        given: list[Tensor | int],
+        outputs: tuple[int, ...],
+        calls: Calls,
+        kernels: Mapping[str, Any],
     ) -> None:
         self.function, self.lanes = function, calls.lanes
         values = bind_extents(function, [x if isinstance(x, int) else x.array for x in given])
@@ -199,10 +238,10 @@ class _LaunchRun:
             tensor.track_stores()
         placed = zip(function.params, given, strict=True)
         buffers = {buffer: tensor for buffer, tensor in placed if isinstance(tensor, Tensor)}
-        self.translator = Translator(function, values, buffers, calls)
+        self.translator = Translator(function, values, buffers, calls, kernels)
         self.program = flatten(self.translator.node())
         self.launch = self.translator.launch
-        self.log = Log(self.translator.statements, function)
+        self.log = Log(self.translator.statements, self.translator.function)
         self.traffic: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.banks: dict[int, Conflicts] = {}

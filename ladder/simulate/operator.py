@@ -68,10 +68,11 @@ def simulate(
     order: str = "together",
     seed: int = 0,
     blocks: int | None = None,
+    stage: str = "emitted",
 ) -> SimulationResult:
     """Execute the kernel that would multiply x by a weight on a GPU, on the CPU, lane by lane.
 
-    Nothing is compiled for the device and none is needed: the emitted TIR runs.
+    No device is needed: the emitted TIR runs, or what ``stage`` names.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ def simulate(
         ``[..., N]`` in float64 to compare with: an error beyond `BOUNDS` becomes a finding.
     cancellation
         Norm of sums of as many independent terms over that of the results: the bound grows by it.
-    order, seed, blocks
+    order, seed, blocks, stage
         See `simulate_launch`.
 
     Returns
@@ -117,7 +118,7 @@ def simulate(
     >>> assert not result.findings, result.report()
     """
     lowered = op.lower(target) if hasattr(op, "lower") else op
-    launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks})
+    launch = _Entry(lowered, {"order": order, "seed": seed, "blocks": blocks, "stage": stage})
     gemm, packed = lowered.request.gemm, packed.to("cpu")
     if (ranges is None) == bool(gemm.experts):
         raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")

@@ -32,6 +32,12 @@ from ladder.simulate.values import NUMPY, whole
 
 __all__ = ["CallView", "Calls", "Translator", "UnknownCallError"]
 
+EVERYTHING = 1 << 30
+"""Elements of a view of shared memory whose extent is not known."""
+
+DYNAMIC = "tirx.use_dyn_shared_memory"
+"""Says that the last number of a launch is the bytes of shared memory."""
+
 STATIC_ALIGNMENT = 16
 """Bytes to which static buffers in shared memory are aligned."""
 
@@ -72,6 +78,8 @@ class Translator(Expressions):
         self.names[variable.var] = Registers(slot, 1, "int32")
         if tag == "threadIdx.x":
             self.launch.threads, self.launch.thread_slot = extent, slot
+        elif tag == "clusterCtaIdx.x":
+            self.launch.cluster, self.launch.rank_slots = extent, [slot]
         elif tag.startswith("blockIdx."):
             self.launch.axes["xyz".index(tag[-1])] = extent, slot
             axes = [self.launch.axes[axis] for axis in sorted(self.launch.axes)]
@@ -142,8 +150,14 @@ class Translator(Expressions):
 
     def _do_declbuffer(self, s: Any) -> Node:
         buffer, dtype = s.buffer, str(s.buffer.dtype)
-        shape = tuple(self.number(extent) for extent in buffer.shape)
         viewed = self.viewed(s.data)
+        if isinstance(viewed, GlobalBuffer) and self.kernels:  # extents are not among a kernel's arguments
+            self.names[buffer] = replace(viewed, shape=(int(viewed.tensor.array.size),))
+            return Plain()
+        if viewed is None and self.kernels:  # passes have put offsets into the indices
+            self.names[buffer] = SharedBuffer(Region("all", 0, EVERYTHING), (EVERYTHING,), dtype)
+            return Plain()
+        shape = tuple(self.number(extent) for extent in buffer.shape)
         if viewed is not None:
             self.names[buffer] = replace(viewed, shape=shape) if isinstance(viewed, GlobalBuffer) else viewed
             return Plain()
@@ -278,6 +292,9 @@ class Translator(Expressions):
         if type(s.value).__name__ != "Call":
             return Plain()
         call = self.view(s.value)
+        if call.name == "tirx.call_ffi_kernel":
+            name, *arguments = s.value.args
+            return self._launch(self.kernels[str(name.value)], arguments)
         if call.name == "tirx.tvm_call_packed":
             return Plain(action=self.calls.steps[call.name](self, self._packed(s.value)))
         if call.name == "tirx.cuda.func_call":
@@ -288,6 +305,18 @@ class Translator(Expressions):
         if call.name not in self.calls.steps:
             raise UnknownCallError(f"the simulator does not know what {call.name} does: {s}")
         return Plain(action=self.calls.steps[call.name](self, call))
+
+    def _launch(self, kernel: Any, arguments: Any) -> Node:
+        """Translate a kernel where the host launches it; grid and block follow its arguments."""
+        for parameter, argument in zip(kernel.params, arguments, strict=False):
+            if "handle" in str(parameter.ty):
+                self.names[parameter] = self.viewed(argument)
+            else:
+                self.names[parameter] = self.expression(argument)
+        if DYNAMIC in [str(what) for what in kernel.attrs["tirx.kernel_launch_params"]]:
+            self.launch.shared_bytes = self.number(arguments[-1])
+        self.function = kernel
+        return self.statement(kernel.body)
 
 
 def _filled(node: Node) -> Node:

@@ -127,7 +127,7 @@ def _section(number: int, found: Found, original: str) -> str:
     blocks = [node.body for node in found.plain.nodes if node.body is not None]
     drawings = "".join(f"<div><p>{_dimensions(body)}</p>{svg(body)}</div>" for body in blocks)
     return (
-        f"<h2>Graph {number}</h2><p>Equal with error ≤ {proof.delta:.1e}: degree"
+        f"<h2>Graph {number}</h2><p>Equal with error ≤ {proof.error:.1e}: degree"
         f" {proof.bound.degree if proof.bound else '?'}, {proof.rounds} rounds, at extents {found.extents},"
         f" which prove all. Floating point: error {found.stability.error:.1e}, the program's own"
         f" {found.stability.original:.1e}. {found.cost / 1024:.0f} KiB loaded per unit.</p>"

@@ -81,7 +81,7 @@ def state_read_toggles():
         r.append(torch.get_float32_matmul_precision())
         if torch.backends.cuda.matmul.allow_tf32:
             r.append("tf32")
-        if torch.jit.is_scripting() or torch.compiler.is_compiling():
+        if torch.jit.is_scripting():
             r.append("comp")
         return r
 

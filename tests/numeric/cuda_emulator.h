@@ -283,6 +283,7 @@ static int __dp4a(int a, int b, int sum) {
   for (int i = 0; i < 32; i += 8) sum += (int8_t)(a >> i) * (int8_t)(b >> i);
   return sum;
 }
+static float __fmul_rn(float a, float b) { return a * b; }
 static float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 static int __float2int_rn(float v) {
   return std::isnan(v) ? 0 : v >= 0x1p31f ? INT32_MAX : v < -0x1p31f ? INT32_MIN : (int)std::nearbyint(v);

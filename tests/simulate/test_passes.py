@@ -108,6 +108,21 @@ def test_random_chains_of_gpus(seed: int) -> None:
         np.testing.assert_allclose(got.astype(np.float64), want, atol=bound)
 
 
+@pytest.mark.parametrize("target", ["cpu/avx512_vnni", "cuda/sm_90a"])
+@pytest.mark.parametrize(("operator", "count"), [("add", 60), ("tanh", 12)])
+def test_expressions_do_not_grow_with_what_stands_in_them_twice(
+    operator: str, count: int, target: str
+) -> None:
+    """Each value is computed once, before and after the passes."""
+    g = GraphBuilder("chain")
+    value = g.input("x", "float32", (37,))
+    for _ in range(count):
+        value = g.add(operator, value, value) if operator == "add" else g.add(operator, value)
+    device = get_device(target)
+    function = emit_chain(g.finish(value), device, "chain")
+    assert len(as_it_runs(function, device.tvm_target).script()) < 12000 * count
+
+
 @pytest.mark.parametrize("drawn", list(draw(8, 1)), ids=lambda drawn: drawn.name[:60])
 def test_products(drawn: Problem) -> None:
     """`test_drawn` has them before the passes."""

@@ -65,6 +65,7 @@ TORCH = {
     "both": torch.logical_and,
     "either": torch.logical_or,
     "negation": torch.logical_not,
+    "fused": lambda a, b, c: a * b + c,
     "select": lambda condition, yes, no: torch.where(condition != 0, yes, no),
 }
 """The same operators in torch, for the examples' attributes; inputs are within int4's range."""

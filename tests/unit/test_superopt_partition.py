@@ -7,7 +7,7 @@ from superopt_programs import program
 
 from ladder.ir import Graph, evaluate, verify
 from ladder.superopt.partition import partition
-from ladder.superopt.verifier import verify_equal
+from ladder.superopt.verifier import refusal, verify_equal
 
 
 def run(parts, graph: Graph, inputs):
@@ -54,12 +54,12 @@ def test_a_layer_is_cut_at_gelu_and_at_roots_of_exponentials():
 
 def test_parts_can_be_decided_where_the_program_cannot():
     graph = program(lambda x, w: ((x @ w).silu() * 2.0).silu().op("relu") + x @ w, {"x": (2, 2), "w": (2, 2)})
-    assert verify_equal(graph, graph).verdict == "refused"
+    assert "two exponentials" in refusal(graph)
     parts = partition(graph)
     assert [part.lax for part in parts] == [True, True, False, True]
     assert [n.operator for n in parts[3].graph.nodes][-2:] == ["matmul", "add"]  # the second x · w waits
     for part in parts:
-        assert verify_equal(part.graph, part.graph).equal == part.lax
+        assert not part.lax or (verify_equal(part.graph, part.graph).equal and not refusal(part.graph))
 
 
 def test_lax_programs_are_one_part():

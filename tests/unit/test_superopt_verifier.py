@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -26,7 +25,7 @@ X = {"x": (2, 2)}
 @pytest.mark.parametrize("start", range(5))
 def test_equal_pairs_are_accepted(start):
     for pair in EQUAL[start::5]:
-        certificate = verify_equal(pair.first, pair.second, seed=7)
+        certificate = verify_equal(pair.first, pair.second)
         assert certificate.equal, (pair.name, certificate)
         assert 0 < certificate.delta <= DELTA
 
@@ -85,7 +84,7 @@ def test_block_graphs():
 def test_off_by_one_blocks(graph):
     expected = "equal" if "3" in str(graph.nodes[2].body.loops[0].extent) else "different"
     # A third step reads only the zeros outside: that is the same function.
-    assert verify_equal(graph, plain_product(), seed=1).verdict == expected
+    assert verify_equal(graph, plain_product()).verdict == expected
 
 
 def test_a_store_that_does_not_cover_is_refused():
@@ -116,12 +115,7 @@ def test_swapped_gate_branches():
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (lambda x: x.exp().exp(), "two exponentials"),
-        (lambda x: x.silu().silu(), "two exponentials"),
-        (lambda x: x.exp().sqrt(), "root of an exponential"),
-        (lambda x: x.op("maximum", 0.0), "maximum has no finite-field"),
-        (lambda x: x.op("gelu"), "gelu has no finite-field"),
-        (lambda x: x / x.op("reduce_max", axis=1), "if the maxima had other values"),
+        (lambda x: x.op("take", x), "take has no finite-field"),
         (lambda x: x / (x - x), "undefined in"),
         (lambda x: x * float("inf"), "no number"),
     ],
@@ -147,16 +141,16 @@ def test_roots_that_no_field_decides_are_taken_as_unknown(body):
     plain, moved = program(body, X), program(lambda x: body(x * 2.0 - x), X)
     certificate = verify_equal(plain, moved)
     assert certificate.equal
-    assert certificate.bound.unknown_roots > 0
+    assert certificate.bound.functions > 0
     assert 0 < certificate.delta <= DELTA
     assert not verify_equal(plain, program(lambda x: body(x * 2.0), X)).equal
 
 
 def test_a_root_of_a_square_is_not_its_argument():
     """x and |x| agree in half of all draws: published verifiers with one test accept them."""
-    for seed in range(20):
+    for _ in range(20):
         first, second = program(lambda x: x * 1.0, X), program(lambda x: x.square().sqrt(), X)
-        assert not verify_equal(first, second, seed=seed).equal
+        assert not verify_equal(first, second).equal
 
 
 def test_constants_that_a_fixed_prime_would_hide():
@@ -178,25 +172,26 @@ def test_factors_that_a_fixed_order_would_hide():
     assert verify_equal(first, second).verdict == "different"
 
 
-OUTSIDE = (
-    *("encode", "maximum", "minimum", "relu", "gelu", "gelu_tanh", "reduce_max"),
-    *(
-        "iota",
-        "size",
-        "log",
-        "sin",
-        "cos",
-        "abs",
-        "floor",
-        "round",
-        "erf",
-        "pow",
-        "less",
-        "less_equal",
-        "equal",
-    ),
-    *("both", "either", "negation", "select", "take", "put", "attention", "call"),
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.exp().exp(),
+        lambda x: x.silu().silu(),
+        lambda x: x.exp().sqrt(),
+        lambda x: x.op("maximum", 0.0),
+        lambda x: x.op("gelu"),
+        lambda x: x.op("round") * 0.5,
+        lambda x: 1.0 / (x.op("reduce_max", axis=1).square() + 1.0),
+    ],
 )
+def test_functions_are_equal_for_equal_operands(body):
+    """Whatever a field cannot interpret is an unknown function: of equal operands, and of nothing else."""
+    plain, moved = program(body, X), program(lambda x: body(x * 2.0 - x), X)
+    assert verify_equal(plain, moved).equal
+    assert not verify_equal(plain, program(lambda x: body(x * 1.5), X)).equal
+
+
+OUTSIDE = ("iota", "size", "take", "put", "attention", "call")
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -297,11 +292,14 @@ def test_the_bound_holds_in_a_field_small_enough_to_measure():
     assert bound < 0.2
 
 
-def test_seeds_repeat():
+def test_a_given_seed_is_a_replay_and_proves_nothing():
     pair: Pair = EQUAL[0]
-    one, two = (verify_equal(pair.first, pair.second, seed=5) for _ in range(2))
-    assert one == two
-    assert math.isclose(one.delta, one.bound.delta(one.rounds))
+    one = verify_equal(pair.first, pair.second)
+    assert one.equal
+    assert one.seed >> 64  # of 128 bits
+    again = verify_equal(pair.first, pair.second, seed=one.seed)
+    assert (again.verdict, again.equal, again.delta) == ("replayed", False, 1)
+    assert (again.rounds, again.draws) == (one.rounds, one.draws)
 
 
 def test_roots_cost_draws_and_error():

@@ -209,7 +209,8 @@ class CpuBlock:
         buffer = self.buffers[node.name]
         self._fill(node.name, lambda r, c: T.float32(0))
         with b.loop(rows) as r, b.loop(depth) as k:
-            factor = b.bind(first(r, k))
+            # No let: TVM's BF16ComputeLegalize does not visit one, and its bits would be read as an integer.
+            factor = b.Variable("float32", first(r, k)).value
             with _columns(columns) as c:
                 at = r * columns + c
                 b.store(buffer, buffer[at] + factor * (second(c, k) if transposed else second(k, c)), at)

@@ -66,13 +66,14 @@ def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
+    from ladder.lower.chain.approximate import may_be_approximate
     from ladder.lower.chain.dialect import dialect_of
     from ladder.lower.chain.gpu import GpuNest
     from ladder.movement.choose import ranked
     from ladder.movement.decompose import decompose
     from ladder.movement.machines import machine_of
 
-    plain = replace(chain, graph=decompose(chain.graph))
+    plain, cheap = replace(chain, graph=decompose(chain.graph)), may_be_approximate(chain.graph)
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
     if chain.puts:
@@ -80,7 +81,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     for number, candidate in enumerate(wanted):
         try:
             dialect = dialect_of(device)
-            return _emitted(name, dialect.noalias, partial(GpuNest, plain, dialect, candidate))
+            return _emitted(name, dialect.noalias, partial(GpuNest, plain, dialect, candidate, cheap))
         except ScheduleError:
             if number == len(wanted) - 1:
                 raise

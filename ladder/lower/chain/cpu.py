@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import tvm_ffi
@@ -11,12 +13,14 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
+from ladder.ir.scalars import opaque
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_functions import exp
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
+from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.puts import Chain
-from ladder.lower.chain.values import Index, computed_type, stored_type
+from ladder.lower.chain.values import Index, computed_type, round_through, stored_type
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
 from ladder.movement.choose import bound
@@ -42,14 +46,55 @@ class CpuNest(Nest):
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
-        self.values.lowerings = {"exp": lambda x: exp(x, self.values.keep or (lambda value: value))}
+        self.values.lowerings = {
+            **LLVM_FUNCTIONS,
+            "exp": lambda x: exp(x, self.values.named),
+            "round": nearest,
+        }
+        self.values.rounded = self.rounded
         self.values.clamped = {node.name for node in self.graph.nodes}
-        self.kept = held(rewrite(instantiate(bound(chain.graph), Mapping(LANES))))
+        self.lane: tuple[Expr, int] = (0, 1)
+        """Which lane of how many is being emitted."""
         self.turned: dict[Any, Expr] = {}
         """Bits of elements that lie turned in a scratch, by input and address."""
         self.merged = self.merged_axes()
         if self.merged > 1:
             self.rows = len(self.graph.tile(self.graph.outputs[0]).shape) - self.merged
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Values whose rows stay in memory between a reduction over them and what reads them after it."""
+        return held(rewrite(instantiate(bound(self.graph), Mapping(LANES))))
+
+    def register(self, value: Expr) -> Expr:
+        """Return a value that is computed once, in memory that LLVM makes a register of.
+
+        What has a name TVM's passes put in its place again, in exponential time; bounds of vectors of
+        comparisons they cannot tell.
+        """
+        if str(value.ty.dtype) == "bool":
+            return opaque(tirx.NE(self.register(tirx.Select(value, T.int32(1), T.int32(0))), T.int32(0)))
+        at, lanes = self.lane
+        cell = v.scratch(lanes, str(value.ty.dtype))
+        b.store(cell, value, at)
+        return cell[at]
+
+    @contextmanager
+    def in_lane(self, lane: Expr, lanes: int) -> Iterator[None]:
+        """Emit for one lane of a vector."""
+        before, self.lane = self.lane, (lane, lanes)
+        yield
+        self.lane = before
+
+    def rounded(self, value: Expr, kind: str) -> Expr:
+        """Return a float32 rounded to a 16-bit type, as a float32."""
+        if kind == "bfloat16":
+            return through_bfloat16(value, self.values.named)
+        return round_through(value, kind)
+
+    def stored(self, value: str, found: Expr) -> Expr:
+        kind = self.graph.tile(value).ttype.name
+        return bfloat16_of(found, self.register) if kind == "bfloat16" else super().stored(value, found)
 
     def merged_axes(self) -> int:
         """Return how many trailing axes run as one: those of short rows that lie together everywhere."""
@@ -152,7 +197,7 @@ class CpuNest(Nest):
     def element(self, value: str, index: Index) -> None:
         """Emit one element of a result."""
         self.prepare(value, index, ())
-        with self.values.keeping(b.bind):
+        with self.values.keeping(self.register):
             found = self.stored(value, self.values.at(value, index))
         with self.placed(value, [index]) as (place,):
             b.store(self.results[value], found, *(place or (0,)))
@@ -201,6 +246,7 @@ class CpuNest(Nest):
                 self.ranged(chunk, whole),
                 b.vector(lanes) as lane,
                 self.ranged(lane, lanes),
+                self.in_lane(lane, lanes),
             ):
                 body(start + chunk * lanes + lane, lane)
             self.values.forget()
@@ -228,7 +274,7 @@ class CpuNest(Nest):
 
         def add(position: Expr, lane: Expr) -> None:
             self.prepare(it.operand, it.at(position), ())
-            with self.values.keeping(b.bind):
+            with self.values.keeping(self.register):
                 found = self.values.at(it.operand, it.at(position))
             if row is not None:
                 b.store(row, found, position)
@@ -241,7 +287,7 @@ class CpuNest(Nest):
             self.values.rows[it.operand] = self.values.key(it.operand, place), row
         total = sums[0]
         for lane in range(1, lanes):
-            total = it.combine(total, sums[lane])
+            total = b.bind(it.combine(total, sums[lane]))
         self.keep_cell(node, index, b.bind(total))
 
 

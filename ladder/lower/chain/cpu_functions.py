@@ -19,9 +19,6 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 """Of ``(exp(r) - 1 - r) / r**2`` for |r| <= ln 2 / 2, highest first (Cephes, expf.c)."""
 
-INFINITY = 0x7F800000
-"""Its bits."""
-
 LEAST, MOST = -104.0, 88.72283
 """Where the exponential of a float32 is 0, and where it overflows."""
 
@@ -47,9 +44,8 @@ def exp(x: Expr, bind: Callable[[Expr], Expr]) -> Expr:
     power = bind(T.Cast("int32", whole))
     half = bind(power >> T.int32(1))
     found = bind(near * _power_of_two(half) * _power_of_two(power - half))
-    overflown = tirx.Select(x > T.float32(MOST), T.float32(float("inf")), found)
-    magnitude = T.reinterpret("int32", x) & T.int32(0x7FFFFFFF)
-    return tirx.Select(magnitude > T.int32(INFINITY), x, overflown)  # beyond infinity: not a number
+    overflown = tirx.Select(scalars.less(T.float32(MOST), x), T.float32(float("inf")), found)
+    return tirx.Select(scalars.equal(x, x), overflown, x)
 
 
 def _power_of_two(whole: Expr) -> Expr:

@@ -171,6 +171,7 @@ class CpuTiles:
             nest.ranged(at, SIDE),
             b.vector(SIDE) as lane,
             nest.ranged(lane, SIDE),
+            nest.in_lane(lane, SIDE),
         ):
             place = self.place(outer, row + at, column + lane)
             self.offer(place, [square[at * SIDE + lane] for square in squares])

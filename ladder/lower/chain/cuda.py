@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.values import Index
-from ladder.lower.cuda.functions import CHEAP
+from ladder.lower.cuda.functions import CHEAP, FUNCTIONS
 from ladder.lower.cuda.launch import Overlap
 from targets import TileDevice
 
@@ -32,6 +32,7 @@ PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
 class CudaDialect(Dialect):
     """NVIDIA GPUs."""
 
+    functions: ClassVar[Mapping[str, Callable[..., Expr]]] = FUNCTIONS
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
 
     def __init__(self, device: TileDevice) -> None:

@@ -13,12 +13,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
-from ladder.lower.chain.values import Index
+from ladder.lower.chain.values import HALVES, Index, round_through
 from targets import TileDevice
 
 Expr = Any
-
-HALVES = ("float16", "bfloat16")
 
 
 class Dialect(ABC):
@@ -29,6 +27,9 @@ class Dialect(ABC):
     device
         The GPU that is compiled for.
     """
+
+    functions: ClassVar[Mapping[str, Callable[..., Expr]]]
+    """Operators that this device computes otherwise than the operator table says."""
 
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
     """What operators become where every result is rounded to 16 bits: their errors vanish in that."""
@@ -101,6 +102,10 @@ class Dialect(ABC):
     def rounded(self, value: Expr, dtype: str) -> Expr:
         """Return a value as it is stored."""
         return value if str(value.ty.dtype) == dtype else T.Cast(dtype, value)
+
+    def rounded_through(self, value: Expr, dtype: str, name: Callable[[Expr], Expr]) -> Expr:
+        """Return a float32 rounded to a 16-bit type, as a float32; ``name`` names what is used twice."""
+        return round_through(value, dtype)
 
     @abstractmethod
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:

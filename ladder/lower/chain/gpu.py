@@ -9,7 +9,8 @@ memory (`exchange`). Reductions of a few elements (windows) run in one thread ea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from typing import Any
 
 from tvm import ir, tirx
@@ -48,15 +49,17 @@ class GpuNest(Nest):
         How the GPU's kernels are written.
     mapping
         How it lies over the GPU.
+    cheap
+        Whether functions may be approximate, see `ladder.lower.chain.approximate`.
     """
 
-    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping) -> None:
+    def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
         super().__init__(chain, align=WIDE)
         graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
-        if all(BYTES.get(stored_type(graph.tile(value).ttype.name)) == 2 for value in graph.outputs):
-            self.values.lowerings = dialect.cheap
+        self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
+        self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.alone = False
         widths = {stencil_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.stencil_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
@@ -64,6 +67,7 @@ class GpuNest(Nest):
         self.kept = _kept
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
+        self.values.clamped |= self.values.dependents(tiles.keys() - self.values.zeroed)
         self.slot = 0
         self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
         """Stores that wait until a thread has read all of its vectors."""
@@ -72,6 +76,9 @@ class GpuNest(Nest):
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
         self.before_row: Callable[[Index], None] = lambda index: None
         """Called with each row's index once it is known."""
+
+    def register(self, value: Expr) -> Expr:
+        return _kept(value)
 
     def load(self, name: str, index: Index) -> Expr:
         return self.vectors.load(name, index)
@@ -205,7 +212,7 @@ class GpuNest(Nest):
                 self.flat_item(item, *plan)
             self.vectors.words.clear()
         for valid, store in self.later or ():
-            with nullcontext() if valid is None else b.when(valid):
+            with self.where(valid):
                 store()
         self.later = None
 
@@ -328,7 +335,7 @@ class GpuNest(Nest):
         if self.later is not None and not self.values.assumed:
             self.later.append((self.valid, store))
             return
-        with nullcontext() if self.valid is None else b.when(self.valid):
+        with self.where(self.valid):
             store()
 
     # rows --------------------------------------------------------------------------------------------
@@ -342,9 +349,10 @@ class GpuNest(Nest):
         block, thread = self.start(blocks, teams * self.lanes, words)
         self.lane = b.bind(tirx.floormod(thread, self.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.lanes)) if teams > 1 else block
-        whole = isinstance(self.count, int) and self.count % teams == 0
-        with nullcontext() if whole else b.when(row < self.count):
-            self.row(row)
+        if not (isinstance(self.count, int) and self.count % teams == 0):
+            # Teams beyond the last row work on it too and store nothing: teams of a wave exchange together.
+            self.valid, row = b.bind(row < self.count), b.bind(tirx.min(row, self.count - 1))
+        self.row(row)
 
     def row(self, row: Expr) -> None:
         """Emit every result of a row."""
@@ -413,7 +421,7 @@ class GpuNest(Nest):
                 places = [(*row, *outer, column + lane) for lane in range(width)]
                 found = self.elements(value, places)
                 dtype = stored_type(self.graph.tile(value).ttype.name)
-                with nullcontext() if valid is None else b.when(valid), self.placed(value, places) as target:
+                with self.where(valid, self.valid), self.placed(value, places) as target:
                     self.vectors.store(self.results[value], dtype, target, found)
             else:
                 self.vector(value, (*row, *outer), column, width)
@@ -421,6 +429,12 @@ class GpuNest(Nest):
             self.alone = False
 
         self.round_lanes(items, item)
+
+    @staticmethod
+    def where(*conditions: Expr | None) -> AbstractContextManager[None]:
+        """Emit a branch around what follows, for conditions of which some may be None: true."""
+        found = [condition for condition in conditions if condition is not None]
+        return b.when(reduce(tirx.And, found)) if found else nullcontext()
 
     def elements(self, value: str, places: Sequence[Index]) -> list[Expr]:
         """Return neighbouring elements, as vectors."""

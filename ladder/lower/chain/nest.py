@@ -12,6 +12,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.ir import scalars
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
@@ -26,8 +27,8 @@ Expr = Any
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
-COMBINE = {"reduce_sum": lambda a, b: a + b, "reduce_max": tirx.max}
-"""Reduction -> how two values become one."""
+COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
+"""Reduction -> the operator that makes one of two values."""
 
 
 class Nest(ABC):
@@ -86,9 +87,10 @@ class Nest(ABC):
             yield [(*place[: put.axis], row, *place[put.axis + 1 :]) for place in places]
 
     def _load(self, name: str, index: Index) -> Expr:
-        if self.recorder is None:
+        if not self.values.looking:
             return self.load(name, index)
-        self.recorder.append((name, index))
+        if self.recorder is not None:
+            self.recorder.append((name, index))
         return tirx.const(1, computed_type(self.graph.tile(name).ttype.name))
 
     def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
@@ -121,6 +123,10 @@ class Nest(ABC):
     @abstractmethod
     def load(self, name: str, index: Index) -> Expr:
         """Return an element of an input in the type that is computed with."""
+
+    @abstractmethod
+    def register(self, value: Expr) -> Expr:
+        """Return a value that is computed once."""
 
     @abstractmethod
     def reduce(self, node: Node, index: Index) -> None:
@@ -170,12 +176,11 @@ class Nest(ABC):
         Within each branch the join is decided, so that loops over columns have no condition.
         """
         self.values.forget()
-        self.values.open = []
-        if not self.values.needed(value, index):
-            self.values.at(value, index)
-        self.values.forget()
-        free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
-        comparison = next(free, None)
+        with self.values.only_loads():
+            if not self.values.needed(value, index):
+                self.values.at(value, index)
+            free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
+            comparison = next(free, None)
         if comparison is None:
             body()
             return
@@ -202,9 +207,9 @@ class Nest(ABC):
     def cuts(self, value: str, index: Index, probe: Any, extent: Expr) -> list[tuple[Expr, Expr]]:
         """Return the pieces of the last axis between joins and borders."""
         self.values.loops, self.values.breaks = [probe], {}
-        if not self.values.needed(value, index):
-            self.values.at(value, index)
-        self.values.forget()
+        with self.values.only_loads():
+            if not self.values.needed(value, index):
+                self.values.at(value, index)
         self.values.loops = []
         if not isinstance(extent, int):
             return [(0, extent)]
@@ -231,15 +236,24 @@ class Reduction:
         self.axis = node_attributes(node)["axis"] % len(shape)
         self.extent = nest.extent(shape[self.axis])
         self.dtype = computed_type(node.tile.ttype.name)
-        self.combine = COMBINE[node.operator]
-        self.index = index
-        zero = tirx.const(0, self.dtype)
-        self.neutral = zero if node.operator == "reduce_sum" else tirx.min_value(self.dtype)
+        self.lower = nest.values.lowering(COMBINE[node.operator])
+        self.index, self.register = index, nest.register
+        self.neutral = tirx.const(0, self.dtype) if node.operator == "reduce_sum" else least(self.dtype)
+
+    def combine(self, total: Expr, value: Expr) -> Expr:
+        """Return a total with one more value; what the next total waits for is as short as may be."""
+        with scalars.using({"keep": self.register}):
+            return self.lower(value, total)
 
     def at(self, position: Expr) -> Index:
         """Return where the operand is read."""
         rest = self.index[self.axis + 1 if self.keep else self.axis :]
         return (*self.index[: self.axis], position, *rest)
+
+
+def least(dtype: str) -> Expr:
+    """Return what no number of a type is less than."""
+    return tirx.const(float("-inf"), dtype) if dtype.startswith("float") else tirx.min_value(dtype)
 
 
 def uses(expression: Expr, variables: Sequence[Any]) -> bool:

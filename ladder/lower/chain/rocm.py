@@ -12,9 +12,17 @@ from typing import Any, ClassVar
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir import scalars
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.values import Index
+from ladder.lower.chain.llvm_functions import (
+    LLVM_FUNCTIONS,
+    bfloat16_bits,
+    bfloat16_of,
+    through_bfloat16,
+    widened_bits,
+)
+from ladder.lower.chain.values import Index, round_through
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import UPPER_HALVES
 from ladder.movement.machines import MOST_THREADS
@@ -34,30 +42,51 @@ MOVES = {1: QUAD_PAIRS, 2: QUAD_HALVES, 4: HALF_MIRROR, 8: MIRROR}
 The mirrors bring another lane than the one at the distance, which `Dialect.exchange` allows.
 """
 
-QUIET, INFINITY = 0x00400000, 0x7F800000
+LEAST_EXPONENT, LEAST_NORMAL = -126.0, 2.0**-126
+
+FAR = 2.0**96
+"""Beyond which the reciprocal of a float32 is near the subnormal ones, or would be one of them."""
 
 
 def _exponential(x: Expr) -> Expr:
-    """Return a power of two: one instruction and one product."""
+    """Return a power of two: V_EXP makes 0 of subnormal results, which are taken 64 binary digits higher."""
     if str(x.ty.dtype) != "float32":
         return T.exp(x)
-    return d.intrinsic("float32", "llvm.amdgcn.exp2", x * T.float32(LOG2_E))
+    power = scalars.kept(x * T.float32(LOG2_E))
+    low = power < T.float32(LEAST_EXPONENT)
+    found = d.intrinsic("float32", "llvm.amdgcn.exp2", power + _either(low, 64.0, 0.0))
+    return found * _either(low, 2.0**-64, 1.0)
 
 
 def _quotient(x: Expr, y: Expr) -> Expr:
-    """Return a product with a reciprocal of one instruction."""
+    """Return a product with a reciprocal, of a divisor that V_RCP and its result hold."""
     if str(y.ty.dtype) != "float32":
         return tirx.div(x, y)
-    return x * d.intrinsic("float32", "llvm.amdgcn.rcp", y)
+    y = scalars.kept(y)
+    size = T.fabs(y)
+    outer = tirx.Select(size < T.float32(1 / FAR), T.float32(2.0**32), T.float32(1))
+    scale = scalars.kept(tirx.Select(size > T.float32(FAR), T.float32(2.0**-32), outer))
+    return x * d.intrinsic("float32", "llvm.amdgcn.rcp", y * scale) * scale
 
 
 def _inverse_root(x: Expr) -> Expr:
-    return d.intrinsic("float32", "llvm.amdgcn.rsq", x) if str(x.ty.dtype) == "float32" else T.rsqrt(x)
+    """Return V_RSQ, of what is subnormal 24 binary digits higher."""
+    if str(x.ty.dtype) != "float32":
+        return T.rsqrt(x)
+    x = scalars.kept(x)
+    low = x < T.float32(LEAST_NORMAL)
+    found = d.intrinsic("float32", "llvm.amdgcn.rsq", x * _either(low, 2.0**24, 1.0))
+    return found * _either(low, 2.0**12, 1.0)
+
+
+def _either(condition: Expr, yes: float, no: float) -> Expr:
+    return tirx.Select(condition, T.float32(yes), T.float32(no))
 
 
 class RocmDialect(Dialect):
     """AMD GPUs, of waves with 64 lanes or 32."""
 
+    functions: ClassVar[Mapping[str, Callable[..., Expr]]] = LLVM_FUNCTIONS
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
         "exp": _exponential,
         "div": _quotient,
@@ -74,7 +103,7 @@ class RocmDialect(Dialect):
         return block, thread
 
     def sync(self) -> None:
-        d.block_sync()
+        d.block_sync(self.wave)
 
     def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
         width = 4 * count // SIZES.get(str(buffer.dtype), 4)
@@ -97,7 +126,7 @@ class RocmDialect(Dialect):
             return d.shuffle_xor(value, dtype, thread, distance)
         every = T.int32(0xF)
         controls = (T.int32(MOVES[distance]), every, every, T.bool(True))
-        moved = d.intrinsic("int32", "llvm.amdgcn.mov.dpp", d.as_type(value, "int32"), *controls)
+        moved = d.cross_lane("int32", "llvm.amdgcn.mov.dpp", d.as_type(value, "int32"), *controls)
         return d.as_type(moved, dtype)
 
     # ---- bfloat16 ------------------------------------------------------------------------------------
@@ -112,34 +141,18 @@ class RocmDialect(Dialect):
         return self.widened(T.reinterpret("uint16", buffer[index]), dtype, wanted)
 
     def unchanged(self, value: Expr, dtype: str) -> Expr | None:
-        return _widened_bits(value) if dtype == "bfloat16" else super().unchanged(value, dtype)
+        return widened_bits(value) if dtype == "bfloat16" else super().unchanged(value, dtype)
 
     def rounded(self, value: Expr, dtype: str) -> Expr:
         if dtype != "bfloat16":
             return super().rounded(value, dtype)
-        bits = _rounded_bits(value) >> T.uint32(16)
-        return T.reinterpret("bfloat16", T.Cast("uint16", bits))
+        return bfloat16_of(value, b.bind)
+
+    def rounded_through(self, value: Expr, dtype: str, name: Callable[[Expr], Expr]) -> Expr:
+        return through_bfloat16(value, name) if dtype == "bfloat16" else round_through(value, dtype)
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         if dtype == "float16":
             return d.as_type(T.Shuffle([T.Cast("float16", value) for value in (low, high)], [0, 1]), "uint32")
-        words = [b.bind(_rounded_bits(value)) for value in (high, low)]
+        words = [b.bind(bfloat16_bits(value, b.bind)) for value in (high, low)]
         return d.intrinsic("uint32", "llvm.amdgcn.perm", *words, T.uint32(UPPER_HALVES))
-
-
-def _rounded_bits(value: Expr) -> Expr:
-    """Return float32 bits whose upper half is the nearest bfloat16, ties to even; NaN stays one."""
-    bits = b.bind(T.reinterpret("uint32", value))
-    odd = (bits >> T.uint32(16)) & T.uint32(1)
-    magnitude = bits & T.uint32(0x7FFFFFFF)
-    nearest = bits + (odd + T.uint32(0x7FFF))
-    return T.Select(magnitude > T.uint32(INFINITY), bits | T.uint32(QUIET), nearest)
-
-
-def _widened_bits(value: Expr) -> Expr | None:
-    """Return the uint16 that `RocmDialect.widened` made a float32 of; None if it did not make it."""
-    shifted = value.args[0] if getattr(getattr(value, "op", None), "name", "") == "tirx.reinterpret" else None
-    narrow = shifted.a if isinstance(shifted, tirx.LShift) else None
-    if isinstance(narrow, tirx.Cast) and str(narrow.value.ty.dtype) == "uint16":
-        return narrow.value
-    return None

@@ -1,26 +1,28 @@
 """The value of a chain's tile at an index, as a TIR expression.
 
-Halves are computed in float32 and rounded where they are stored; reductions are looked up in `cells`, where
-the loop nest has put them.
+Halves are computed in float32 and rounded where they are stored, and by conversions that are exact;
+reductions are looked up in `cells`, where the loop nest has put them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
+from ladder.ir import scalars
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
+from ladder.ir.scalars import opaque
 from ladder.partition.rows import REDUCTIONS, reshape_groups
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
@@ -39,6 +41,11 @@ STORED = {
 
 COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
 """Types that are computed with in another."""
+
+HALVES = ("float16", "bfloat16")
+
+LONGEST = 64
+"""Parts of an expression beyond which it is computed into a register: expressions share nothing."""
 
 
 def stored_type(name: str) -> str:
@@ -83,6 +90,8 @@ class Values:
     """Values whose row lies in memory: value -> (key of the row's index, its columns)."""
     lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
     """Operators that are computed otherwise than the operator table says."""
+    rounded: Callable[[Expr, str], Expr] = field(default=lambda value, kind: round_through(value, kind))
+    """Rounds a float32 to a 16-bit type, and returns it as one."""
 
     def __post_init__(self) -> None:
         self.memory: dict[Any, Expr] = {}
@@ -99,8 +108,11 @@ class Values:
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
-        self.clamped: Container[str] = self._reduced()
-        """Values that may be read before the conditions on a read: their indices are brought inside."""
+        self.clamped = self.dependents(n.name for n in self.graph.nodes if n.operator in REDUCTIONS)
+        """Values that may be read before the conditions on a read: their indices are brought inside.
+
+        Reductions run first, and so do long expressions.
+        """
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
 
@@ -145,13 +157,31 @@ class Values:
             return self.load(node.name, index)
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
-            lower = self.lowerings.get(node.operator, row.lower)
-            assert lower is not None  # that is what element-wise means
-            kept = self.keep is not None and not self.guards and node.name in self.shared
-            return self.keep(lower(*operands)) if kept else lower(*operands)  # type: ignore[misc]
+            return self._computed(node, operands)
         if self.looking and node.operator in REDUCTIONS:
             return tirx.const(1, computed_type(node.tile.ttype.name))
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
+
+    def named(self, value: Expr) -> Expr:
+        """Return a value in a register, where something may be emitted and nothing guards it."""
+        return value if self.keep is None or self.guards else self.keep(value)
+
+    def lowering(self, operator: str) -> Callable[..., Expr]:
+        """Return what computes an element-wise operator of elements."""
+        lower = self.lowerings.get(operator, get_operator(operator).lower)
+        assert lower is not None  # that is what element-wise means
+        return lower
+
+    def _computed(self, node: Node, operands: Sequence[Expr]) -> Expr:
+        """Return an element-wise operator's result; in a register if several read it, or if it is long."""
+        if self.looking:
+            return tirx.const(1, computed_type(node.tile.ttype.name))
+        with scalars.using({} if self.keep is None or self.guards else {"keep": self.keep}):
+            found = self.lowering(node.operator)(*operands)
+        if self.keep is None:
+            return found
+        several = node.name in self.shared and not self.guards
+        return self.keep(found) if several or is_long(found) else found
 
     def operands(self, node: Node, index: Index) -> list[Index]:
         """Return the index of each operand of an element-wise node: aligned at the right."""
@@ -206,12 +236,12 @@ class Values:
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
 
-    def _reduced(self) -> set[str]:
-        """Return the values that need reductions: those run before conditions on their results."""
-        found: set[str] = set()
+    def dependents(self, values: Iterable[str]) -> set[str]:
+        """Return some values and all that are made of them."""
+        found = set(values)
         for node in self.graph.nodes:
-            if node.operator in REDUCTIONS or found.intersection(node.inputs):
-                found.update((node.name,))
+            if found.intersection(node.inputs):
+                found.add(node.name)
         return found
 
     def between(self, value: str, position: Expr, begin: Expr, end: Expr) -> Expr:
@@ -225,13 +255,12 @@ class Values:
     @contextmanager
     def only_loads(self) -> Iterator[None]:
         """Make values for what they load, and forget them."""
-        before = self.memory, self.open, self.keep
+        before = self.memory, self.open, self.keep, self.looking
         self.memory, self.open, self.keep, self.looking = {}, [], None, True
         try:
             yield
         finally:
-            self.memory, self.open, self.keep = before
-            self.looking = False
+            self.memory, self.open, self.keep, self.looking = before
 
     @contextmanager
     def keeping(self, keep: Callable[[Expr], Expr]) -> Iterator[None]:
@@ -273,26 +302,48 @@ class Values:
                 self.breaks.setdefault(loop, set()).add(at)
 
 
+def is_long(expression: Expr) -> bool:
+    """Tell whether an expression has more than `LONGEST` parts, counting what stands in it twice twice."""
+    left = LONGEST
+
+    def count(part: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return tvm_ffi.VisitInterrupt(None) if left < 0 else None
+
+    tvm_ffi.structural_walk(expression, (ir.Expr, count), order="pre")
+    return left < 0
+
+
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
+    """Change the type; integers of 8 bits wrap around, as do floats on their way to them."""
     source = values.at(node.inputs[0], index)
-    wanted = computed_type(node.tile.ttype.name)
-    return source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
+    kind, wanted = node.tile.ttype.name, computed_type(node.tile.ttype.name)
+    if kind in ("int8", "uint8") and str(source.ty.dtype) != "bool":
+        return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
+    found = source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
+    return values.rounded(found, kind) if kind in HALVES and attributes["exact"] else found
+
+
+def round_through(value: Expr, kind: str) -> Expr:
+    """Return a float32 rounded to a type that the device converts to and from."""
+    return T.Cast("float32", opaque(T.Cast(kind, value)))
 
 
 def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    """Round to the nearest whole number of 8 bits, ties to even."""
+    """Round to the nearest whole number of 8 bits, ties to even; NaN becomes the least."""
     kind = node.tile.ttype.name
     if kind != "int8":
         raise DTypeError(f"chains of memory-bound operators do not round to {kind}")
     source = values.at(node.inputs[0], index)
-    near = T.Cast("int32", T.nearbyint(source))
-    return tirx.max(tirx.min(near, tirx.const(127, "int32")), tirx.const(-128, "int32"))
+    least, most = (tirx.const(bound, str(source.ty.dtype)) for bound in (-128.0, 127.0))
+    return T.Cast("int32", values.lowering("round")(tirx.min(tirx.max(source, least), most)))
 
 
 def _constant(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
     dtype = computed_type(node.tile.ttype.name)
     number = attributes["value"]
-    return tirx.const(number if dtype.startswith("float") else int(number), dtype)
+    return opaque(tirx.const(number if dtype.startswith("float") else int(number), dtype))
 
 
 def _size(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:

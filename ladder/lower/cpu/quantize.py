@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.gemm import require_quantizable
+from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.activations import as_float
@@ -23,10 +23,10 @@ WIDTH = 32
 
 
 def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
-    """Emit ``(x[M,K], codes int8[M,K], token_scale float32[M])``: codes = round(x / scale).
+    """Emit ``(x[M,K], codes int8[M,K], token_scale float32[M])``: codes = round(x * (1 / scale)).
 
-    ``scale = max |x| / 127`` per row, 0 for a row of zeros and NaN for one with infinity or NaN; ties
-    go to even.
+    ``scale = max |x| / 127`` per row, at least 2**-126, and NaN for a row with infinity or NaN; ties go to
+    even.
     """
     del device
     require_quantizable(source)
@@ -38,9 +38,10 @@ def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
         with v.parallel(m) as row:
             largest = _largest(x, source, row, k)
             finite = largest <= tirx.max_value("float32")
-            scale = tirx.Select(finite, largest * T.float32(1 / LARGEST), T.float32(float("nan")))
+            least = tirx.max(largest / T.float32(LARGEST), T.float32(SMALLEST_SCALE))
+            scale = b.bind(tirx.Select(finite, least, T.float32(float("nan"))))
             b.store(scales, scale, row)
-            inverse = b.bind(tirx.Select(largest > T.float32(0), T.float32(LARGEST) / largest, T.float32(0)))
+            inverse = b.bind(T.float32(1) / scale)
 
             def code(column: Expr, row: Expr = row, inverse: Expr = inverse) -> None:
                 scaled = T.nearbyint(as_float(x[row, column], source) * inverse)

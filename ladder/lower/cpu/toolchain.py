@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.lower.passes import pipeline
+from ladder.lower.passes import context, pipeline
 from targets import TileDevice
 from tile_types.errors import CompilerError
 
@@ -35,8 +35,7 @@ def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
 
     target = Target(device.tvm_target)
     try:
-        # LLVM eliminates common subexpressions; TVM's own pass takes a third of the build.
-        with tvm.transform.PassContext(disabled_pass=["tirx.CommonSubexprElim"]):
+        with context(target):
             return tvm.compile(tvm.IRModule(dict(functions)), target=target, tir_pipeline=pipeline())
     except (RuntimeError, ValueError, TypeError) as error:
         raise CompilerError(f"LLVM rejected {', '.join(functions)} for {device.name}: {error}") from error

@@ -1,4 +1,7 @@
-"""Functions as instructions of the special function unit, where results are rounded to 16 bits anyway."""
+"""Functions as instructions of the special function unit, where results are rounded to 16 bits anyway.
+
+And those in which chains keep to what torch computes: products that are rounded, extremes that keep NaN.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir import scalars
 from ladder.lower import builder as b
 
 Expr = Any
@@ -21,8 +25,30 @@ __forceinline__ __device__ float ladder_{name}(float x) {{
   return result;
 }}
 """
-INSTRUCTIONS = {"reciprocal": "rcp.approx.ftz.f32", "power_of_two": "ex2.approx.ftz.f32"}
-"""Helper -> its one instruction; what is too small for a normal float32 becomes 0."""
+INSTRUCTIONS = {
+    "reciprocal": "rcp.approx.ftz.f32",
+    "power_of_two": "ex2.approx.ftz.f32",
+    "whole_power_of_two": "ex2.approx.f32",
+}
+"""Helper -> its one instruction; with ``ftz``, what is too small for a normal float32 becomes 0."""
+
+PAIR = """
+__forceinline__ __device__ float ladder_{name}(float x, float y) {{
+  float result;
+  asm("{instruction} %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+  return result;
+}}
+"""
+PAIRS = {
+    "quotient": "div.full.f32",
+    "maximum": "max.NaN.f32",
+    "minimum": "min.NaN.f32",
+}
+"""Helper of two float32 -> its instruction."""
+
+PRODUCT = """
+__forceinline__ __device__ float ladder_product(float x, float y) { return __fmul_rn(x, y); }
+"""
 
 
 def special(name: str, x: Expr) -> Expr:
@@ -32,14 +58,48 @@ def special(name: str, x: Expr) -> Expr:
 
 
 def exponential(x: Expr) -> Expr:
-    """Return a power of two: one instruction of the special function unit and one product."""
+    """Return a power of two: one instruction of the special function unit and one product.
+
+    Results that are subnormal are 0: for terms of sums in which others are 1.
+    """
     return special("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
 
 
-def quotient(x: Expr, y: Expr) -> Expr:
-    """Return a product with a reciprocal, both within 2^-22."""
-    return x * special("reciprocal", y) if str(y.ty.dtype) == "float32" else tirx.div(x, y)
+def pair(name: str, x: Expr, y: Expr) -> Expr:
+    """Return one of `PAIRS` of two float32."""
+    source = PAIR.format(name=name, instruction=PAIRS[name])
+    return b.call_inline(f"ladder_{name}", source, "float32", x, y)
 
 
-CHEAP: Mapping[str, Callable[..., Expr]] = {"exp": exponential, "div": quotient, "rsqrt": T.rsqrt}
-"""What operators become where every result is rounded to 16 bits: their errors vanish in that."""
+def _of_singles(name: str, otherwise: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    return lambda x, y: pair(name, x, y) if str(x.ty.dtype) == "float32" else otherwise(x, y)
+
+
+def _whole_exponential(x: Expr) -> Expr:
+    if str(x.ty.dtype) != "float32":
+        return T.exp(x)
+    return special("whole_power_of_two", x * T.float32(LOG2_E))
+
+
+CHEAP: Mapping[str, Callable[..., Expr]] = {
+    "exp": _whole_exponential,
+    "div": _of_singles("quotient", tirx.div),
+    "rsqrt": T.rsqrt,
+}
+"""What operators become where every result is rounded to 16 bits: within 2^-22 on the whole range."""
+
+
+def product(x: Expr, y: Expr) -> Expr:
+    """Return a product that is rounded before anything is added to it."""
+    if str(x.ty.dtype) != "float32":
+        return scalars.multiply(x, y)
+    return b.call_inline("ladder_product", PRODUCT, "float32", x, y)
+
+
+FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
+    "mul": product,
+    "square": lambda x: product(x, x),
+    "maximum": _of_singles("maximum", scalars.maximum),
+    "minimum": _of_singles("minimum", scalars.minimum),
+}
+"""Operators in which chains keep to what torch computes."""

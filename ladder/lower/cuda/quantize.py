@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.lower import builder as b
+from ladder.lower.cuda.functions import product
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import helper
 from ladder.lower.gpu.quantize import WARP, Quantization, Quantizer
@@ -58,6 +59,9 @@ class CudaQuantizer(Quantizer):
     def permute(self, low: Expr, high: Expr, selector: int) -> Expr:
         source = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
         return b.bind(b.call_inline("ladder_prmt", source, "uint32", low, high, T.uint32(selector)))
+
+    def product(self, x: Expr, y: Expr) -> Expr:
+        return product(x, y)
 
     def narrow_pair(self, low: Expr, high: Expr) -> Expr:
         name = f"ladder_narrow_pair_{self.plan.activation}"

@@ -27,7 +27,7 @@ from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_sp
 from ladder.lower.gpu.decode_raw import propose_placed
 from ladder.lower.gpu.decode_signed import propose_signed
 from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_pairs
-from ladder.lower.gpu.machine import Cost, CountingMachine, Machine, Word
+from ladder.lower.gpu.machine import XOR, Cost, CountingMachine, Machine, Word
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (
     PLAIN,
@@ -92,6 +92,9 @@ NEEDS = {"through bfloat16": (8, 0)}
 
 OFFSET_CLOCKS = 4.0
 """Clocks per tile that an offset costs a kernel which sums x once for all rows."""
+
+SIGNS = 0x80008000
+"""Signs of two 16-bit floats."""
 
 LARGEST_GAIN = 2.0**24
 """Raw operands must not be so small that products with x leave float32's normal numbers."""
@@ -433,13 +436,30 @@ class Decoder:
         recipe = self.choice.recipe
         inside = zero[0] if zero is not None and self.zero == "integer" else None
         value = recipe.register(m, words, index, inside)
-        for part in zero if zero is not None and self.zero == "float" else ():
-            value = m.float_sub(self.operand, value, part)
+        if zero is not None and self.zero == "float":
+            return self._less_real_zero(m, value, zero, factors)
         if factors is None:
             return value
         if len(factors) == 1:
             return m.float_mul(self.operand, value, factors[0])
         return m.float_fma(self.operand, value, *factors)
+
+    def _less_real_zero(
+        self, m: Machine, value: Word, zero: tuple[Word, ...], factors: Sequence[Word] | None
+    ) -> Word:
+        """Return ``(value - whole - rest) * scale`` of a zero point's parts.
+
+        Of integers less the whole part nothing is rounded away, so the multiply-add is the only rounding of
+        a value's own size.
+        """
+        whole, rest = zero
+        value = m.float_sub(self.operand, value, whole)
+        if factors is None:
+            return m.float_sub(self.operand, value, rest)
+        (scale,) = factors
+        shift = m.float_mul(self.operand, rest, scale)
+        minus = m.lop3(shift, m.constant(SIGNS), m.constant(0), XOR)
+        return m.float_fma(self.operand, value, scale, minus)
 
 
 def operand_type(gemm: Gemm) -> str:

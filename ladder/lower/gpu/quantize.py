@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from tvm.script import tirx as T
 
-from ladder.ir.gemm import require_quantizable
+from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import tir_name
 from schedules.schedule import check
@@ -38,9 +38,6 @@ STEP_WARPS = 2
 
 MAGNITUDE, INFINITY, NAN = 0x7FFFFFFF, 0x7F800000, 0x7FC00000
 """float32 bits: all but the sign, and what the names say."""
-
-SMALLEST_SCALE = 2.0**-126
-"""Scale of zeros: the least whose reciprocal is a normal number."""
 
 ROUNDER = 1.5 * 2.0**23
 """Its float32 sum with a small number has the nearest integer, ties to even, in its low bits."""
@@ -186,6 +183,10 @@ class Quantizer(ABC):
         """Return four bytes of two words; ``selector`` as for PTX's prmt."""
 
     @abstractmethod
+    def product(self, x: Expr, y: Expr) -> Expr:
+        """Return a product of float32 that is rounded before anything is added to it."""
+
+    @abstractmethod
     def narrow_pair(self, low: Expr, high: Expr) -> Expr:
         """Return two codes of an 8-bit float in the low half of a word, from float32 bits, rounded once."""
 
@@ -328,7 +329,7 @@ class Quantizer(ABC):
 
     def _word(self, values: Any, first: int, inverse: Expr) -> Expr:
         """Return four codes, the first in the low byte."""
-        units = [b.bind(self._value(values, first + i) * inverse) for i in range(4)]
+        units = [b.bind(self.product(self._value(values, first + i), inverse)) for i in range(4)]
         if self.plan.activation == "int8":
             bits = [b.bind(T.reinterpret("uint32", unit + T.float32(ROUNDER))) for unit in units]
             pairs = [self.permute(bits[i], bits[i + 1], 0x0040) for i in (0, 2)]

@@ -34,14 +34,31 @@ def shared(words: int) -> Any:
     return I.alloc_buffer((words,), "uint32", scope="shared")
 
 
-def block_sync() -> None:
-    """Emit a barrier of the block that LDS accesses do not cross."""
+LDS_DONE = {64: 0xC07F, 32: 0xFC07}
+"""Wave width -> operand of S_WAITCNT that waits for LGKMCNT 0 and for no other counter.
+
+Sources: CDNA3 ISA, section 4.4; RDNA3 ISA, section 5.6. Devices of 64 lanes are GFX9, those of 32 are
+GFX11, which places the counters differently.
+"""
+
+
+def block_sync(wave: int) -> None:
+    """Emit a barrier of the block that LDS accesses do not cross, on a device with waves of ``wave`` lanes.
+
+    S_BARRIER alone orders instructions of waves, not their accesses to LDS: each wave awaits its own first.
+    """
+    effect("llvm.amdgcn.s.waitcnt", T.int32(LDS_DONE[wave]))
     b.emit(T.tvm_storage_sync("shared"))
 
 
 def schedule_fence() -> None:
     """Keep LLVM from moving instructions over this place: loads stay ahead of the work that hides them."""
-    b.emit(T.call_llvm_intrin("void", "llvm.amdgcn.sched.barrier", T.int32(0)))
+    effect("llvm.amdgcn.sched.barrier", T.int32(0))
+
+
+def effect(name: str, *operands: Expr) -> None:
+    """Emit a call of an LLVM intrinsic for its effect."""
+    b.emit(T.call_llvm_intrin("void", name, *operands))
 
 
 def lanes(first: Expr, width: int) -> Expr:
@@ -60,8 +77,16 @@ def as_type(value: Expr, dtype: str) -> Expr:
 
 
 def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
-    """Call an LLVM intrinsic that has no effect but its result."""
+    """Call an LLVM intrinsic whose result depends on nothing but this lane's operands."""
     return T.call_llvm_pure_intrin(dtype, name, *operands)
+
+
+def cross_lane(dtype: str, name: str, *operands: Expr) -> Expr:
+    """Emit, here, a call of an LLVM intrinsic that reads registers of other lanes, and return its result.
+
+    TVM moves what is pure to where it is used, which may be a branch that part of the wave takes.
+    """
+    return b.bind(T.call_llvm_intrin(dtype, name, *operands))
 
 
 def load(target: Any, source: Any, *index: Expr, width: int, at: int = 0) -> None:
@@ -100,7 +125,7 @@ class Pieces:
 
 def shuffle_xor(value: Expr, dtype: str, lane: Expr, distance: int) -> Expr:
     """Return a 32-bit value of the lane at a distance (a power of two) within the wave."""
-    moved = intrinsic("int32", "llvm.amdgcn.ds.bpermute", (lane ^ distance) * 4, as_type(value, "int32"))
+    moved = cross_lane("int32", "llvm.amdgcn.ds.bpermute", (lane ^ distance) * 4, as_type(value, "int32"))
     return as_type(moved, dtype)
 
 

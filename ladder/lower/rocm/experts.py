@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.lower import builder as b
-from ladder.lower.rocm.dialect import intrinsic, shuffle_xor
+from ladder.lower.rocm.dialect import cross_lane, shuffle_xor
 from schedules.waves import WAVE
 
 Expr = Any
@@ -29,4 +29,4 @@ class WaveLanes:
 
     def uniform(self, value: Expr) -> Expr:
         """Return the value in a scalar register, so that addresses and branches that follow are scalar."""
-        return b.keep(intrinsic("int32", "llvm.amdgcn.readfirstlane", value))
+        return b.keep(cross_lane("int32", "llvm.amdgcn.readfirstlane", value))

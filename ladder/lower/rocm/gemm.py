@@ -93,7 +93,7 @@ class Kernel:
     def _turn(self, multiplier: TileMultiplier, turn: Expr, half: int) -> None:
         """Multiply a stage, which is in set ``half`` of registers and LDS; fetch the next to the other."""
         other = 1 - half
-        d.block_sync()
+        d.block_sync(WAVE)
         ahead = b.bind(turn + 1)
         self._fetch_tokens(ahead)
         d.schedule_fence()  # x is awaited first: loads return in order
@@ -329,7 +329,7 @@ class Kernel:
         if lanes.partial_lanes:
             part = self.slice * (WAVE // lanes.partial_lanes[0]) + self.lane // lanes.partial_lanes[0]
         part, run = b.bind(part), self.step.run
-        d.block_sync()
+        d.block_sync(WAVE)
         fragments, firsts = range(geo.row_blocks * geo.token_blocks), range(0, lanes.accumulators, run)
         for fragment, first in product(fragments, firsts):
             block, token_block = divmod(fragment, geo.token_blocks)
@@ -338,7 +338,7 @@ class Kernel:
             at = geo.sum_word(part, token, inside + block * self.step.rows + row)
             sums = [d.as_type(self.sums.result(fragment, first + i), "uint32") for i in range(run)]
             b.store(self.shared, d.vector(sums), d.lanes(at, run))
-        d.block_sync()
+        d.block_sync(WAVE)
         runs = geo.rows // RUN
 
         def store(piece: Expr) -> None:

@@ -47,7 +47,7 @@ class RocmQuantizer(Quantizer):
         return d.shared(words)
 
     def sync(self) -> None:
-        d.block_sync()
+        d.block_sync(WAVE)
 
     def exchange(self, value: Expr, distance: int) -> Expr:
         return d.shuffle_xor(value, "uint32", b.bind(self.thread % WAVE), distance)
@@ -63,6 +63,9 @@ class RocmQuantizer(Quantizer):
     def permute(self, low: Expr, high: Expr, selector: int) -> Expr:
         places = permute_selector(T.uint32(selector))
         return b.bind(d.intrinsic("uint32", "llvm.amdgcn.perm", high, low, places))
+
+    def product(self, x: Expr, y: Expr) -> Expr:
+        return d.intrinsic("float32", "llvm.arithmetic.fence", x * y)
 
     def narrow_pair(self, low: Expr, high: Expr) -> Expr:
         values = (T.reinterpret(word, dtype="float32") * T.float32(self.factor) for word in (low, high))

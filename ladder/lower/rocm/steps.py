@@ -17,7 +17,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
-from ladder.lower.rocm.dialect import as_type, intrinsic, lanes, vector
+from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, lanes, vector
 from schedules.waves import STEP_ROWS, STEP_TOKENS
 from targets import TileDevice
 from tile_types.errors import DeviceError
@@ -153,7 +153,7 @@ def _matrix(
     name = step.spelling.format(w=LLVM_FP8.get(weight, ""))
     zeros = [T.int32(0)] * 3  # cbsz, abid, blgp: no broadcast
     sums = as_type(acc[at], kind)
-    total = intrinsic(kind, name, weights, tokens, sums, *zeros)
+    total = cross_lane(kind, name, weights, tokens, sums, *zeros)
     b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
 
@@ -289,10 +289,11 @@ def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> Wav
         if step.activation == activation:
             return step
     have = ", ".join(dict.fromkeys(step.activation for step in usable)) or "no activation type"
-    raise DeviceError(f"{device.name} has no matrix core for {activation} activations; it takes {have}")
+    raise DeviceError(
+        f"{device.name} has no instruction of this pipeline for {activation} activations; it takes {have}"
+    )
 
 
 def dot_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the step for few tokens: of dot products, or the matrix step where lanes have none."""
-    found = (step for step in DOTS if step.feature in device.features and step.activation == activation)
-    return next(found, None) or select_step(device, activation)
+    """Return the step for few tokens, of dot products; the rest as for `select_step`."""
+    return _best(DOTS, device, activation)

@@ -51,6 +51,10 @@ class WholeModel:
     limits: Limits = ()
     libraries: Mapping[str, Path] | None = None
 
+    def prepare(self) -> None:
+        """Bind the plan to memory, as the first call would."""
+        self.executable.prepare()
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run.
 

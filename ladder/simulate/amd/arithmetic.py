@@ -204,6 +204,16 @@ def _fma(t: Translator, call: CallView) -> Read:
     return read
 
 
+def _element_wise(function: Function) -> Callable[[Translator, CallView], Read]:
+    """Return a call that applies a function to floats of the result's type."""
+
+    def translate(t: Translator, call: CallView) -> Read:
+        reads, kind = [t.read(operand) for operand in call.operands], NUMPY[call.dtype]
+        return lambda c: function(*(np.asarray(read(c), kind) for read in reads))
+
+    return translate
+
+
 def _of_normals(function: Function) -> Callable[[Translator, CallView], Read]:
     """V_EXP, V_RCP and V_RSQ of float32 in LLVM's bare intrinsics: subnormal operands and results are 0."""
 
@@ -239,8 +249,11 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.exp2": _of_normals(np.exp2),
     "llvm.amdgcn.rcp": _of_normals(lambda x: 1.0 / x),
     "llvm.amdgcn.rsq": _of_normals(lambda x: 1.0 / np.sqrt(x)),
+    "llvm.arithmetic.fence": lambda t, call: t.read(call.operands[0]),
     "llvm.fma": _fma,
     "tirx.fma": _fma,
+    "llvm.maximum": _element_wise(np.maximum),
+    "llvm.minimum": _element_wise(np.minimum),
 }
 """Calls that return a value of this lane."""
 

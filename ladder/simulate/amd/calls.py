@@ -101,6 +101,7 @@ def calls_for(arch: str) -> Calls:
         lanes=WAVE if arch in CORES else RDNA_WAVE,
         banks=LDS if arch in CORES else Banks(RDNA_WAVE),
         named=_named,
+        target=f"rocm/{arch}",
     )
 
 

@@ -64,6 +64,7 @@ def _dpp(with_old: bool) -> Callable[[Translator, CallView], Read]:
         dtype = NUMPY[call.dtype]
 
         def read(c: Cohort) -> Value:
+            c.require_whole("DPP", call.statement)
             source = dpp_sources(control, c.lanes)
             lane = np.arange(c.lanes)
             enabled = (rows >> lane // ROW & 1).astype(bool) & (banks >> lane % ROW // BANK & 1).astype(bool)
@@ -83,20 +84,10 @@ def _bpermute(t: Translator, call: CallView) -> Read:
     place, value = t.read(call.operands[0]), t.read(call.operands[1])
 
     def read(c: Cohort) -> Value:
-        source = np.asarray(place(c)) // 4 % c.lanes
-        _require_active(c, source, call.statement)
-        return _taken(c, value(c), source)
+        c.require_whole("ds_bpermute", call.statement)
+        return _taken(c, value(c), np.asarray(place(c)) // 4 % c.lanes)
 
     return read
-
-
-def _require_active(c: Cohort, source: Array, statement: int) -> None:
-    """Report lanes that read one that is not active: it returns zero, or what it held."""
-    if c.mask is None:
-        return
-    order = np.broadcast_to(source, (c.count, c.lanes))
-    if (c.mask & ~np.take_along_axis(c.mask, order, axis=1)).any():
-        c.machine.log.add("divergence", statement, "a lane reads one that is not active")
 
 
 def _read_lane(t: Translator, call: CallView) -> Read:

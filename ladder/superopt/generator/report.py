@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from ladder.ir.graph import Graph
@@ -191,6 +192,9 @@ class Report:
         Graphs that agree with the program at a random point, but were not among the cheapest to be proved.
     recalled
         Whether it was read from a database.
+    delta
+        Bound on the probability that any of the verified graphs is not equal to the program: the errors of
+        all proofs that were tried add up.
     """
 
     program: Program
@@ -202,6 +206,7 @@ class Report:
     complete: bool
     dearer: int = 0
     recalled: bool = False
+    delta: Fraction = Fraction(0)
 
     @property
     def origin(self) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 from ladder.superopt.expressions import Pruner
@@ -31,9 +32,12 @@ from ladder.superopt.generator.stored import identity, structure_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
+    DELTA,
+    SUBTRACTS,
     Stability,
     agree_at_once,
     check_stability,
+    subtracted_degree,
     verify_for_all_extents,
 )
 from tile_types.errors import ScheduleError, ShapeError, VerificationError
@@ -73,7 +77,7 @@ def search(
     step
         Told what is being done.
     seed
-        Of the final certificates; fresh entropy if None. What is found does not depend on it.
+        Of the data of the stability tests. Proofs draw their own seeds.
 
     Returns
     -------
@@ -102,7 +106,8 @@ def search(
     structures = [structure for number in sorted(done) for structure in done[number].structures]
     structures, dearer = _cheapest(structures, program, limits, counts)
     finished: list[Found | str] = []
-    for result in _finished(structures, program, limits, seed, deadline):
+    each = Fraction(DELTA) / max(1, len(structures))
+    for result in _finished(structures, program, limits, each, seed or 0, deadline):
         finished.append(result)
         if isinstance(result, str):
             counts.reject(result)
@@ -119,7 +124,7 @@ def search(
         program, limits,
         tuple(found for found in ranked if found.stability.stable),
         tuple(found for found in ranked if not found.stability.stable),
-        counts, time.monotonic() - began, complete, dearer,
+        counts, time.monotonic() - began, complete, dearer, delta=each * len(structures),
     )  # fmt: skip
 
 
@@ -241,6 +246,7 @@ class Explorer:
         self.reach: dict[Value, int] | None = None
         self.small = small_factors(mapping, program, SMALL)
         self.reference = small_program(mapping, program, self.small)
+        self.subtracted = subtracted_degree(self.reference)
         self.outcome = Outcome(Counts(), [], True)
 
     def run(self) -> Outcome:
@@ -295,6 +301,9 @@ class Explorer:
         counts.verified += 1
         try:
             candidate = instantiate(structure, self.program, self.small)
+            if subtracted_degree(candidate) > self.subtracted:
+                counts.reject(SUBTRACTS)
+                return
             if agree_at_once(self.reference, candidate, seed=0):
                 self.outcome.structures.append(structure)
                 return
@@ -320,11 +329,11 @@ def _cheapest(
     structures: list[Structure], program: Program, limits: Limits, counts: Counts
 ) -> tuple[list[Structure], int]:
     """Return the structures that are to be proved, and how many others there are."""
-    costs: list[tuple[float, int]] = []
+    costs: list[tuple[float, int, int]] = []
     for number, structure in enumerate(structures):
         try:
             cost = choose_factors(structure, program, limits.units, limits.capacity)[1]
-            costs.append((cost, number))
+            costs.append((cost, len(structure.steps), number))
         except ShapeError as error:
             counts.reject(str(error))
     kept = [structures[number] for number in _one_of_each(sorted(costs), structures)[: limits.proofs]]
@@ -332,26 +341,27 @@ def _cheapest(
     return kept, len(costs) - len(kept)
 
 
-def _one_of_each(costs: Sequence[tuple[float, int]], structures: Sequence[Structure]) -> list[int]:
+def _one_of_each(costs: Sequence[tuple[float, int, int]], structures: Sequence[Structure]) -> list[int]:
     """Return the numbers of structures: the cheapest of each mapping first, then the second ..."""
     before: dict[Mapping, int] = {}
-    order: list[tuple[int, float, int]] = []
-    for cost, number in costs:
+    order: list[tuple[int, float, int, int]] = []
+    for cost, steps, number in costs:
         rank = before.setdefault(structures[number].mapping, 0)
         before[structures[number].mapping] += 1
-        order.append((rank, cost, number))
-    return [number for _, _, number in sorted(order)]
+        order.append((rank, cost, steps, number))
+    return [number for *_, number in sorted(order)]
 
 
 def _finished(
     structures: Sequence[Structure],
     program: Program,
     limits: Limits,
-    seed: int | None,
+    delta: Fraction,
+    seed: int,
     deadline: float | None,
 ) -> Iterator[Found | str]:
     """Finish structures, in processes if there are several, in order."""
-    every = [(structure, program, limits, seed, deadline) for structure in structures]
+    every = [(structure, program, limits, delta, seed, deadline) for structure in structures]
     if limits.workers <= 1 or len(every) < 2:
         yield from itertools.starmap(_finish, every)
         return
@@ -360,7 +370,12 @@ def _finished(
 
 
 def _finish(
-    structure: Structure, program: Program, limits: Limits, seed: int | None, deadline: float | None
+    structure: Structure,
+    program: Program,
+    limits: Limits,
+    delta: Fraction,
+    seed: int,
+    deadline: float | None,
 ) -> Found | str:
     """Prove for all extents, test in floating point, and choose tiles; or return why not."""
     if deadline is not None and time.time() > deadline:
@@ -369,16 +384,16 @@ def _finish(
     certificate, extents = verify_for_all_extents(
         symbolic_program(structure.mapping, program),
         fuse_threads(instantiate(structure, program)),
-        seed=seed,
+        delta=delta,
     )
     if not certificate.equal:
         return certificate.reason
     plain = instantiate(structure, program, factors, packed=True)
-    stability = _stability(structure, program)
+    stability = _stability(structure, program, seed)
     return Found(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
 
 
-def _stability(structure: Structure, program: Program) -> Stability:
+def _stability(structure: Structure, program: Program, seed: int) -> Stability:
     """Test at sums of 16 steps of 4 elements, with the constants that belong to these sizes.
 
     Two loop dimensions have 8 steps each.
@@ -387,7 +402,7 @@ def _stability(structure: Structure, program: Program) -> Stability:
     factors = {name: 2 for d in program.sizes for name in mapping.factors(d)}
     factors.update({f"{dimension}l": 16 // len(mapping.loops) for dimension in mapping.loops})
     changed, small = at_factors(structure, program, factors)
-    return check_stability(instantiate(changed, small, factors), small.graph())
+    return check_stability(instantiate(changed, small, factors), small.graph(), seed=seed)
 
 
 def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done: dict[int, Outcome]) -> None:

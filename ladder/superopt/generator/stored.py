@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -124,6 +125,7 @@ class Database:
 def _as_json(report: Report) -> dict[str, Any]:
     return {
         "counts": asdict(report.counts), "seconds": report.seconds, "dearer": report.dearer,
+        "delta": str(report.delta),
         "found": [_found_as_json(found) for found in report.found],
         "unstable": [_found_as_json(found) for found in report.unstable],
     }  # fmt: skip
@@ -131,7 +133,8 @@ def _as_json(report: Report) -> dict[str, Any]:
 
 def _found_as_json(found: Found) -> dict[str, Any]:
     return {
-        "structure": asdict(found.structure), "certificate": asdict(found.certificate),
+        "structure": asdict(found.structure),
+        "certificate": {**asdict(found.certificate), "delta": str(found.certificate.delta)},
         "extents": found.extents, "stability": asdict(found.stability),
     }  # fmt: skip
 
@@ -142,15 +145,17 @@ def _report(stored: dict[str, Any], program: Program, limits: Limits) -> Report:
     )
     counts = Counts(**stored["counts"])
     return Report(
-        program, limits, found, unstable, counts, stored["seconds"], True, stored["dearer"], recalled=True
-    )
+        program, limits, found, unstable, counts, stored["seconds"], True, stored["dearer"], recalled=True,
+        delta=Fraction(stored["delta"]),
+    )  # fmt: skip
 
 
 def _found(value: dict[str, Any], program: Program, limits: Limits) -> Found:
     structure = structure_of(value["structure"])
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     plain = instantiate(structure, program, factors, packed=True)
-    proof = {**value["certificate"], "bound": Bound(**value["certificate"]["bound"])}
+    known = value["certificate"]
+    proof = {**known, "bound": Bound(**known["bound"]), "delta": Fraction(known["delta"])}
     stability = Stability(**value["stability"])
     return Found(
         structure, plain, fuse_threads(plain), Certificate(**proof), value["extents"], stability, cost

@@ -1,21 +1,51 @@
-"""The error bound of the equivalence test, from the forms of two programs."""
+"""The error bound of the equivalence test, from the forms of two programs, in exact arithmetic."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 
-from ladder.ir.modular import LEAST_P, LEAST_Q, SAFE_PRIMES
-from ladder.superopt.verifier.forms import Bounding, Exponents, Forms
+from ladder.ir.modular import LARGE_PRIMES, LEAST_LARGE, LEAST_P, LEAST_Q, SAFE_PRIMES
+from ladder.superopt.verifier.forms import Bounding, Exponents, Forms, Radicand
 
 ATTEMPTS = 16
 """Draws per round and per expected draw until one is defined: all fail with probability e**-16."""
 
 RARE = 4
 """Draws per round without residues to wait for: a denominator is 0 about once in 2**30 / degree draws."""
+
+P_BITS, Q_BITS, LARGE_BITS = (least.bit_length() - 1 for least in (LEAST_P, LEAST_Q, LEAST_LARGE))
+"""A number of b bits has at most b / P_BITS divisors among the primes p, b / Q_BITS among the primes q."""
+
+
+def vanishing(degree: int, bits: int) -> Fraction:
+    """Return the probability that a polynomial other than 0 is 0 at a random point of a random field."""
+    return Fraction(degree, LEAST_P) + Fraction(bits, P_BITS * SAFE_PRIMES)
+
+
+def vanishing_in_large(degree: int, bits: int) -> Fraction:
+    """Return the same for a random field of 61 bits."""
+    return Fraction(degree, LEAST_LARGE) + Fraction(bits, LARGE_BITS * LARGE_PRIMES)
+
+
+def repetitions(once: Fraction, delta: Fraction) -> int | None:
+    """Return how often what errs with probability ``once`` must agree for ``delta``; None if never."""
+    if 2 * once >= 1:
+        return None
+    count, total = 1, once
+    while total > delta:
+        count, total = count + 1, total * once
+    return count
+
+
+def rounded_up(probability: Fraction) -> float:
+    """Return a float that is no less: for people and JSON."""
+    nearest = float(probability)
+    return nearest if Fraction(nearest) >= probability else math.nextafter(nearest, math.inf)
 
 
 @dataclass(frozen=True)
@@ -35,48 +65,46 @@ class Bound:
     radicands
         m: distinct values under roots.
     exponentials
-        Whether there are any.
-    unknown_roots
-        How many roots were taken as unknown functions of what stands under them.
+        Whether there are any that are interpreted.
+    functions
+        How many values were taken as unknown functions of their operands.
     radicand_degree, radicand_bits
-        Of the difference of any two radicands, as a polynomial.
+        Of the difference of any two operands of functions, as a polynomial.
     """
 
     degree: int
     terms: int
-    bits: float
-    exponent_bits: float
+    bits: int
+    exponent_bits: int
     radicands: int = 0
     exponentials: bool = False
-    unknown_roots: int = 0
+    functions: int = 0
     radicand_degree: int = 0
-    radicand_bits: float = 0.0
+    radicand_bits: int = 0
 
-    def zippel(self, p: int = LEAST_P, q: int = LEAST_Q) -> float:
+    def zippel(self, p: int = LEAST_P, q: int = LEAST_Q) -> Fraction:
         """Return steps 2 and 3: ``(K (K - 1) d + K d) / q + 2 d / p`` with 2**m d for d."""
-        d, k = self.degree * 2.0**self.radicands, self.terms
-        in_q = (k * (k - 1) * d + k * d) / q if self.exponentials else 0.0
-        return in_q + 2 * d / p
+        d, k = self.degree << self.radicands, self.terms
+        in_q = Fraction(k * (k - 1) * d + k * d, q) if self.exponentials else Fraction(0)
+        return in_q + Fraction(2 * d, p)
 
     @property
-    def reduction(self) -> float:
+    def reduction(self) -> Fraction:
         """Step 4: primes that divide all coefficients."""
-        conjugates = 2.0**self.radicands
-        primes = conjugates * self.bits / math.log2(LEAST_P)
+        primes = Fraction(self.bits << self.radicands, P_BITS)
         if self.exponentials:
-            primes += (self.terms - 1) * conjugates * self.exponent_bits / math.log2(LEAST_Q)
+            primes += Fraction((self.terms - 1) * (self.exponent_bits << self.radicands), Q_BITS)
         return primes / SAFE_PRIMES
 
     @property
-    def epsilon(self) -> float:
+    def epsilon(self) -> Fraction:
         """Probability that one draw is defined and agrees although the programs differ."""
         return self.zippel() + self.reduction + self.merged
 
     @property
-    def merged(self) -> float:
-        """Step 6: two different radicands have one value, so that their roots are taken as equal."""
-        one = self.radicand_degree / LEAST_P + self.radicand_bits / (math.log2(LEAST_P) * SAFE_PRIMES)
-        return math.comb(self.unknown_roots, 2) * one
+    def merged(self) -> Fraction:
+        """Step 6: two different operands have one value, so that their functions are taken as equal."""
+        return math.comb(self.functions, 2) * vanishing(self.radicand_degree, self.radicand_bits)
 
     @property
     def attempts(self) -> int:
@@ -85,38 +113,54 @@ class Bound:
             return RARE
         return ATTEMPTS << (self.radicands * (2 if self.exponentials else 1))
 
-    def rounds(self, delta: float) -> int | None:
+    def rounds(self, delta: Fraction) -> int | None:
         """R: rounds for a total error of at most ``delta``; None if a round proves nothing."""
-        per_round = self.attempts * self.epsilon
-        return None if per_round >= 0.5 else max(1, math.ceil(math.log(delta) / math.log(per_round)))
+        return repetitions(self.attempts * self.epsilon, delta)
 
-    def delta(self, rounds: int) -> float:
+    def delta(self, rounds: int) -> Fraction:
         """Return the total error after ``rounds``."""
-        return float((self.attempts * self.epsilon) ** rounds)
+        return Fraction(self.attempts * self.epsilon) ** rounds
 
-    def confusion(self, roots: int, draws: int, attempts: int) -> float:
+    def confusion(self, roots: int, draws: int, attempts: int) -> Fraction:
         """Return the probability that two different radicands agree in ``draws`` of ``attempts`` draws.
 
         ``N_a D_b - N_b D_a`` of any two of the ``roots`` has degree <= 4 d and 2**(4 b) as coefficients.
         """
-        one = 4 * self.degree / LEAST_P + 4 * self.bits / (math.log2(LEAST_P) * SAFE_PRIMES)
-        return float(math.comb(roots, 2) * math.comb(attempts, draws) * min(1.0, one) ** draws)
+        one = min(Fraction(1), vanishing(4 * self.degree, 4 * self.bits))
+        return math.comb(roots, 2) * math.comb(attempts, draws) * one**draws
 
     def with_radicands(self, radicands: int) -> Bound:
         """Return the bound for m distinct radicands."""
         return replace(self, radicands=radicands)
 
-    def with_unknown_roots(self, boundings: Sequence[Bounding]) -> Bound:
-        """Return the bound for programs whose roots were taken as unknown."""
-        roots = sum(bounding.roots for bounding in boundings)
-        return replace(self.with_differences(boundings), unknown_roots=roots)
+    def with_functions(self, boundings: Sequence[Bounding]) -> Bound:
+        """Return the bound for programs with unknown functions."""
+        functions = sum(bounding.functions for bounding in boundings)
+        return replace(self.with_differences(boundings), functions=functions)
+
+    def with_relations(self, roots: int) -> Bound:
+        """Return the bound for roots that are products of up to two others, or their reciprocals.
+
+        Such a product has at most four times the degree of one; what is compared is ``a b = c d`` of
+        radicands a, b, d and a number c, or what has fewer of them.
+        """
+        return replace(
+            self, degree=4 * self.degree, bits=4 * self.bits, functions=max(self.functions, roots),
+            radicand_degree=3 * self.radicand_degree, radicand_bits=4 * self.radicand_bits,
+        )  # fmt: skip
 
     def with_differences(self, boundings: Sequence[Bounding]) -> Bound:
-        """Return the bound with the sizes of ``N_a D_b - N_b D_a`` of any two radicands N / D."""
-        parts = [bounding.radicand for bounding in boundings if bounding.roots]
-        degree = sum(max((part.degrees[side] for part in parts), default=0) for side in (0, 1))
-        bits = sum(max((part.bits[side] for part in parts), default=0.0) for side in (0, 1))
-        return replace(self, radicand_degree=degree, radicand_bits=bits + 1 if parts else 0.0)
+        """Return the bound with the sizes of ``N_a D_b - N_b D_a`` of any two operands N / D."""
+        parts = [bounding.radicand for bounding in boundings if bounding.roots or bounding.functions]
+        degree, bits = difference(parts)
+        return replace(self, radicand_degree=degree, radicand_bits=bits)
+
+
+def difference(parts: Sequence[Radicand]) -> tuple[int, int]:
+    """Return degree and bits of the difference of any two of the values with these sizes."""
+    degree = sum(max((part.degrees[side] for part in parts), default=0) for side in (0, 1))
+    bits = sum(max((part.bits[side] for part in parts), default=0.0) for side in (0, 1))
+    return degree, math.ceil(bits) + 1 if parts else 0
 
 
 def bound_of(first: Sequence[Forms], second: Sequence[Forms], exponentials: bool) -> Bound:
@@ -146,8 +190,8 @@ def _of_pair(a: Forms, b: Forms, exponentials: bool) -> Bound:
     degree = np.maximum(np.maximum(both.degree, exponents.u_degree), exponents.v_degree)
     return Bound(
         int(np.max(degree, initial=0)),
-        max(1, int(min(np.max(both.exponents, initial=0), 2.0**62))),
-        float(np.max(both.bits, initial=0)),
-        float(np.max(exponents.u_bits + exponents.v_bits + 1, initial=0)),
+        max(1, int(np.max(both.exponents, initial=0))),
+        math.ceil(np.max(both.bits, initial=0)),
+        math.ceil(np.max(exponents.u_bits + exponents.v_bits + 1, initial=0)),
         exponentials=exponentials,
     )

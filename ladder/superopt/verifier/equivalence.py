@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ladder.ir.finite import Field, Residues, RootLog, Unknowns
+from ladder.ir.finite import Field, Known, Relations, Residues, RootLog, Unknowns
 from ladder.ir.graph import Graph
-from ladder.ir.interpret import NUMERIC, finite_domain, interpret, lax_classes
-from ladder.ir.modular import UndefinedResidueError, draw_prime
+from ladder.ir.interpret import NUMERIC, interpret, lax_classes
+from ladder.ir.modular import UndefinedResidueError, draw_large_prime, draw_prime
 from ladder.ir.quantized_values import Components
-from ladder.superopt.verifier.bound import Bound, bound_of
+from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
 from ladder.superopt.verifier.coverage import require_complete, signatures_differ
+from ladder.superopt.verifier.domains import conditions, require_defined
 from ladder.superopt.verifier.forms import Bounding, Forms
 from ladder.superopt.verifier.radicands import LIMIT, Radicands
+from ladder.superopt.verifier.relations import Plan, RootRelations, Store, related
+from ladder.superopt.verifier.values import Conversions, domain_of
 from tile_types.errors import VerificationError
 from tile_types.tile import Tile
 
 DELTA = 2.0**-64
+SEED_BITS = 128
+"""Of the seeds that the verifier draws."""
+
 MAX_POINTS = 4096
 """Most evaluations K per draw; programs with more exponents are refused."""
 
@@ -33,8 +40,48 @@ QUICK_DRAWS = 64
 PROOF_DRAWS = 64
 """Draws in which the radicands must prove independent."""
 
+NO_PRODUCTS = "no root is a product of others"
+
+MOST_RECOGNISED = 64
+"""Pairs of values at most of which it is proved that they are equal, to see where programs are defined."""
+
 _OMEGA = 4
 """A square other than 1: of order q in Z_p for p = 2q + 1, q prime."""
+
+Entropy = tuple[int, ...]
+"""A seed, and which of the tests that it serves."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """What of the programs is interpreted: all else are unknown functions of equal operands.
+
+    Parameters
+    ----------
+    name
+        For reasons.
+    uninterpreted
+        Which of ``exp``, ``sqrt`` and ``reduce_max`` are such functions.
+    related
+        Whether it is found out which roots are products of others.
+    """
+
+    name: str
+    uninterpreted: frozenset[str]
+    related: bool = False
+
+
+FREE = Mode("functions", frozenset({"exp", "sqrt", "reduce_max"}))
+EXPONENTIALS = Mode("roots", frozenset({"sqrt"}))
+ROOTS = Mode("functions", frozenset())
+RELATED = (Mode("roots", frozenset({"sqrt"}), related=True), Mode("functions", frozenset(), related=True))
+
+
+def modes_of(*graphs: Graph) -> tuple[Mode, ...]:
+    """Return how programs are tried, cheapest first; the last one interprets most."""
+    exponentials, roots = (_has((lax,), *graphs) for lax in ("exp", "root"))
+    more = [FREE, *([EXPONENTIALS] if exponentials else []), *([ROOTS, *RELATED] if roots else [])]
+    return tuple(more)
 
 
 @dataclass(frozen=True)
@@ -44,14 +91,16 @@ class Certificate:
     Parameters
     ----------
     verdict
-        ``"equal"``; ``"different"``: the evaluations differ, which is a proof unless a square stands
-        under a root, as in ``sqrt((x * x + 1) ** 2)``; or ``"refused"``. Programs with maxima are
-        ``different`` if float64 says so, too: they are equal only if they are whatever the maxima are.
+        ``"equal"``: the second program is defined, and equal, wherever all values of the first are finite.
+        ``"different"``: the evaluations differ, which is a proof unless a square stands under a root, as in
+        ``sqrt((x * x + 1) ** 2)``. Programs with unknown functions are ``different`` if float64 says so,
+        too: they are equal only if they are whatever the functions are. ``"refused"``: nothing is decided.
+        ``"replayed"``: equal in the draws of a seed that the caller gave, which proves nothing.
     reason
         Why, if not equal.
     delta
-        Bound on the probability of the verdict ``equal`` for this pair if it were unequal; 0 for
-        the other verdicts.
+        Bound on the probability of the verdict ``equal`` for this pair if it were unequal, added up over
+        all tests that were made; 0 for ``different`` and ``refused``, 1 for a replay.
     bound
         Degree, terms and coefficient sizes that delta follows from.
     rounds, draws
@@ -62,7 +111,7 @@ class Certificate:
 
     verdict: str
     reason: str = ""
-    delta: float = 0.0
+    delta: Fraction = Fraction(0)
     bound: Bound | None = None
     rounds: int = 0
     draws: int = 0
@@ -73,32 +122,45 @@ class Certificate:
         """Whether the programs were proved equal, up to ``delta``."""
         return self.verdict == "equal"
 
+    @property
+    def error(self) -> float:
+        """``delta`` as a float that is no less."""
+        return rounded_up(self.delta)
+
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
         sizes = {} if self.bound is None else {
-            "degree": self.bound.degree, "terms": self.bound.terms, "bits": math.ceil(self.bound.bits),
-            "radicands": self.bound.radicands, "epsilon": self.bound.epsilon,
+            "degree": self.bound.degree, "terms": self.bound.terms, "bits": self.bound.bits,
+            "radicands": self.bound.radicands, "epsilon": rounded_up(self.bound.epsilon),
         }  # fmt: skip
         return {
-            "verdict": self.verdict, "reason": self.reason, "delta": self.delta, **sizes,
-            "rounds": self.rounds, "draws": self.draws, "seed": self.seed,
+            "verdict": self.verdict, "reason": self.reason, "delta": self.error, **sizes,
+            "rounds": self.rounds, "draws": self.draws, "seed": str(self.seed),
         }  # fmt: skip
+
+    def seeded(self, seed: int, *, own: bool) -> Certificate:
+        """Return it with its seed; of a caller's seed, equality is a replay."""
+        if own or not self.equal:
+            return replace(self, seed=seed)
+        reason = "a replay of a given seed proves nothing: programs may be made to fit it"
+        return replace(self, verdict="replayed", reason=reason, delta=Fraction(1), seed=seed)
 
 
 def verify_equal(
-    first: Graph, second: Graph, *, delta: float = DELTA, seed: int | None = None
+    first: Graph, second: Graph, *, delta: float | Fraction = DELTA, seed: int | None = None
 ) -> Certificate:
-    """Decide whether two programs with numeric extents compute the same function.
+    """Decide whether a program computes the same function as another, wherever that one is finite.
 
     Parameters
     ----------
     first, second
-        Graphs whose inputs and outputs correspond in order. Outputs are compared in order: a
-        permutation is a difference.
+        The original and what may replace it, with numeric extents. Inputs and outputs correspond in order:
+        a permutation is a difference.
     delta
         Wanted bound on the probability of accepting unequal programs.
     seed
-        Of the draws; by default fresh entropy, so that no program can be made to fit them.
+        Of a certificate, to replay its draws: that proves nothing. By default the verifier draws its own,
+        so that no program can be made to fit it.
 
     Returns
     -------
@@ -110,27 +172,104 @@ def verify_equal(
     ShapeError
         If an extent is symbolic.
     """
-    seed = secrets.randbits(64) if seed is None else seed
+    drawn = secrets.randbits(SEED_BITS) if seed is None else seed
+    found = certify(first, second, Fraction(delta), (drawn,), modes_of(first, second))
+    return found.seeded(drawn, own=seed is None)
+
+
+def certify(
+    first: Graph,
+    second: Graph,
+    delta: Fraction,
+    entropy: Entropy,
+    modes: Sequence[Mode],
+    domains: tuple[Graph, Graph] | tuple[()] | None = (),
+) -> Certificate:
+    """Try modes one after another, then where the programs are defined; the errors of all tests add up.
+
+    Parameters
+    ----------
+    domains
+        Programs of which the second must be defined where the first is, if not those; None: none are.
+    """
     difference = signatures_differ(first, second)
     if difference:
-        return Certificate("different", f"signatures differ: {difference}", seed=seed)
+        return Certificate("different", f"signatures differ: {difference}")
     try:
         require_complete(first)
         require_complete(second)
+        each = delta / (len(modes) + 1)
+        spent, failed = Fraction(0), []
+        for number, mode in enumerate(modes):
+            test = _Test(first, second, (*entropy, number), mode)
+            found = _certificate(test, each)
+            spent += found.delta if found.equal else each
+            if found.equal:
+                if domains is not None:
+                    where = _Test(*domains, (*entropy, len(modes)), FREE) if domains else test
+                    spent += _defined(where, each, entropy)
+                return replace(found, delta=spent)
+            failed.append(found)
     except VerificationError as error:
-        return Certificate("refused", str(error), seed=seed)
-    if _has(("root",), first, second):
-        certificate = _certificate(first, second, seed, delta, unknown_roots=True)
-        if certificate.equal:
-            return certificate
-    return _certificate(first, second, seed, delta)
+        return Certificate("refused", str(error))
+    return most_telling(failed)
 
 
-def _certificate(first: Graph, second: Graph, seed: int, delta: float, **options: bool) -> Certificate:
+def refusal(graph: Graph) -> str:
+    """Return why equality with a program cannot be decided where exponentials are interpreted, or nothing."""
+    found = certify(graph, graph, Fraction(DELTA), (0,), (EXPONENTIALS, ROOTS))
+    return found.reason if found.verdict == "refused" else ""
+
+
+def most_telling(failed: Sequence[Certificate]) -> Certificate:
+    """Return a proof that programs differ, or else the last reason why nothing is decided."""
+    different = [found for found in failed if found.verdict == "different"]
+    reasons = [found for found in failed if found.reason != NO_PRODUCTS]
+    return different[0] if different else (reasons or failed)[-1]
+
+
+def _defined(test: _Test, delta: Fraction, entropy: Entropy) -> Fraction:
+    """Check where the programs are defined; first with all functions unknown, then by proofs."""
     try:
-        return _Test(first, second, seed, **options).run(delta)
+        return test.require_defined(delta / 2, {})
+    except VerificationError:
+        known = _recognised(*test.graphs, delta / 4, entropy)
+        if not known:
+            raise
+        return delta / 4 + delta / 2 + test.require_defined(delta / 4, known)
+
+
+def _recognised(first: Graph, second: Graph, delta: Fraction, entropy: Entropy) -> dict[int, set[str]]:
+    """Return the values that the second program divides by, or takes roots of, as the first one does."""
+    if any(node.body is not None for graph in (first, second) for node in graph.nodes):
+        return {}
+    asked = list(conditions(first))
+    found: dict[int, set[str]] = {}
+    tests = 0
+    for (kind, b), (same, a) in itertools.product(conditions(second), asked):
+        if kind != same or kind in found.get(id(b), ()) or tests == MOST_RECOGNISED:
+            continue
+        tests += 1
+        graphs = replace(first, outputs=(a.name,)), replace(second, outputs=(b.name,))
+        if _values_equal(*graphs, delta / MOST_RECOGNISED, (*entropy, tests)):
+            found.setdefault(id(b), set()).add(kind)
+    return found
+
+
+def _values_equal(first: Graph, second: Graph, delta: Fraction, entropy: Entropy) -> bool:
+    """Whether programs are equal wherever both are defined."""
+    if signatures_differ(first, second):
+        return False
+    modes = modes_of(first, second)
+    tests = (_Test(first, second, (*entropy, n), mode) for n, mode in enumerate(modes))
+    return any(_certificate(test, delta / len(modes)).equal for test in tests)
+
+
+def _certificate(test: _Test, delta: Fraction) -> Certificate:
+    try:
+        return test.run(delta)
     except VerificationError as error:
-        return Certificate("refused", str(error), seed=seed)
+        return Certificate("refused", str(error))
 
 
 def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
@@ -144,8 +283,15 @@ def agree_at_once(first: Graph, second: Graph, *, seed: int) -> bool:
     VerificationError
         If a program is outside LAX.
     """
-    roots = _has(("root",), first, second)
-    return _Test(first, second, seed, unknown_roots=roots).agrees_at_once() is True
+    for mode in (EXPONENTIALS, FREE):
+        try:
+            agrees = _Test(first, second, (seed,), mode).agrees_at_once()
+        except VerificationError:
+            if mode is FREE:
+                raise
+            continue
+        return agrees is True
+    return False
 
 
 def _has(classes: Sequence[str], *graphs: Graph) -> bool:
@@ -155,7 +301,7 @@ def _has(classes: Sequence[str], *graphs: Graph) -> bool:
 def forms_of(graph: Graph, bounding: Bounding) -> tuple[Forms, ...]:
     """Return the forms of a graph's outputs."""
     operands = [_operand(node.tile, bounding.variables) for node in graph.inputs]
-    return interpret(graph, operands, finite_domain(bounding))
+    return interpret(graph, operands, domain_of(Conversions.of(graph), bounding))
 
 
 def _operand(tile: Tile, draw: Any) -> Any:
@@ -169,25 +315,30 @@ def _operand(tile: Tile, draw: Any) -> Any:
 
 
 class _Test:
-    """One pair's test: draws, and what they have shown so far."""
+    """One pair's test in one mode: draws, and what they have shown so far."""
 
-    def __init__(self, first: Graph, second: Graph, seed: int, unknown_roots: bool = False) -> None:
-        self.graphs = (first, second)
-        self.generator = np.random.default_rng(seed)
-        self.seed = seed
+    def __init__(self, first: Graph, second: Graph, entropy: Entropy, mode: Mode) -> None:
+        self.graphs, self.mode = (first, second), mode
+        self.generator = np.random.default_rng(entropy)
         self.draws = 0
-        self.exponents = _has(("exp",), first, second)
+        self.conversions = [Conversions.of(graph) for graph in self.graphs]
+        self.exponents = _has(("exp",), first, second) and "exp" not in mode.uninterpreted
         self.maxima = _has(("maximum",), first, second) or _rescales(first) or _rescales(second)
-        self.unknown_roots = unknown_roots
-        self.boundings = tuple(Bounding(unknown_roots) for _ in self.graphs)
+        converted = any(each.unknown or each.rounded for each in self.conversions)
+        free = ["exp"] if "exp" in mode.uninterpreted else []
+        self.unknown = converted or _has(("other", "root", *free), first, second)
+        self.boundings = tuple(Bounding(mode.uninterpreted) for _ in self.graphs)
+        self.plans: list[Plan] | None = None
 
     @cached_property
     def forms(self) -> list[tuple[Forms, ...]]:
         """Forms of both programs' outputs."""
         return [forms_of(*pair) for pair in zip(self.graphs, self.boundings, strict=True)]
 
-    def run(self, delta: float) -> Certificate:
+    def run(self, delta: Fraction) -> Certificate:
         """Reject early, else compute the bound and pass the rounds that it asks for."""
+        if self.mode.related:
+            self._relate()
         if self.agrees_at_once() is False:
             return self._different()
         bound, confusion = self._bound(delta)
@@ -201,8 +352,28 @@ class _Test:
         for _ in range(rounds):
             if not self._round(bound):
                 return self._different()
-        total = bound.delta(rounds) + confusion
-        return Certificate("equal", "", total, bound, rounds, self.draws, self.seed)
+        return Certificate("equal", "", bound.delta(rounds) + confusion, bound, rounds, self.draws)
+
+    def _relate(self) -> None:
+        """Find out which roots are products of others; VerificationError if none is."""
+        tiles = [node.tile for node in self.graphs[0].inputs]
+        self.plans = related(self.graphs, lambda draw: [_operand(t, draw) for t in tiles], self.generator)
+        if self.plans is None:
+            raise VerificationError(NO_PRODUCTS)
+
+    def require_defined(self, delta: Fraction, known: dict[int, set[str]]) -> Fraction:
+        """Check where the programs are defined; returns the bound on the error of that."""
+        _ = self.forms
+        sizes = [bounding.largest for bounding in self.boundings]
+        free = _Test(*self.graphs, (0,), FREE)
+        free.generator, free.plans = self.generator, self.plans
+
+        def draw() -> tuple[list[Field], list[Any]]:
+            self.draws += 1
+            return free._sample(exponents=False, large=True)
+
+        sizes += [bounding.radicand for bounding in self.boundings]
+        return require_defined(*self.graphs, draw, sizes, delta, known)
 
     def agrees_at_once(self) -> bool | None:
         """Evaluate at one point only: nearly every unequal pair differs there, which needs no bound.
@@ -217,32 +388,35 @@ class _Test:
 
     def _different(self) -> Certificate:
         """Programs without unknowns are different; with unknowns, only if float64 says so."""
-        if self.unknown_roots or (self.maxima and not _differ_in_float64(*self.graphs)):
-            what = "roots were other functions" if self.unknown_roots else "maxima had other values"
+        if (self.unknown or self.maxima) and not _differ_in_float64(*self.graphs):
+            what = f"{self.mode.name} were other functions" if self.unknown else "maxima had other values"
             raise VerificationError(f"the outputs would differ if the {what}: nothing is decided")
-        return Certificate("different", "outputs differ in a finite field", draws=self.draws, seed=self.seed)
+        return Certificate("different", "outputs differ in a finite field", draws=self.draws)
 
     def _refused(self, reason: str, bound: Bound) -> Certificate:
-        return Certificate("refused", reason, bound=bound, draws=self.draws, seed=self.seed)
+        return Certificate("refused", reason, bound=bound, draws=self.draws)
 
-    def _bound(self, delta: float) -> tuple[Bound, float]:
+    def _bound(self, delta: Fraction) -> tuple[Bound, Fraction]:
         """Return the bound, and the probability that it is of too few radicands, at most delta / 4."""
         first, second = self.forms
         bound = bound_of(first, second, any(each.exponentials for each in self.boundings))
-        if self.unknown_roots:
-            return bound.with_unknown_roots(self.boundings), 0.0
+        bound = bound.with_functions(self.boundings)
         roots = sum(each.roots for each in self.boundings)
-        return self._with_radicands(bound, roots, delta / 4) if roots else (bound, 0.0)
+        if self.plans is not None:
+            bound = bound.with_relations(roots)
+        if not roots or "sqrt" in self.mode.uninterpreted:
+            return bound, Fraction(0)
+        return self._with_radicands(bound, roots, delta / 4)
 
-    def _with_radicands(self, bound: Bound, roots: int, error: float) -> tuple[Bound, float]:
+    def _with_radicands(self, bound: Bound, roots: int, error: Fraction) -> tuple[Bound, Fraction]:
         """Prove that the radicands are independent; refuse if no proof is found."""
         radicands = Radicands()
         for _ in range(PROOF_DRAWS):
             log = RootLog()
             try:
                 fields, operands = self._sample(exponents=True, logs=(log, RootLog()))
-                for graph, field in zip(self.graphs, fields, strict=True):
-                    interpret(graph, operands, finite_domain(field))
+                for number, own in enumerate(fields):
+                    self._run(number, operands, own)
             except UndefinedResidueError:
                 continue
             radicands.note(log)
@@ -278,8 +452,7 @@ class _Test:
             for point in range(1, points + 1):
                 omega = pow(_OMEGA, point, fields[0].p)
                 first, second = (
-                    interpret(graph, operands, finite_domain(_at(field, omega)))
-                    for graph, field in zip(self.graphs, fields, strict=True)
+                    self._run(number, operands, _at(own, omega)) for number, own in enumerate(fields)
                 )
                 if not _agree(first, second):
                     # The draw counts only if it is defined at all points; a difference at a defined
@@ -289,32 +462,49 @@ class _Test:
             return None
         return True
 
+    def _run(self, number: int, operands: Sequence[Any], own: Field) -> tuple[Any, ...]:
+        """Evaluate a program."""
+        return interpret(self.graphs[number], operands, domain_of(self.conversions[number], own))
+
     def _sample(
-        self, *, exponents: bool, logs: tuple[RootLog, RootLog] | None = None
+        self, *, exponents: bool, logs: tuple[RootLog, RootLog] | None = None, large: bool = False
     ) -> tuple[list[Field], list[Any]]:
         """Return a field per program, with values for its own unknowns, and common operands."""
-        p = draw_prime(self.generator)
-        known: dict[tuple[Any, ...], tuple[int, int]] | None = {} if self.unknown_roots else None
-        fields = [Field(p, (p - 1) // 2, _OMEGA, logs, unknowns) for unknowns in self._unknowns(known)]
-        field = fields[0]
+        p = draw_large_prime(self.generator) if large else draw_prime(self.generator)
+        q, omega = (2, p - 1) if large else ((p - 1) // 2, _OMEGA)
+        free = self.mode.uninterpreted
+        fields = [
+            Field(p, q, omega, logs, unknowns, free, exponents) for unknowns in self._unknowns()
+        ]
+        drawing = fields[0]
 
         def variable(shape: tuple[int, ...]) -> Residues:
-            drawn = field.random(shape, self.generator)
+            drawn = drawing.random(shape, self.generator)
             return drawn if exponents else Residues(drawn.p, None)
 
         return fields, [_operand(node.tile, variable) for node in self.graphs[0].inputs]
 
-    def _unknowns(self, roots: dict[tuple[Any, ...], tuple[int, int]] | None) -> list[Unknowns]:
-        """Roots of both programs are the same function; their maxima have nothing in common."""
-        if self.maxima:
+    def _unknowns(self) -> list[Unknowns]:
+        """Functions of both programs are the same; maxima that are none have nothing in common."""
+        if self.maxima and "reduce_max" not in self.mode.uninterpreted:
             _ = self.forms
-        return [Unknowns(self.generator, b.unknowns, tuple(b.maxima), roots) for b in self.boundings]
+        known: Known = {}
+        return [
+            Unknowns(self.generator, b.unknowns, tuple(b.maxima), known, relations)
+            for b, relations in zip(self.boundings, self._relations(), strict=True)
+        ]
+
+    def _relations(self) -> list[Relations | None]:
+        if self.plans is None:
+            return [None for _ in self.graphs]
+        store: Store = {}
+        return [RootRelations(plan, store, number == 0) for number, plan in enumerate(self.plans)]
 
 
-def _at(field: Field, omega: int) -> Field:
+def _at(own: Field, omega: int) -> Field:
     """Return the field for another evaluation of the same draw."""
-    assert field.unknowns is not None
-    return replace(field, omega=omega, unknowns=field.unknowns.restart())
+    assert own.unknowns is not None
+    return replace(own, omega=omega, unknowns=own.unknowns.restart())
 
 
 def _rescales(graph: Graph) -> bool:

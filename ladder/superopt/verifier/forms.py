@@ -49,6 +49,15 @@ FORM = np.dtype(
 """One element. All bytes zero are the number 0, so rearrangements may fill with zeros."""
 
 
+MOST = 2.0**50
+"""Degrees and bits above are refused: no field of 31 bits decides them, and float64 is exact below."""
+
+
+def capped(a: Array) -> Array:
+    """Keep numbers of exponents finite: far above what is evaluated, all are alike."""
+    return np.asarray(np.minimum(a, MOST))
+
+
 def log2_sum(a: Array, b: Array) -> Array:
     """Return ``log2(2**a + 2**b)``, rounded up a little."""
     return np.asarray(np.maximum(a, b) + np.log2(1 + np.exp2(-np.abs(a - b))) + 1e-9)
@@ -68,7 +77,7 @@ class Polynomial:
         fraction = np.maximum(self.fraction, other.fraction)
         bits = log2_sum(self.bits + fraction - self.fraction, other.bits + fraction - other.fraction)
         return Polynomial(
-            self.terms + other.terms,
+            capped(self.terms + other.terms),
             np.maximum(self.plain, other.plain),
             np.maximum(self.degree, other.degree),
             bits,
@@ -77,7 +86,7 @@ class Polynomial:
 
     def __mul__(self, other: Polynomial) -> Polynomial:
         return Polynomial(
-            self.terms * other.terms + self.terms * other.plain + self.plain * other.terms,
+            capped(self.terms * other.terms + self.terms * other.plain + self.plain * other.terms),
             self.plain * other.plain,
             self.degree + other.degree,
             self.bits + other.bits,
@@ -167,7 +176,7 @@ class Exponents:
 
 @dataclass
 class Radicand:
-    """Bounds over everything that stands under roots: degrees and bits of numerators and denominators."""
+    """Bounds over all operands of functions: degrees and bits of numerators and denominators."""
 
     degrees: tuple[int, int] = (0, 0)
     bits: tuple[float, float] = (0.0, 0.0)
@@ -189,11 +198,17 @@ class Bounding:
 
     Parameters
     ----------
-    unknown_roots
-        Take each root as a new variable. Roots may then stand under roots.
+    uninterpreted
+        Functions of which each value is a new variable, as in `ladder.ir.finite.Field`; they may be nested.
 
     Attributes
     ----------
+    functions
+        How many values of unknown functions, or elements that maxima are taken of, there are.
+    radicand
+        Sizes of their operands, and of what stands under interpreted roots.
+    largest
+        Degree and bits of all values together, as of numerators or denominators.
     maxima
         For each maximum in order of evaluation, which unknown each element is: slices of the same elements
         have the same.
@@ -201,12 +216,14 @@ class Bounding:
         How many there are.
     """
 
-    def __init__(self, unknown_roots: bool = False) -> None:
+    def __init__(self, uninterpreted: frozenset[str] = frozenset()) -> None:
         self._values = 1
         self._numbers: dict[float, int] = {}
         self._denominators: dict[tuple[int, int], int] = {}
         self._unknowns: dict[tuple[int, ...], tuple[int, int]] = {}
-        self.unknown_roots = unknown_roots
+        self.uninterpreted = uninterpreted
+        self.functions = 0
+        self.largest = Radicand()
         self.maxima: list[Array] = []
         self.radicand = Radicand()
         self.roots = 0
@@ -277,9 +294,9 @@ class Bounding:
         if np.any(a["exponential"]):
             raise VerificationError("a square root of an exponential: the program is outside LAX")
         self.roots += int(a.data.size)
+        if "sqrt" in self.uninterpreted:
+            return self.function("sqrt", [a])
         self.radicand.note(a)
-        if self.unknown_roots:
-            return self.variables(a.shape)
         if np.any(a["root"]):
             raise VerificationError("a square root under a square root: roots must be taken as unknown")
         product = a.numerator * a.denominator
@@ -294,6 +311,8 @@ class Bounding:
 
     def exponential(self, a: Forms) -> Forms:
         """Bound ``exp(N / D)``: one term, exponent N / D; refuses a second exponential."""
+        if "exp" in self.uninterpreted:
+            return self.function("exp", [a])
         if np.any(a["exponential"]):
             raise VerificationError("two exponentials on one path: the program is outside LAX")
         self.exponentials += 1
@@ -314,9 +333,23 @@ class Bounding:
             result = self.add(result, Forms(part))
         return Forms(np.expand_dims(result.data, axis)) if keep else result
 
+    def function(self, name: str, values: Sequence[Forms]) -> Forms:
+        """Return a new variable per element; refuses functions of exponentials that are interpreted."""
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        for value in values:
+            if np.any(value["exponential"]):
+                raise VerificationError(f"{name} of an exponential: the program is outside LAX")
+            self.radicand.note(value)
+        self.functions += math.prod(shape)
+        return self.variables(shape)
+
     def maximum(self, a: Forms, axis: int, keep: bool) -> Forms:
         """Return a variable per slice along an axis; the same for slices of the same elements."""
         parts = np.moveaxis(a.data, axis, 0)
+        if "reduce_max" in self.uninterpreted:
+            self.functions += int(a.data.size)
+            free = self.function("reduce_max", [Forms(part) for part in parts])
+            return free.map(lambda data: np.expand_dims(data, axis)) if keep else free
         columns = parts["value"].reshape(len(parts), -1).T
         found = [self._unknown(tuple(column)) for column in columns.tolist()]
         data = np.zeros(parts.shape[1:], FORM)
@@ -339,6 +372,7 @@ class Bounding:
         self, a: Forms, b: Forms, numerator: Polynomial, denominator: Polynomial, shared: Array, added: Array
     ) -> Forms:
         exponents = Exponents.of(a).joined(Exponents.of(b), added)
+        self._note([numerator, denominator])
         data = np.zeros(np.broadcast_shapes(a.shape, b.shape), FORM)
         for name in _POLYNOMIAL:
             data[f"n_{name}"] = getattr(numerator, name)
@@ -349,6 +383,12 @@ class Bounding:
         data["exponential"] = a["exponential"] | b["exponential"]
         data["root"] = a["root"] | b["root"]
         return Forms(data)
+
+    def _note(self, sides: Sequence[Polynomial]) -> None:
+        """Keep the largest sizes; VerificationError if they are beyond all fields."""
+        self.largest.join(sides)
+        if max(*self.largest.degrees, *self.largest.bits) > MOST:
+            raise VerificationError("the degrees are too large for 31-bit fields; shrink the inputs")
 
     def _fresh(self, shape: tuple[int, ...]) -> Array:
         count = math.prod(shape)

@@ -33,21 +33,44 @@ at extent n. d, K and m must not grow with the extents: they are computed at ext
 agree. That suffices: denominators that multiply along a sum give degrees of at least its extent, and n > d;
 numbers of exponents and of roots that grow do so strictly.
 
-Unknowns (maxima, roots taken as unknown) are variables with the indices that they vary with. Two maxima are
-the same unknown at small extents only if they are at all: maxima of one value must be over the same
-symbols.
+Unknowns (maxima, roots and other functions taken as unknown) are variables with the indices that they vary
+with. Two maxima are the same unknown at small extents only if they are at all: maxima of one value must be
+over the same symbols, of which extents 1 and 2 are tested.
+
+Programs are tried in four ways: with all functions unknown, where silu, for one, is a product of its operand
+and a variable rather than a fraction with a denominator of its own; with exponentials and roots interpreted;
+with roots that are products of others; and, for programs that are no block graphs, with functions replaced by
+inputs wherever their operands were proved equal at all extents (`congruence`), so that what stands under a
+function may be any sum. Of products of roots, the operands compared are products of up to three.
 """
 
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
 
 from ladder.ir.build import bind
 from ladder.ir.graph import Graph
 from ladder.superopt.verifier.bound import Bound, bound_of
-from ladder.superopt.verifier.equivalence import DELTA, Certificate, forms_of, verify_equal
+from ladder.superopt.verifier.equivalence import (
+    DELTA,
+    EXPONENTIALS,
+    FREE,
+    RELATED,
+    ROOTS,
+    SEED_BITS,
+    Certificate,
+    Entropy,
+    Mode,
+    certify,
+    forms_of,
+    modes_of,
+    most_telling,
+)
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.symbols import Findings, Symbols, examine, symbols_of
 from tile_types.errors import VerificationError
@@ -86,15 +109,20 @@ def reductions(graph: Graph) -> frozenset[str]:
     return plan(graph, graph).summed
 
 
-def plan(first: Graph, second: Graph) -> Plan:
+def plan(first: Graph, second: Graph, *, free: bool = False) -> Plan:
     """Choose an argument for every symbol.
+
+    Parameters
+    ----------
+    free
+        Whether all functions are unknown.
 
     Raises
     ------
     VerificationError
         Names the node at which the arguments of this module fail.
     """
-    findings = Findings()
+    findings = Findings(free=free)
     outputs = examine(first, findings), examine(second, findings)
     swapped = {(a, b) for a, b in findings.before if (b, a) in findings.before}
     if swapped:
@@ -105,6 +133,7 @@ def plan(first: Graph, second: Graph) -> Plan:
     summed = frozenset(findings.summed)
     supports = summed - frozenset(findings.loose) - findings.bent
     windows = {name: _window(name, findings, *outputs) for name in sorted(summed - supports)}
+    windows |= {name: max(windows.get(name, 1), 2) for name in findings.greatest - supports if free}
     return Plan(summed, supports, windows)
 
 
@@ -124,9 +153,14 @@ def _window(name: str, findings: Findings, first: Sequence[Symbols], second: Seq
 
 
 def verify_for_all_extents(
-    first: Graph, second: Graph, *, delta: float = DELTA, seed: int | None = None
+    first: Graph, second: Graph, *, delta: float | Fraction = DELTA, seed: int | None = None
 ) -> tuple[Certificate, dict[str, int]]:
-    """Decide whether two programs over symbolic extents are equal at all extents.
+    """Decide whether a program over symbolic extents can replace another at all extents.
+
+    Parameters
+    ----------
+    first, second, delta, seed
+        As of `verify_equal`.
 
     Returns
     -------
@@ -135,12 +169,62 @@ def verify_for_all_extents(
     dict
         The largest extent of every symbol in the tests.
     """
+    from ladder.superopt.verifier.congruence import abstracted
+
+    drawn = secrets.randbits(SEED_BITS) if seed is None else seed
+    each, entropy = Fraction(delta) / (len(WAYS) + 1), (drawn,)
+    tried: list[tuple[Certificate, dict[str, int]]] = []
+    for number, way in enumerate(WAYS):
+        modes = [mode for mode in modes_of(first, second) if mode in way]
+        if modes:
+            tried.append(_for_all(first, second, each, (*entropy, number), modes))
+            if tried[-1][0].equal:
+                break
+    else:
+        prove = partial(_same_value, entropy=(*entropy, len(WAYS)))
+        pair = abstracted(first, second, prove, each / 2)
+        if pair is not None:
+            number = len(WAYS) + 1
+            last = _for_all(*pair, each / 2, (*entropy, number), [FREE], domains=(first, second))
+            tried += [last] if last[0].equal else []  # different functions may be equal after all
+    certificates = [certificate for certificate, _ in tried]
+    found = certificates[-1] if certificates[-1].equal else most_telling(certificates)
+    extents = tried[certificates.index(found)][1]
+    if found.equal:
+        found = replace(found, delta=found.delta + each * (len(tried) - 1))
+    return found.seeded(drawn, own=seed is None), extents
+
+
+WAYS: tuple[tuple[Mode, ...], ...] = ((FREE,), (EXPONENTIALS, ROOTS), RELATED)
+"""Modes that are tried together."""
+
+
+def _same_value(first: Graph, second: Graph, delta: Fraction, number: int, entropy: Entropy) -> bool:
+    """Whether programs without functions are equal at all extents, wherever both are defined."""
+    return _for_all(first, second, delta, (*entropy, number), [FREE], domains=None)[0].equal
+
+
+def _for_all(
+    first: Graph,
+    second: Graph,
+    delta: Fraction,
+    entropy: Entropy,
+    modes: Sequence[Mode],
+    domains: tuple[Graph, Graph] | tuple[()] | None = (),
+) -> tuple[Certificate, dict[str, int]]:
+    """Test two programs in some modes at all extents that a plan asks for.
+
+    Parameters
+    ----------
+    domains
+        Programs of which the second must be defined where the first is, if not those; None: none are.
+    """
     try:
-        chosen = plan(first, second)
+        chosen = plan(first, second, free=list(modes) == [FREE])
         names = symbols_of([extent for graph in (first, second) for extent in _all_extents(graph)])
         largest = {name: chosen.windows.get(name, 1) for name in names}
         probe = {**largest, **dict.fromkeys(chosen.supports, PROBE)}
-        bounds = _bounds(bind(first, probe), bind(second, probe))
+        bounds = _bounds(bind(first, probe), bind(second, probe), modes)
         needed = max(map(needed_extent, bounds))
         tests = [dict(zip(chosen.windows, extents, strict=True)) for extents in _grid(chosen.windows)]
     except VerificationError as error:
@@ -150,14 +234,16 @@ def verify_for_all_extents(
         return Certificate("refused", f"small extents do not prove all: {reason}"), {}
     extents = {**largest, **dict.fromkeys(chosen.supports, needed)}
     found: list[Certificate] = []
-    for test in tests:
-        small = [bind(graph, {**extents, **test}) for graph in (first, second)]
-        found.append(verify_equal(*small, delta=delta / len(tests), seed=seed))
+    for number, test in enumerate(tests):
+        at = {**extents, **test}
+        small = bind(first, at), bind(second, at)
+        within = domains and (bind(domains[0], at), bind(domains[1], at))
+        found.append(certify(*small, delta / len(tests), (*entropy, number), modes, domains=within))
         if not found[-1].equal:
-            return found[-1], {**extents, **test}
-    if [_sizes(bound) for bound in _bounds(*small)] != [_sizes(bound) for bound in bounds]:
+            return found[-1], at
+    if [_sizes(bound) for bound in _bounds(*small, modes)] != [_sizes(bound) for bound in bounds]:
         reason = "small extents do not prove all: degrees, exponents or roots grow with the extents"
-        return replace(found[-1], verdict="refused", reason=reason, delta=0.0), extents
+        return replace(found[-1], verdict="refused", reason=reason, delta=Fraction(0)), extents
     return _joined(found), extents
 
 
@@ -169,7 +255,7 @@ def _joined(found: Sequence[Certificate]) -> Certificate:
     """Return the last certificate, of the largest extents, with the error and draws of all."""
     return replace(
         found[-1],
-        delta=sum(certificate.delta for certificate in found),
+        delta=sum((certificate.delta for certificate in found), Fraction(0)),
         rounds=sum(certificate.rounds for certificate in found),
         draws=sum(certificate.draws for certificate in found),
     )
@@ -194,21 +280,19 @@ def _all_extents(graph: Graph) -> list[Extent]:
     return extents
 
 
-def _bounds(first: Graph, second: Graph) -> list[Bound]:
-    """Return the bounds with roots computed (if that can be) and with roots as unknowns."""
-    found = []
-    for unknown in (False, True):
-        boundings = [Bounding(unknown), Bounding(unknown)]
+def _bounds(first: Graph, second: Graph, modes: Sequence[Mode]) -> list[Bound]:
+    """Return the bounds in all modes in which there are any."""
+    found: list[Bound] = []
+    for mode in modes:
+        boundings = [Bounding(mode.uninterpreted), Bounding(mode.uninterpreted)]
         try:
             a, b = (forms_of(*pair) for pair in zip((first, second), boundings, strict=True))
         except VerificationError:
-            if unknown:
+            if mode is modes[-1] and not found:
                 raise
             continue
-        bound = bound_of(a, b, any(each.exponentials for each in boundings))
+        bound = bound_of(a, b, any(each.exponentials for each in boundings)).with_functions(boundings)
         roots = sum(each.roots for each in boundings)
-        known = bound.with_radicands(roots).with_differences(boundings)
-        found.append(bound.with_unknown_roots(boundings) if unknown else known)
-        if not roots:
-            break
+        bound = bound.with_relations(roots) if mode.related else bound
+        found.append(bound if "sqrt" in mode.uninterpreted else bound.with_radicands(roots))
     return found

@@ -21,6 +21,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.operator import Operator
 from ladder.ir.ops import get_operator
+from ladder.superopt.verifier.values import COMPOSED, Conversions
 from tile_types.errors import VerificationError
 from tile_types.tile import Extent, Tile
 
@@ -168,6 +169,10 @@ class Findings:
         Pairs of symbols that join in one axis, the first one's index counting more.
     maxima
         Origin -> the symbols over which its maximum is taken.
+    free
+        Whether all functions are unknown: each value of one is then a variable of its own.
+    greatest
+        Symbols over which maxima are taken.
     """
 
     summed: set[str] = field(default_factory=set)
@@ -176,6 +181,9 @@ class Findings:
     tied: dict[str, str] = field(default_factory=dict)
     before: set[tuple[str, str]] = field(default_factory=set)
     maxima: dict[int, frozenset[str]] = field(default_factory=dict)
+    free: bool = False
+    greatest: set[str] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
     origins: Iterator[int] = field(default_factory=itertools.count)
 
 
@@ -188,6 +196,8 @@ def examine(graph: Graph, findings: Findings) -> list[Symbols]:
         Names the node at which no argument of `shrink` holds.
     """
     findings.maxima.clear()  # maxima of different programs have nothing in common
+    conversions = Conversions.of(graph)
+    findings.unknown = {*conversions.unknown, *conversions.rounded}
     operands = [_input(node, next(findings.origins)) for node in graph.inputs]
     return _walk(graph, operands, findings)
 
@@ -235,6 +245,8 @@ class _Step:
         row = get_operator(self.node.operator)
         if self.node.operator == "constant":
             return Symbols(axes_of(self.node.tile), frozenset(), frozenset())
+        if id(self.node) in self.findings.unknown:
+            return self._converted(arguments)
         if row.elementwise:
             return self._elementwise(row, arguments)
         rule = _RULES.get(self.node.operator)
@@ -253,6 +265,15 @@ class _Step:
         axes = reduce(self._aligned, (argument.axes for argument in arguments))
         return self._made(axes, self._digits_of(arguments), frozenset(null), self._sums(row.name, arguments))
 
+    def _converted(self, arguments: list[Symbols]) -> Symbols:
+        """Return what is known of an unknown function of operands, such as a conversion that rounds."""
+        row = get_operator(self.node.operator)
+        if not (row.elementwise or row.name in ("convert", "encode")):
+            raise self.refused(f"{row.name} rounds its result")
+        axes = reduce(self._aligned, (argument.axes for argument in arguments))
+        sums = self._function(arguments, "convert")
+        return self._made(axes, self._digits_of(arguments), frozenset(), sums)
+
     def _made(
         self, axes: Axes, digits: frozenset[str], null: frozenset[str], sums: Mapping[str, Sums]
     ) -> Symbols:
@@ -262,13 +283,13 @@ class _Step:
         """Return the sums of an element-wise operator's result."""
         row = _COMPOSED.get(operator)
         if row is None:
-            return self._function(arguments, operator in ATOMS)
+            return self._function(arguments, operator)
         names = {name for argument in arguments for name in argument.sums}
         if operator == "div":
             names |= arguments[1].varies
         return {name: row([(a.of(name), name in a.varies) for a in arguments]) for name in names}
 
-    def _function(self, arguments: Sequence[Symbols], atom: bool) -> dict[str, Sums]:
+    def _function(self, arguments: Sequence[Symbols], operator: str) -> dict[str, Sums]:
         """Return the sums of a function of its operands: one that is no atom has a denominator of its own."""
         for argument in arguments:
             self.findings.bent |= argument.varies
@@ -277,7 +298,14 @@ class _Step:
                     why = self._says(f"it is a function of a sum over {name}")
                     self.findings.tied.setdefault(name, why)
         names = frozenset().union(*(argument.varies for argument in arguments))
-        return {} if atom else dict.fromkeys(names, Sums(divided=True))
+        if operator in ATOMS or (self.findings.free and operator != "rsqrt"):
+            return self._factors(arguments) if operator in FACTORED else {}
+        return dict.fromkeys(names, Sums(divided=True))
+
+    def _factors(self, arguments: Sequence[Symbols]) -> dict[str, Sums]:
+        """Return the sums of polynomials in the operands and an unknown function."""
+        names = {name for argument in arguments for name in argument.sums}
+        return {name: reduce(Sums.plus, (argument.of(name) for argument in arguments)) for name in names}
 
     def _digits_of(self, arguments: list[Symbols]) -> frozenset[str]:
         return frozenset().union(*(argument.digits for argument in arguments))
@@ -386,7 +414,7 @@ class _Step:
         """``x * exp(m - max m)``: a product with a function of m, summed."""
         x, local = arguments
         top = self._maximum(replace(local, digits=local.digits - marked), names, marked)
-        weight = replace(local, null=frozenset(), sums=self._function([local, top], atom=True))
+        weight = replace(local, null=frozenset(), sums=self._function([local, top], "exp"))
         axes = self._aligned(x.axes, local.axes)
         digits = (x.digits | local.digits) - marked
         product_ = self._made(axes, digits, x.null, self._sums("mul", [x, weight]))
@@ -425,6 +453,7 @@ class _Step:
         if taken != names:
             raise self.refused("maxima of one value are taken over different symbols")
         self.findings.bent |= names | value.varies
+        self.findings.greatest |= names
         return self._made(value.axes, value.digits, frozenset(), {})
 
     def _says(self, reason: str) -> str:
@@ -470,8 +499,11 @@ _COMPOSED: Mapping[str, Any] = {
 }  # fmt: skip
 """Element-wise operators that are fractions of their operands; others are functions."""
 
-ATOMS = ("exp", "sqrt")
-"""Functions whose values are variables of their own; others contain a division."""
+ATOMS = ("exp", "sqrt", "convert")
+"""Functions whose values are variables of their own; others contain a division, unless all are unknown."""
+
+FACTORED = ("silu", *COMPOSED)
+"""Functions that multiply an operand with an unknown function, if all are unknown."""
 
 _SAMPLES = (1.7, -2.3, 0.4)
 

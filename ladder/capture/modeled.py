@@ -1,0 +1,140 @@
+"""Calls that are not followed but known: which state they read or write, or what operator they are.
+
+The state of an object that has no Python attributes is a key of its `Node`: reads are guards, writes steps.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._higher_order_ops.associative_scan import associative_scan
+
+from ladder.capture import natives, polyfills, tensors
+from ladder.capture.frames import NULL
+from ladder.capture.kinds import is_a, is_constant
+from ladder.capture.prescan import frame_names
+from ladder.capture.segment import CaptureError
+
+if TYPE_CHECKING:
+    from ladder.capture.core import Core
+
+_UNSET = object()
+_VALUE = "value"
+
+
+def _current(machine: Core, variable: contextvars.ContextVar[Any]) -> Any:
+    """Return the value of `variable` in this context, guarded; `NULL` if it has none and no default."""
+    segment, value = machine.segment, variable.get(_UNSET)
+    node = segment.node(variable)
+    path = f"{variable.name}.get()"
+    if value is _UNSET:
+        text = f"{node.var}.get({segment.constant(_UNSET)}) is {segment.constant(_UNSET)}"
+        segment.absent(node, _VALUE, text, path)
+        return NULL
+    return segment.load(node, _VALUE, value, f"{node.var}.get()", path)
+
+
+def get_variable(machine: Core, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
+    """``ContextVar.get``."""
+    found = _current(machine, variable)
+    if found is not NULL:
+        return found
+    return variable.get(*default)  # the variable's own default, or LookupError, if none is given
+
+
+def set_variable(machine: Core, variable: contextvars.ContextVar[Any], value: Any) -> Any:
+    """``ContextVar.set``: the value before is guarded, since `reset` brings it back."""
+    _current(machine, variable)
+    node = machine.segment.node(variable)
+    token = machine.perform(contextvars.ContextVar.set, (variable, value), {}, [node])
+    node.wrote(_VALUE)
+    return token
+
+
+def reset_variable(machine: Core, variable: contextvars.ContextVar[Any], token: Any) -> None:
+    """``ContextVar.reset`` with a token of this segment."""
+    segment = machine.segment
+    changes = [segment.node(variable), segment.node(token)]
+    if changes[1].external:
+        raise CaptureError("a context variable is reset by a token from before")
+    machine.perform(contextvars.ContextVar.reset, (variable, token), {}, changes)
+
+
+METHODS: dict[tuple[type, str], Callable[..., Any]] = {
+    (contextvars.ContextVar, "get"): get_variable,
+    (contextvars.ContextVar, "set"): set_variable,
+    (contextvars.ContextVar, "reset"): reset_variable,
+}
+"""(type of the receiver, method name) -> what carries it out and records it."""
+
+
+def ask_about_program(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ask what a part of the program is; the answer holds wherever that part is the same."""
+    for item in (*args, *kwargs.values()):
+        while is_a(item, types.MethodType):
+            item = item.__func__
+        if is_constant(item):
+            continue
+        node = machine.segment.node(item)
+        if is_a(item, types.FunctionType) and node.external:
+            machine.identify(item)
+        elif not node.stable:
+            raise CaptureError(f"{function.__qualname__} of a {type(item).__qualname__}")
+    return machine.part(function(*map(machine.plain, args), **kwargs))
+
+
+def scan(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``associative_scan``: one operator, if the function it combines by is nothing but its code."""
+    combine, *rest = args
+    if type(combine) is not types.FunctionType or combine.__closure__ or combine.__defaults__:
+        raise CaptureError("a scan by a function that refers to more than its arguments")
+    names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
+    if names - {"torch"}:
+        raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
+    return machine.operator(tensors.scanning(function, combine), tuple(rest), kwargs)
+
+
+def check(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Do what ``torch._check`` does where the condition holds; where it does not, it raises by itmachine."""
+    if len(args) != 3 or kwargs or machine.plain(args[1]) is not True:
+        raise CaptureError("a check that fails")
+
+
+def apply_function(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a `torch.autograd.Function`: its ``forward``, where no gradient is asked of it."""
+    recorded = torch.is_grad_enabled()
+    asked = any(is_a(item, torch.Tensor) and item.requires_grad for item in args)
+    if kwargs or (recorded and asked):
+        raise CaptureError("a gradient of a torch.autograd.Function is recorded")
+    chosen = polyfills.apply_function_without_gradients if recorded else polyfills.apply_function
+    return machine.call_function(machine.part(chosen), args, {})
+
+
+def call_cached(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function behind `functools.cache`; guards call it again and compare what it gives."""
+    segment, uses = machine.segment, set[str]()
+    node = segment.node(function)
+    if machine.captured.counts_cached_calls:
+        raise CaptureError("a cached function whose calls are counted")
+    segment.calls_cached = True
+    given = (*map(machine.plain, args), *map(machine.plain, kwargs.values()))
+    if not node.stable or not all(is_constant(item) or segment.node(item).pinned for item in given):
+        raise CaptureError("a cached function of objects that come and go")
+    result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+    texts = [segment.reference(item, uses) for item in given]
+    named = [f"{key}={text}" for key, text in zip(kwargs, texts[len(args) :], strict=True)]
+    text = f"{node.var}({', '.join([*texts[: len(args)], *named])})"
+    return segment.meet(result, segment.bind(text, text), text, stable=False)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
+    associative_scan: scan,
+    torch._check_with: check,
+    torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]
+}
+"""Python functions that are not interpreted -> ``call(machine, function, args, kwargs)``."""

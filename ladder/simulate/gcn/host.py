@@ -1,0 +1,105 @@
+"""From an emitted function and its arrays to launches of machine code: what the host part hands over."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.lower.passes import as_generated
+from ladder.simulate.amd import calls_for
+from ladder.simulate.expressions import GlobalBuffer
+from ladder.simulate.gcn.launch import Report, run
+from ladder.simulate.launch import bind_extents
+from ladder.simulate.memory import Tensor
+from ladder.simulate.program import Node, Plain
+from ladder.simulate.translate import Translator
+from ladder.simulate.values import Array
+from targets import TileDevice
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that the host starts.
+
+    Parameters
+    ----------
+    kernel
+        Its symbol.
+    arguments
+        Arrays and numbers, in order.
+    grid, threads
+        Workgroups, and threads of each.
+    """
+
+    kernel: str
+    arguments: tuple[Array | int, ...]
+    grid: int
+    threads: int
+
+
+class Host(Translator):
+    """Follows the host's part of a function and notes what it launches."""
+
+    def note_launches(self, name: str) -> list[Launch]:
+        """Return all launches of the function called ``name``."""
+        self.name, self.found = name, list[Launch]()
+        self.node()
+        return self.found
+
+    def _launch(self, kernel: Any, arguments: Any) -> Node:
+        given = [self._argument(value) for value in arguments]
+        extents = {str(what): int(value) for what, value in self._extents(kernel, given)}
+        count = len(kernel.params)
+        grid, threads = extents.get("blockIdx.x", 1), extents.get("threadIdx.x", 1)
+        symbol = str(kernel.attrs["global_symbol"])
+        self.found.append(Launch(symbol, tuple(given[:count]), grid, threads))
+        return Plain()
+
+    @staticmethod
+    def _extents(kernel: Any, given: list[Any]) -> list[tuple[Any, Any]]:
+        count = len(kernel.params)
+        return list(zip(kernel.attrs["tirx.kernel_launch_params"], given[count:], strict=False))
+
+    def _argument(self, value: Any) -> Any:
+        held = self.viewed(value)
+        return held.tensor.array if isinstance(held, GlobalBuffer) else self.number(value)
+
+
+def launches(function: Any, device: TileDevice, arrays: Sequence[Array | int]) -> list[Launch]:
+    """Return what a call of an emitted function with some arrays would launch."""
+    host, kernels = as_generated(function, device.tvm_target)
+    values = bind_extents(host, arrays)
+    tensors = {
+        parameter: Tensor("argument", array)
+        for parameter, array in zip(host.params, arrays, strict=True)
+        if not isinstance(array, int)
+    }
+    translator = Host(host, values, tensors, calls_for(device.arch), kernels)
+    return translator.note_launches(str(function.attrs["global_symbol"]))
+
+
+def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) -> list[Report]:
+    """Compile an emitted function, and execute the machine code of what it launches.
+
+    Arrays are C-contiguous; outputs are overwritten.
+
+    Raises
+    ------
+    GcnError
+        If the code has an instruction that the emulator does not know.
+    MissingToolError, CompilerError
+        If it cannot be compiled.
+    """
+    from ladder.lower.rocm.toolchain import compile_functions
+    from ladder.lower.turn import tvm_turn
+
+    name = str(function.attrs["global_symbol"])
+    with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_turn():
+        source = compile_functions({name: function}, device, Path(folder) / "kernel.so").source
+    return [
+        run(source, launch.kernel, device.arch, launch.arguments, launch.grid, launch.threads)
+        for launch in launches(function, device, arrays)
+    ]

@@ -1,0 +1,407 @@
+"""Vector instructions of one result: tables of types and functions, and what makes closures of their rows.
+
+Semantics: AMD Instinct MI300 ISA, sections 16.6 (VOP2) to 16.9 (VOP3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ladder.simulate.amd.arithmetic import perm
+from ladder.simulate.amd.lanes import NOWHERE, dpp_sources
+from ladder.simulate.gcn import floats as f
+from ladder.simulate.gcn.listing import VCC, GcnError, Instruction, Operand
+from ladder.simulate.gcn.memory import require_whole
+from ladder.simulate.gcn.wave import (
+    LANES,
+    Read,
+    Wave,
+    mask_result,
+    mask_source,
+    number_of,
+    result,
+    source,
+)
+from ladder.simulate.nvidia.helpers import lop3
+from ladder.simulate.values import Array
+
+Step = Callable[[Wave], Any]
+Row = tuple[str, str, Callable[..., Any]]
+"""Type of the result, types of the sources, function."""
+
+U, W = np.uint32, np.uint64
+LOW24 = U(0xFFFFFF)
+
+
+def _low24(x: Array) -> Array:
+    """Return the signed number in the low 24 bits."""
+    found: Array = (x.astype(np.int64) & 0xFFFFFF ^ 0x800000) - 0x800000
+    return found
+
+
+def _reverse(x: Array) -> Array:
+    bits = np.unpackbits(np.ascontiguousarray(np.atleast_1d(x)).view(np.uint8), bitorder="little")
+    return (
+        np.packbits(bits.reshape(-1, 32)[:, ::-1], axis=1, bitorder="little").view(np.uint32).reshape(x.shape)
+    )
+
+
+def _high(a: Array, b: Array, dtype: Any) -> Array:
+    found: Array = (a.astype(dtype) * b.astype(dtype) >> dtype(32)).astype(np.uint32)
+    return found
+
+
+def _field(word: Array, offset: Array, width: Array) -> Array:
+    offset, width = offset & U(31), width & U(31)
+    found: Array = word >> offset & ((U(1) << width) - U(1))
+    return found
+
+
+def _signed_field(word: Array, offset: Array, width: Array) -> Array:
+    found, width = _field(word, offset, width), width & U(31)
+    top: Array = np.where(width > 0, U(1) << np.maximum(width, U(1)) - U(1), U(0))
+    return (found ^ top) - top
+
+
+def _median(a: Array, b: Array, c: Array) -> Array:
+    found: Array = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+    return found
+
+
+def _align(unit: int) -> Callable[..., Array]:
+    def align(high: Array, low: Array, amount: Array) -> Array:
+        steps = (amount & U(31 if unit == 1 else 3)).astype(W) * W(unit)
+        both = low.astype(W) | high.astype(W) << W(32)
+        found: Array = (both >> steps).astype(np.uint32)
+        return found
+
+    return align
+
+
+def _parts(word: Array, bits: int, is_signed: bool) -> Array:
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    found = (word[..., None] >> shifts & U((1 << bits) - 1)).astype(np.int64)
+    return np.where(found >> bits - 1 & 1, found - (1 << bits), found) if is_signed else found
+
+
+def _dot_integers(bits: int, is_signed: bool) -> Callable[..., Array]:
+    def dot(a: Array, b: Array, c: Array) -> Array:
+        total = (_parts(a, bits, is_signed) * _parts(b, bits, is_signed)).sum(axis=-1)
+        found: Array = (total + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+        return found
+
+    return dot
+
+
+def _mul_add(signed: bool) -> Callable[..., Array]:
+    def function(a: Array, b: Array, c: Array) -> Array:
+        x, y = (_low24(value) if signed else value.astype(np.int64) & 0xFFFFFF for value in (a, b))
+        found: Array = (x * y + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+        return found
+
+    return function
+
+
+_mul_add_signed, _mul_add_unsigned = _mul_add(True), _mul_add(False)
+NONE = np.zeros((), np.uint32)
+
+FLOAT = "f32 f32"
+TABLE: dict[str, Row] = {
+    # float32
+    "add_f32": ("f32", FLOAT, np.add),
+    "sub_f32": ("f32", FLOAT, np.subtract),
+    "subrev_f32": ("f32", FLOAT, lambda a, b: b - a),
+    "mul_f32": ("f32", FLOAT, np.multiply),
+    "max_f32": ("f32", FLOAT, f.larger),
+    "min_f32": ("f32", FLOAT, f.smaller),
+    "max3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.larger(a, b), c)),
+    "min3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.smaller(a, b), c)),
+    "med3_f32": ("f32", "f32 f32 f32", f.median),
+    "fma_f32": ("f32", "f32 f32 f32", f.fma),
+    "fmaak_f32": ("f32", "f32 f32 f32", f.fma),
+    "fmamk_f32": ("f32", "f32 f32 f32", lambda a, k, b: f.fma(a, k, b)),
+    "exp_f32": ("f32", "f32", f.special(np.exp2)),
+    "log_f32": ("f32", "f32", f.special(np.log2)),
+    "rcp_f32": ("f32", "f32", f.special(lambda x: 1.0 / x)),
+    "rcp_iflag_f32": ("f32", "f32", f.special(lambda x: 1.0 / x)),
+    "rsq_f32": ("f32", "f32", f.special(lambda x: 1.0 / np.sqrt(x))),
+    "sqrt_f32": ("f32", "f32", f.special(np.sqrt)),
+    "rndne_f32": ("f32", "f32", np.rint),
+    "floor_f32": ("f32", "f32", np.floor),
+    "ceil_f32": ("f32", "f32", np.ceil),
+    "trunc_f32": ("f32", "f32", np.trunc),
+    "ldexp_f32": ("f32", "f32 i32", lambda a, n: np.ldexp(a, np.clip(n, -400, 400))),
+    "div_fixup_f32": ("f32", "f32 f32 f32", f.div_fixup),
+    # float16
+    "add_f16": ("f16", "f16 f16", np.add),
+    "sub_f16": ("f16", "f16 f16", np.subtract),
+    "mul_f16": ("f16", "f16 f16", np.multiply),
+    "max_f16": ("f16", "f16 f16", f.larger),
+    "min_f16": ("f16", "f16 f16", f.smaller),
+    "fma_f16": ("f16", "f16 f16 f16", f.fma),
+    # conversions
+    "cvt_f32_f16": ("f32", "f16", lambda x: x.astype(np.float32)),
+    "cvt_f16_f32": ("f16", "f32", lambda x: x.astype(np.float16)),
+    "cvt_f32_i32": ("f32", "i32", lambda x: x.astype(np.float32)),
+    "cvt_f32_u32": ("f32", "u32", lambda x: x.astype(np.float32)),
+    "cvt_i32_f32": ("i32", "f32", f.to_integer(np.int32)),
+    "cvt_u32_f32": ("u32", "f32", f.to_integer(np.uint32)),
+    **{f"cvt_f32_ubyte{i}": ("f32", "u32", lambda x, i=i: (x >> U(8 * i) & U(0xFF)).astype(np.float32))
+       for i in range(4)},
+    # integers of 32 bits
+    "mov_b32": ("u32", "u32", lambda x: x),
+    "not_b32": ("u32", "u32", np.invert),
+    "bfrev_b32": ("u32", "u32", _reverse),
+    "add_u32": ("u32", "u32 u32", np.add),
+    "sub_u32": ("u32", "u32 u32", np.subtract),
+    "subrev_u32": ("u32", "u32 u32", lambda a, b: b - a),
+    "and_b32": ("u32", "u32 u32", np.bitwise_and),
+    "or_b32": ("u32", "u32 u32", np.bitwise_or),
+    "xor_b32": ("u32", "u32 u32", np.bitwise_xor),
+    "xnor_b32": ("u32", "u32 u32", lambda a, b: ~(a ^ b)),
+    "lshlrev_b32": ("u32", "u32 u32", lambda n, a: a << (n & U(31))),
+    "lshrrev_b32": ("u32", "u32 u32", lambda n, a: a >> (n & U(31))),
+    "ashrrev_i32": ("i32", "u32 i32", lambda n, a: a >> (n & U(31)).astype(np.int32)),
+    "max_u32": ("u32", "u32 u32", np.maximum),
+    "min_u32": ("u32", "u32 u32", np.minimum),
+    "max_i32": ("i32", "i32 i32", np.maximum),
+    "min_i32": ("i32", "i32 i32", np.minimum),
+    "max3_u32": ("u32", "u32 u32 u32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "max3_i32": ("i32", "i32 i32 i32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "min3_u32": ("u32", "u32 u32 u32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "min3_i32": ("i32", "i32 i32 i32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "med3_i32": ("i32", "i32 i32 i32", _median),
+    "mul_lo_u32": ("u32", "u32 u32", np.multiply),
+    "mul_hi_u32": ("u32", "u32 u32", lambda a, b: _high(a, b, np.uint64)),
+    "mul_hi_i32": ("u32", "i32 i32", lambda a, b: _high(a, b, np.int64)),
+    "mul_u32_u24": ("u32", "u32 u32", lambda a, b: (a & LOW24) * (b & LOW24)),
+    "mul_i32_i24": ("u32", "u32 u32", lambda a, b: _mul_add_signed(a, b, NONE)),
+    "mad_u32_u24": ("u32", "u32 u32 u32", _mul_add_unsigned),
+    "mad_i32_i24": ("u32", "u32 u32 u32", _mul_add_signed),
+    "add3_u32": ("u32", "u32 u32 u32", lambda a, b, c: a + b + c),
+    "lshl_add_u32": ("u32", "u32 u32 u32", lambda a, n, c: (a << (n & U(31))) + c),
+    "add_lshl_u32": ("u32", "u32 u32 u32", lambda a, b, n: a + b << (n & U(31))),
+    "lshl_or_b32": ("u32", "u32 u32 u32", lambda a, n, c: a << (n & U(31)) | c),
+    "and_or_b32": ("u32", "u32 u32 u32", lambda a, b, c: a & b | c),
+    "or3_b32": ("u32", "u32 u32 u32", lambda a, b, c: a | b | c),
+    "xad_u32": ("u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c),
+    "bfe_u32": ("u32", "u32 u32 u32", _field),
+    "bfe_i32": ("u32", "u32 u32 u32", _signed_field),
+    "bfi_b32": ("u32", "u32 u32 u32", lambda m, a, b: m & a | ~m & b),
+    "perm_b32": ("u32", "u32 u32 u32", perm),
+    "alignbit_b32": ("u32", "u32 u32 u32", _align(1)),
+    "alignbyte_b32": ("u32", "u32 u32 u32", _align(8)),
+    "dot4_i32_i8": ("u32", "u32 u32 u32", _dot_integers(8, True)),
+    "dot4_u32_u8": ("u32", "u32 u32 u32", _dot_integers(8, False)),
+    "dot8_i32_i4": ("u32", "u32 u32 u32", _dot_integers(4, True)),
+    # 16 bits
+    "add_u16": ("u16", "u16 u16", np.add),
+    "sub_u16": ("u16", "u16 u16", np.subtract),
+    "mul_lo_u16": ("u16", "u16 u16", np.multiply),
+    "mad_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
+    "max_u16": ("u16", "u16 u16", np.maximum),
+    "min_u16": ("u16", "u16 u16", np.minimum),
+    "max_i16": ("i16", "i16 i16", np.maximum),
+    "min_i16": ("i16", "i16 i16", np.minimum),
+    "lshlrev_b16": ("u16", "u16 u16", lambda n, a: a << (n & np.uint16(15))),
+    "lshrrev_b16": ("u16", "u16 u16", lambda n, a: a >> (n & np.uint16(15))),
+    "ashrrev_i16": ("i16", "u16 i16", lambda n, a: a >> (n & np.uint16(15)).astype(np.int16)),
+    # 64 bits
+    "mov_b64": ("u64", "u64", lambda x: x),
+    "lshlrev_b64": ("u64", "u32 u64", lambda n, a: a << (n & U(63)).astype(W)),
+    "lshrrev_b64": ("u64", "u32 u64", lambda n, a: a >> (n & U(63)).astype(W)),
+    "ashrrev_i64": ("i64", "u32 i64", lambda n, a: a >> (n & U(63)).astype(np.int64)),
+    "lshl_add_u64": ("u64", "u64 u32 u64", lambda a, n, c: (a << (n & U(63)).astype(W)) + c),
+}  # fmt: skip
+"""Mnemonic behind ``v_`` -> its row."""
+
+ACCUMULATING: dict[str, Row] = {
+    "fmac_f32": ("f32", "f32 f32 f32", f.fma),
+    "mac_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.flush(f.flush(f.flush(a) * f.flush(b)) + f.flush(c))),
+    "fmac_f16": ("f16", "f16 f16 f16", f.fma),
+    "dot4c_i32_i8": ("u32", "u32 u32 u32", _dot_integers(8, True)),
+    "dot8c_i32_i4": ("u32", "u32 u32 u32", _dot_integers(4, True)),
+}
+"""The same where the result is added to: its register is the last source."""
+
+
+def moved_lanes(i: Instruction) -> Callable[[Wave, Array], Array]:
+    """Return what DPP does to a source; lanes without a source, or that are not active, give 0."""
+    control = dpp_control(i)
+    source_lane = dpp_sources(control, LANES)
+    if (
+        i.modifiers.get("bound_ctrl") not in ("1", "0")
+        or i.number("row_mask", 15) != 15
+        or i.number("bank_mask", 15) != 15
+    ):
+        raise GcnError(f"the emulator knows DPP with all rows, all banks and bound_ctrl only: {i.text}")
+    there = source_lane != NOWHERE
+
+    def move(w: Wave, held: Array) -> Array:
+        require_whole(w, i)
+        lanes = np.broadcast_to(held, LANES)[np.maximum(source_lane, 0)]
+        return np.where(there & w.mask[np.maximum(source_lane, 0)], lanes, held.dtype.type(0))
+
+    return move
+
+
+CONTROLS = {"row_shl": 0x100, "row_shr": 0x110, "row_ror": 0x120, "row_newbcast": 0x150}
+
+
+def dpp_control(i: Instruction) -> int:
+    """Return the control word that a DPP modifier stands for."""
+    if "quad_perm" in i.modifiers:
+        return sum(lane << 2 * at for at, lane in enumerate(i.bits("quad_perm", ())))
+    if "row_mirror" in i.modifiers:
+        return 0x140
+    if "row_half_mirror" in i.modifiers:
+        return 0x141
+    if "row_bcast" in i.modifiers:
+        return {15: 0x142, 31: 0x143}[i.number("row_bcast")]
+    for name, base in CONTROLS.items():
+        if name in i.modifiers:
+            return base | i.number(name)
+    raise GcnError(f"the emulator does not know the DPP of {i.text}")
+
+
+def sources(i: Instruction, operands: tuple[Operand, ...], kinds: list[str]) -> list[Read]:
+    """Return what reads the sources of an instruction, with SDWA's selections and DPP's moves."""
+    if "op_sel" in i.modifiers or "mul" in i.modifiers or "div" in i.modifiers or "clamp" in i.modifiers:
+        raise GcnError(f"the emulator does not know a modifier of {i.text}")
+    moved = moved_lanes(i) if i.form == "dpp" else None
+    return [
+        source(operand, kind, i.modifiers.get(f"src{at}_sel", "DWORD"), moved if at == 0 else None)
+        for at, (operand, kind) in enumerate(zip(operands, kinds, strict=True))
+    ]
+
+
+def plain(i: Instruction, name: str) -> Step:
+    """Translate a row of `TABLE` or `ACCUMULATING`."""
+    to, kinds, function = (TABLE | ACCUMULATING)[name]
+    given = i.operands[1:] if name in TABLE else (*i.operands[1:], i.operands[0])
+    reads, write = sources(i, given, kinds.split()), result(i, to)
+    return lambda w: write(w, function(*(read(w) for read in reads)))
+
+
+# ---- comparisons, conditions, carries ----------------------------------------------------------------
+RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "lt": np.less, "eq": np.equal, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "ne": np.not_equal, "lg": lambda a, b: (a < b) | (a > b), "neq": np.not_equal,
+    "nlt": lambda a, b: ~(a < b), "nle": lambda a, b: ~(a <= b), "ngt": lambda a, b: ~(a > b),
+    "nge": lambda a, b: ~(a >= b), "nlg": lambda a, b: ~((a < b) | (a > b)),
+    "o": lambda a, b: ~(np.isnan(a) | np.isnan(b)), "u": lambda a, b: np.isnan(a) | np.isnan(b),
+}  # fmt: skip
+
+
+def compare(i: Instruction, name: str) -> Step:
+    """``v_cmp_*``: a truth value for each lane into an SGPR pair."""
+    _, relation, kind = name.split("_")
+    function = f.is_class if relation == "class" else RELATIONS[relation]
+    kinds = ["f32", "u32"] if relation == "class" else [kind, kind]
+    reads, write = sources(i, i.operands[1:], kinds), mask_result(i.operands[0])
+    return lambda w: write(w, function(*(read(w) for read in reads)))
+
+
+def choose(i: Instruction, name: str) -> Step:
+    """``v_cndmask_b32``."""
+    reads, write = sources(i, i.operands[1:3], ["u32", "u32"]), result(i, "u32")
+    mask = mask_source(i.operands[3])
+    return lambda w: write(w, np.where(mask(w), reads[1](w), reads[0](w)))
+
+
+def carry(i: Instruction, name: str) -> Step:
+    """``v_add_co_u32`` and its kind: a sum or difference, and its carry."""
+    reads, write = sources(i, i.operands[2:4], ["u32", "u32"]), result(i, "u32")
+    into = mask_result(i.operands[1])
+    before = mask_source(i.operands[4]) if len(i.operands) > 4 else lambda w: np.zeros(LANES, np.bool_)
+    sign, swapped = (1 if name.startswith("add") else -1), "rev" in name
+
+    def step(w: Wave) -> None:
+        a, b = (read(w).astype(np.int64) for read in (reversed(reads) if swapped else reads))
+        total = a + sign * (b + before(w).astype(np.int64))
+        write(w, (total & 0xFFFFFFFF).astype(np.uint32))
+        into(w, (total < 0) | (total > 0xFFFFFFFF))
+
+    return step
+
+
+def wide_mul_add(i: Instruction, name: str) -> Step:
+    """``v_mad_u64_u32`` and ``v_mad_i64_i32``."""
+    kind = "u" if "u64" in name else "i"
+    reads = sources(i, i.operands[2:5], [f"{kind}32", f"{kind}32", f"{kind}64"])
+    write, dtype = result(i, "u64"), np.dtype(f"{kind}8")
+
+    def step(w: Wave) -> None:
+        a, b, c = (read(w).astype(dtype) for read in reads)
+        write(w, (a * b + c).view(np.uint64))
+
+    return step
+
+
+def divide(i: Instruction, name: str) -> Step:
+    """``v_div_scale_f32`` and ``v_div_fmas_f32``."""
+    write = result(i, "f32")
+    if name == "div_scale_f32":
+        reads, into = sources(i, i.operands[2:5], ["f32"] * 3), mask_result(i.operands[1])
+
+        def scale(w: Wave) -> None:
+            value, flag = f.div_scale(*(np.broadcast_to(read(w), LANES) for read in reads))
+            write(w, value)
+            into(w, flag)
+
+        return scale
+    reads, flags = sources(i, i.operands[1:4], ["f32"] * 3), mask_source(Operand("s", VCC, 2))
+    a, b, c = reads
+    return lambda w: write(w, f.div_fmas(a(w), b(w), c(w), flags(w)))
+
+
+def truth_table(i: Instruction, name: str) -> Step:
+    """``v_bitop3_b32``: any bitwise function of three words."""
+    inner = Instruction(i.text, i.op, i.form, i.operands, {})
+    reads, write = sources(inner, i.operands[1:4], ["u32"] * 3), result(inner, "u32")
+    a, b, c = reads
+    table = f"{i.number('bitop3'):x}"
+    return lambda w: write(w, lop3(a(w), b(w), c(w), table))
+
+
+# ---- lanes and registers -----------------------------------------------------------------------------
+def read_lane(i: Instruction, name: str) -> Step:
+    """``v_readfirstlane_b32`` and ``v_readlane_b32``."""
+    to, value = i.operands[0].index, source(i.operands[1], "u32")
+    lane = None if name == "readfirstlane_b32" else source(i.operands[2], "u32")
+
+    def step(w: Wave) -> None:
+        at = int(w.mask.argmax()) if lane is None else int(lane(w)) & LANES - 1
+        w.set_scalar(to, int(np.broadcast_to(value(w), LANES)[at]))
+
+    return step
+
+
+ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
+    (TABLE.keys() | ACCUMULATING.keys(), plain),
+    ({f"accvgpr_{what}_b32" for what in ("read", "write", "mov")},
+     lambda i, name: plain(i, "mov_b32")),
+    ({f"cmp_{r}_{t}" for r in RELATIONS for t in ("f32", "f16", "u32", "i32", "u16", "i16", "u64", "i64")}
+     | {"cmp_class_f32"}, compare),
+    ({"cndmask_b32"}, choose),
+    ({f"{kind}_co_u32" for kind in ("add", "addc", "sub", "subb", "subrev", "subbrev")}, carry),
+    ({"mad_u64_u32", "mad_i64_i32"}, wide_mul_add),
+    ({"div_scale_f32", "div_fmas_f32"}, divide),
+    ({"bitop3_b32"}, truth_table),
+    ({"readfirstlane_b32", "readlane_b32"}, read_lane),
+)  # fmt: skip
+"""Mnemonics behind ``v_``, and what makes their closures."""
+
+
+def translate(i: Instruction) -> Step | None:
+    """Return the closure of a vector instruction; None if it is none that is known."""
+    if not i.op.startswith("v_"):
+        return None
+    name = i.op.removeprefix("v_")
+    return next((make(i, name) for names, make in ROWS if name in names), None)
+
+
+__all__ = ["number_of", "translate"]

@@ -1,0 +1,73 @@
+"""One chain on every target: compiled and run for CPUs, simulated for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from ladder.ir import Graph
+from ladder.lower.chain import emit_chain
+from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.model.chains import chain_kernels
+from ladder.simulate import simulate_launch
+from ladder.simulate.operator import FAMILIES
+from targets import get_device
+
+TARGETS = ("cpu", "cuda/sm_90a", "rocm/gfx942")
+
+TORCH = {
+    **{name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")},
+    **{name: getattr(torch, name) for name in ("int64", "int32", "int8", "uint8", "bool")},
+}
+"""Type -> torch's."""
+
+
+def run_chain(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> list[torch.Tensor]:
+    """Return the results of a chain of known extents."""
+    run = _on_cpu if target == "cpu" else _simulated
+    return run(graph, arguments, target)
+
+
+def _on_cpu(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> list[torch.Tensor]:
+    (kernel,) = chain_kernels([graph], get_device(target_of(torch.device("cpu"))))
+    tiles = [graph.tile(value) for value in graph.outputs]
+    results = [torch.full(tile.known_shape, 77).to(TORCH[tile.ttype.name]) for tile in tiles]
+    load_entry(kernel, "cpu")(*arguments, *results)
+    return results
+
+
+def _simulated(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> list[torch.Tensor]:
+    device = get_device(target)
+    inputs = [_array(tensor) for tensor in arguments]
+    tiles = [graph.tile(value) for value in graph.outputs]
+    results = [_array(torch.full(tile.known_shape or (1,), 77).to(TORCH[tile.ttype.name])) for tile in tiles]
+    places = tuple(range(len(inputs), len(inputs) + len(results)))
+    found = simulate_launch(
+        emit_chain(graph, device, "chain"),
+        [*inputs, *results],
+        outputs=places,
+        calls=FAMILIES[device.kind](device.arch),
+    )
+    assert not found.findings, found.report()
+    return [
+        _tensor(value, tile.ttype.name).reshape(tile.known_shape)
+        for value, tile in zip(results, tiles, strict=True)
+    ]
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as the simulator takes it; a number has one axis."""
+    held = tensor.contiguous().reshape(tensor.shape or (1,))
+    if held.dtype == torch.bfloat16:
+        return held.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    return held.numpy().copy()
+
+
+def _tensor(array: Any, name: str) -> torch.Tensor:
+    if name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -1,0 +1,150 @@
+"""Every row of the operator table on NaN, infinities, zeros of two signs, subnormals, limits, as torch.
+
+On CPUs compiled and run, on GPUs simulated. Rows that only add, multiply, compare or round give torch's bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from chain_targets import TARGETS, TORCH, run_chain
+
+from ladder.ir import Graph, GraphBuilder
+from ladder.ir.ops import OPERATORS
+from ladder.partition.rows import REDUCTIONS
+
+NAN, INF = math.nan, math.inf
+TINY, MOST = 2.0**-126, 3.4028234663852886e38
+SPECIAL = (
+    *(NAN, INF, -INF, 0.0, -0.0, 2.0**-149, -(2.0**-149), 1e-40, -3e-39, TINY, -TINY, MOST, -MOST),
+    *(1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.5, 0.049, -0.3, 12.5, -88.0, 88.9, -100.0, 104.0),
+    *(2.0**24 + 2, 12582912.0, -1e30, 65504.0),
+)
+"""32 numbers; a 16-bit type rounds them."""
+
+EXACT: Mapping[str, Callable[..., torch.Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "square": torch.square,
+    "sqrt": lambda x: x.double().sqrt().to(x.dtype),
+    "floor": torch.floor,
+    "round": torch.round,
+    "less": torch.lt,
+    "less_equal": torch.le,
+    "equal": torch.eq,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "relu": torch.relu,
+}
+"""Rows whose results are torch's, bit for bit; torch's root of a vector is not always the nearest number."""
+
+ZEROS = ("maximum", "minimum", "relu")
+"""Rows whose zeros have either sign, as torch's on vectors and on single elements."""
+
+TRUTHS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "both": torch.logical_and,
+    "either": torch.logical_or,
+    "negation": torch.logical_not,
+}
+
+CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
+    "exp": torch.exp,
+    "rsqrt": torch.rsqrt,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "tanh": torch.tanh,
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "erf": torch.erf,
+    "log": torch.log,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "pow": torch.pow,
+    "fused": lambda x, y: x.double() * y + x,
+}
+"""Rows that a polynomial or an instruction approximates; torch's own gelu of infinity is NaN in vectors."""
+
+ROUNDING = {"float32": 4e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Relative error: of approximations in float32, of one rounding otherwise."""
+
+LEAST = {"float32": 2.0**-147, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""Absolute error: a few of the least subnormals."""
+
+APART = {"gelu": 2e-7, "gelu_tanh": 2e-7, "erf": 2e-7}
+"""Rows whose error is relative to their operand, or to 1."""
+
+
+def test_every_row_is_here() -> None:
+    rows = {name for name, row in OPERATORS.items() if row.elementwise}
+    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select"}
+    assert set(REDUCTIONS) == {"reduce_sum", "reduce_max"}
+
+
+def pairs(ttype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all pairs of special values."""
+    values = torch.tensor(SPECIAL).to(TORCH[ttype])
+    return values.repeat_interleave(len(values)).reshape(32, 32), values.repeat(len(values)).reshape(32, 32)
+
+
+def operands(name: str, x: str, y: str) -> tuple[str, ...]:
+    """Return the operands of a row."""
+    return {1: (x,), 2: (x, y), 3: (x, y, x)}[OPERATORS[name].arity[0]]
+
+
+def chain_of(names: tuple[str, ...], ttype: str) -> Graph:
+    """Return a chain with a result for every row."""
+    g = GraphBuilder("rows")
+    x, y = (g.input(name, ttype, (32, 32)) for name in "xy")
+    return g.finish(*(g.add(name, *operands(name, x, y)) for name in names))
+
+
+def assert_same(
+    got: torch.Tensor, want: torch.Tensor, name: str, *at: torch.Tensor, signed: bool = True
+) -> None:
+    """Compare bits; any NaN is as good as another."""
+    same = (got == want) | (got.isnan() & want.isnan())
+    if signed and got.is_floating_point():
+        same &= (got.signbit() == want.signbit()) | got.isnan()
+    wrong = [tuple(float(x[place]) for x in (*at, got, want)) for place in _where(~same)]
+    assert not wrong, f"{name}: (operands, got, torch) {wrong[:5]}"
+
+
+def _where(found: torch.Tensor) -> list[tuple[int, ...]]:
+    return [tuple(place) for place in found.nonzero().tolist()]
+
+
+@pytest.mark.parametrize("ttype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_exact_rows(target: str, ttype: str) -> None:
+    names = tuple(EXACT)
+    x, y = pairs(ttype)
+    for name, got in zip(names, run_chain(chain_of(names, ttype), (x, y), target), strict=True):
+        want = EXACT[name](*operands(name, x, y))
+        assert_same(got, want, name, x, y, signed=name not in ZEROS)
+
+
+@pytest.mark.parametrize("ttype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_close_rows(target: str, ttype: str) -> None:
+    names = tuple(CLOSE)
+    x, y = pairs(ttype)
+    for name, got in zip(names, run_chain(chain_of(names, ttype), (x, y), target), strict=True):
+        exact = CLOSE[name](*(value.float() for value in operands(name, x, y)[:2]))
+        want = exact.to(TORCH[ttype])
+        bound = (
+            exact.abs().double() * ROUNDING[ttype]
+            + LEAST[ttype]
+            + APART.get(name, 0) * x.float().abs().clip(0, 1)
+        )
+        finite = want.isfinite() & got.isfinite()
+        close = torch.where(finite, (got.double() - exact).abs() <= bound, got == want)
+        close |= (got.isnan() & want.isnan()) | (got == want)
+        wrong = [tuple(float(v[at]) for v in (x, y, got, want)) for at in _where(~close)]
+        assert not wrong, f"{name}: (operands, got, torch) {wrong[:5]}"

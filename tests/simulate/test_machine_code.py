@@ -1,0 +1,161 @@
+"""AMD code objects executed instruction by instruction: values, waits, barriers, exchanges between lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import test_amd_experts as experts
+import test_quantize
+import test_random_chains as chains
+import torch
+from amd_kernels import run
+from tvm.script import tirx as T
+
+import ladder
+from ladder.lower import builder as b
+from ladder.lower.build import emit_quantizer
+from ladder.lower.gpu.quantize import Quantization
+from ladder.lower.rocm import dialect as d
+from ladder.runtime.compile import ANY_M
+from ladder.runtime.tokens import quantize_tokens
+from ladder.simulate import operator, simulate_launch
+from ladder.simulate.amd import calls_for
+from schedules.schedule import GpuSchedule, Plan
+from targets import get_device
+
+ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
+
+
+@pytest.fixture
+def machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every simulation execute machine code."""
+    for function in (simulate_launch, operator.simulate):
+        assert function.__kwdefaults__ is not None
+        monkeypatch.setitem(function.__kwdefaults__, "stage", "code")
+
+
+DOT = GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32)
+WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
+OPERAND = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="operand")
+MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")
+
+PRODUCTS = {
+    "mfma": ("gfx942", "int4", "float16", "float16", 13, MFMA),
+    "dot": ("gfx90a", "nf4", "float16", "float32", 2, DOT),
+    "mfma32 of fp8": ("gfx950", "fp8_e4m3", "fp8_e4m3", "float32", 40, MFMA32),
+    "mfma of int8": ("gfx90a", "int3", "int8", "float32", 17, WIDE),
+    "bfloat16": ("gfx942", "int4", "bfloat16", "bfloat16", 9, OPERAND),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products(name: str, machine_code: None) -> None:
+    arch, weight, activation, output, m, schedule = PRODUCTS[name]
+    torch.manual_seed(7)
+    n, k = 83, 264
+    op = ladder.Matmul(
+        n, k, weight, activation, group_size=32, output=output, bias=True, target=f"rocm/{arch}",
+        plan=Plan(((ANY_M, schedule),)),
+    )  # fmt: skip
+    quantized = ladder.quantize(torch.randn(n, k), weight, group_size=32)
+    x, bias, scale = torch.randn(m, k), torch.randn(n).to(getattr(torch, output)), None
+    if activation in ("int8", "fp8_e4m3"):
+        x, scale = quantize_tokens(x, activation)
+    else:
+        x = x.to(getattr(torch, activation))
+    factor = 1 if scale is None else scale.double()[:, None]
+    exact = x.double() @ torch.as_tensor(quantized.dequantize("float64")).T * factor + bias.double()
+    result = ladder.simulate(op, x, op.pack(quantized), bias, scale, expected=exact)
+    assert not result.findings, result.report()
+    assert result.counts["s_barrier"]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_chains(arch: str, machine_code: None) -> None:
+    chains.check(ARCHITECTURES.index(arch) + 4, f"rocm/{arch}")
+
+
+@pytest.mark.parametrize("name", ["counts of fp8", "offsets of few tokens"])
+def test_experts(name: str, machine_code: None) -> None:
+    result, _ = experts.simulated(name)
+    assert not result.findings, result.report()
+
+
+@pytest.mark.parametrize(
+    ("case", "arch"), [("float32", "gfx90a"), ("groups of 128", "gfx942"), ("odd K", "gfx950")]
+)
+def test_quantizers(case: str, arch: str, machine_code: None) -> None:
+    test_quantize.test_codes_and_scales(case, f"rocm/{arch}")
+
+
+def test_ties_of_quantizers_go_to_even_of_the_rounded_product() -> None:
+    """The product of x and 1 / scale is rounded before the code is: no multiply-add joins the two."""
+    most = np.arange(1, 65, dtype=np.float32)[:, None] / 7
+    x = np.concatenate([most, most * (np.arange(63, dtype=np.float32) * 2 + 1) / 254], axis=1)
+    codes, scale = np.zeros(x.shape, np.int8), np.zeros(len(x), np.float32)
+    function = emit_quantizer(
+        Quantization("float32", "int8", threads=64, chunks=1), get_device("rocm/gfx942"), "k"
+    )
+    result = simulate_launch(
+        function, [x, codes, scale], outputs=(1, 2), calls=calls_for("gfx942"), stage="code"
+    )
+    assert not result.findings, result.report()
+    expected, expected_scale = quantize_tokens(torch.from_numpy(x), "int8")
+    np.testing.assert_array_equal(scale, expected_scale.numpy())
+    np.testing.assert_array_equal(codes, expected.numpy())
+
+
+# ---- what goes wrong is found ------------------------------------------------------------------------
+def _turned(sync: Callable[[], None]) -> Any:
+    """Each thread stores its number and reads that of the thread across the block."""
+
+    def body(thread: Any, shared: Any, y: Any) -> None:
+        b.store(shared, T.Cast("uint32", thread), thread)
+        sync()
+        b.store(y, shared[255 - thread], thread)
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("sync", "kinds"),
+    [
+        (partial(d.block_sync, 64), set()),
+        (lambda: b.emit(T.tvm_storage_sync("shared")), {"barrier"}),
+        (lambda: None, {"race"}),
+    ],
+)
+def test_barriers_wait_for_lds(sync: Callable[[], None], kinds: set[str]) -> None:
+    result = run("gfx942", _turned(sync), 256, 256, stage="code")
+    assert result.kinds() == kinds
+    assert kinds or np.array_equal(result.y, np.arange(255, -1, -1))
+
+
+def _exchanged(call: Callable[..., Any]) -> Any:
+    """Each lane takes a sum from another lane; only some store it."""
+
+    def body(thread: Any, shared: Any, y: Any) -> None:
+        value = b.bind(thread * thread + 1)
+        other = b.bind(call("int32", "llvm.amdgcn.ds.bpermute", T.bitwise_xor(thread, 32) * 4, value))
+        with b.when(thread < 32):
+            b.store(y, T.Cast("uint32", other), thread)
+
+    return body
+
+
+def _pure(dtype: str, name: str, *operands: Any) -> Any:
+    return T.call_llvm_pure_intrin(dtype, name, *operands)
+
+
+@pytest.mark.parametrize("stage", ["passed", "code"])
+def test_exchanges_that_passes_move_into_a_branch(stage: str) -> None:
+    assert run("gfx942", _exchanged(_pure), 64, 64).kinds() <= {"unwritten"}
+    assert "divergence" in run("gfx942", _exchanged(_pure), 64, 64, stage=stage).kinds()
+    kept = run("gfx942", _exchanged(d.cross_lane), 64, 64, stage=stage)
+    assert "divergence" not in kept.kinds()
+    assert np.array_equal(kept.y[:32], (np.arange(32) + 32) ** 2 + 1)
