@@ -31,7 +31,8 @@ def interpret_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _lowered(emitter: Any, name: str, device: Any, folder: object) -> Any:
     """Take the place of what compiles a function."""
-    return SimpleNamespace(entry=name, call=_entry(as_it_runs(emitter(name), device.tvm_target)))
+    call = _entry(as_it_runs(emitter(name), device.tvm_target))
+    return SimpleNamespace(entry=name, call=call, library=Path(), manifest={})
 
 
 def _kernels(jobs: Sequence[Any]) -> list[Any]:

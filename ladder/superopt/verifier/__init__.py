@@ -80,10 +80,11 @@ from __future__ import annotations
 from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
 from ladder.superopt.verifier.equivalence import DELTA, Certificate, agree_at_once, refusal, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
-from ladder.superopt.verifier.stability import Stability, check_stability
+from ladder.superopt.verifier.stability import SUBTRACTS, Stability, check_stability, subtracted_degree
 
 __all__ = [
     "DELTA",
+    "SUBTRACTS",
     "Bound",
     "Certificate",
     "Stability",
@@ -92,6 +93,7 @@ __all__ = [
     "check_stability",
     "refusal",
     "rounded_up",
+    "subtracted_degree",
     "verify_equal",
     "verify_for_all_extents",
 ]
