@@ -148,6 +148,9 @@ READERS = frozenset(
 BLIND = frozenset(words("append appendleft"))
 """Methods that change a list or deque whatever is in it."""
 
+INDEXED = frozenset(words("__getitem__ __setitem__ __delitem__ insert pop rotate __mul__ __rmul__ __imul__"))
+"""Methods of sequences whose first argument is a number: they ask other objects for one."""
+
 CONSUMING = frozenset(
     words(
         "extend extendleft update __init__ union intersection difference symmetric_difference issubset"

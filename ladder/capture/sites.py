@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -18,8 +19,16 @@ from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
 from ladder.forks import renewed
 
+log = logging.getLogger("ladder.capture")
+
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
+"""At one point of a program, one for each call that was recorded there."""
+MAX_REPEATED = 128
+"""At one point of a program that one call comes to again and again."""
+MAX_SITES = 2048
+MAX_CHECKS = 100_000
+"""Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_EXTENTS = 0
@@ -266,6 +275,13 @@ class Attempt(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Pending(NamedTuple):
+    """What a run leaves to records: the site that it came to, and the values there."""
+
+    site: Site
+    roots: tuple[Any, ...]
+
+
 class Captured:
     """A function that capture watches; call it as the function itself.
 
@@ -294,6 +310,7 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
+        self.warned = False
         self.counts_cached_calls = False
         self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
@@ -313,7 +330,11 @@ class Captured:
                 if found.__class__ is tuple:
                     break
             else:
-                return self._miss(Attempt(site, here, roots, args, kwargs))
+                done = self._miss(Attempt(site, here, roots, args, kwargs))
+                if done.__class__ is not Pending:
+                    return done
+                here, roots = done
+                continue
             following, value = found
             if following is None:
                 return value
@@ -321,22 +342,6 @@ class Captured:
                 here, roots = following, value
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
-
-    def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
-        """Run on from a split, by records that match."""
-        while True:
-            for run in here.runs:
-                found = run(*roots)
-                if found.__class__ is tuple:
-                    break
-            else:
-                return self._miss(Attempt(None, here, roots, (), {}))
-            following, value = found
-            if following is None:
-                return value
-            if following.__class__ is not Site:
-                return self._interrupted(Attempt(None, here, roots, (), {}))
-            here, roots = following, value
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -355,6 +360,7 @@ class Captured:
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
+                self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
             return self._run_on(attempt, record=bool(record) and not here.dead)
         finally:
             if record:
@@ -383,6 +389,30 @@ class Captured:
         here.learn(roots)
         self.calls["recorded"] += 1
         return start_run(self, here, args, kwargs)
+
+    def is_full(self, site: Site) -> bool:
+        """Say whether records would become too many; from then on the function runs as it is."""
+        held = sum(len(each.records) for each in self.sites.values())
+        if len(site.records) >= MAX_REPEATED:
+            why = f"more than {MAX_REPEATED} records at one point of it"
+        elif max(len(self.sites), held) > MAX_SITES:
+            why = f"more than {MAX_SITES} points at which it is split, or records of what follows"
+        else:
+            return False
+        self.given_up = self.given_up or why
+        for each in (*self.entries.values(), *self.sites.values()):
+            each.keep_only(())
+            each.spare, each.parked = [], []
+        self.sites.clear()
+        self.warn(why)
+        return True
+
+    def warn(self, why: str) -> None:
+        """Tell, once, that calls run without capture from now on."""
+        if not self.warned:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            log.warning("%s: %s; calls that no record serves run without capture", name, why)
+        self.warned = True
 
     def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
         """Return the site of frames with `layouts`."""

@@ -21,7 +21,7 @@ STRESS = (
     "scalars",
     "idioms",
 )
-ADVERSARIAL = ("sharing", "layout")
+ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "effects", "modes")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:
