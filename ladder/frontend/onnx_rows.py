@@ -16,7 +16,7 @@ import numpy as np
 from ladder.frontend.aten_rows import ROWS as ATEN
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
 from ladder.frontend.onnx_values import Known, divided
-from ladder.ir.extents import canonical, product, total
+from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
 from ladder.ir.shapes import broadcast_shapes
 from tile_types.tile import Extent
 
@@ -174,20 +174,22 @@ def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -
         found = range(*slice(start, end, step).indices(extent))
         return found.start if len(found) else 0, len(found)
     first, last = _place(call, start, extent), _place(call, end, extent)
-    span = total([last, product([-1, first])])
+    span = larger(total([last, product([-1, first])]), 0)
     return first, divided(total([span, step - 1]), step) if step > 1 else span
 
 
 def _place(call: Call, position: Extent, extent: Extent) -> Extent:
-    """Return an end of a slice; a size that may lie beyond the axis is checked when the model is called."""
+    """Return an end of a slice, brought into the axis.
+
+    Whether a size with negative terms counts from the end is not known before the call: it must not.
+    """
     if isinstance(position, int):
-        if position < 0:
-            return total([extent, position])
         if position >= 1 << 30:
             return extent
-    if position not in (0, extent):
-        call.walk.limits.append((position, extent))
-    return position
+        return larger(total([extent, position]), 0) if position < 0 else smaller(position, extent)
+    if not only_adds(position):
+        call.walk.limits.append((0, position))
+    return smaller(position, extent)
 
 
 def _gathered(call: Call) -> Any:
@@ -195,12 +197,15 @@ def _gathered(call: Call) -> Any:
     known = call.known(1)
     if known is None or known.symbolic:
         return _taken(call, axis, _counted_from_the_end(call, call.tensor(1), call.shape(0)[axis]))
-    extent = call.shape(0)[axis]
-    places = [total([extent, at]) if at < 0 else at for at in known.array.reshape(-1).tolist()]
+    extent, ids = call.shape(0)[axis], known.array.reshape(-1).tolist()
+    if ids and not isinstance(extent, int):  # checked when the model is called
+        call.walk.limits.append((max(max(ids) + 1, -min(ids)), extent))
+    places = [total([extent, at]) if at < 0 else at for at in ids]
     step = _stride(places)
     if step is None:
-        ids = np.array(places, np.int64).reshape(known.shape)
-        return _taken(call, axis, call.walk.tensor(Known(ids)))
+        numbers = call.walk.tensor(Known(known.array.astype(np.int64)))
+        counted = _counted_from_the_end(call, numbers, extent) if min(ids, default=0) < 0 else numbers
+        return _taken(call, axis, counted)
     box = call.im.take_axis(call.tensor(0), axis, places[0], len(places), step)
     shape = list(call.shape(0))
     return call.im.reshape(box, [*shape[:axis], *known.shape, *shape[axis + 1 :]])

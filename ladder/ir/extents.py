@@ -1,7 +1,7 @@
 """Symbolic extents: integers, or polynomials in named sizes kept as canonical text.
 
-An extent is an ``int`` or a string such as ``"M"``, ``"4*M + 2"``, ``"ceildiv(M, 128)"`` or ``"max(M, 8)"``.
-Equal polynomials have equal text, so shapes compare with ``==``.
+An extent is an ``int`` or a string such as ``"M"``, ``"4*M + 2"``, ``"ceildiv(M, 128)"`` or
+``"max(M - 8, 0)"``. Equal polynomials have equal text, so shapes compare with ``==``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,16 @@ def ceildiv(extent: Extent, divisor: Extent) -> Extent:
 def floordiv(extent: Extent, divisor: Extent) -> Extent:
     """Divide, rounding down."""
     return _divided("floordiv", extent, divisor)
+
+
+def larger(a: Extent, b: Extent) -> Extent:
+    """Return the larger of two extents."""
+    return _text(_applied("max", _polynomial(a), _polynomial(b)))
+
+
+def smaller(a: Extent, b: Extent) -> Extent:
+    """Return the smaller of two extents."""
+    return _text(_applied("min", _polynomial(a), _polynomial(b)))
 
 
 def quotient(extent: Extent, divisor: Extent) -> Extent | None:
@@ -156,12 +166,20 @@ def _applied(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
 
 
 def _extreme(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
-    """Return the larger or the smaller one; known where they differ by a number."""
+    """Return the larger or the smaller one; known where the difference has one sign, since sizes do.
+
+    Both are written with ``max(difference, 0)``, of a difference whose first term is positive, so that
+    ``n - min(n, 5)`` and ``max(n - 5, 0)`` have one spelling.
+    """
     difference = _added(left, _multiplied({(): -1}, right))
-    if set(difference) <= {()}:
-        return left if (difference.get((), 0) > 0) == (name == "max") else right
-    texts = sorted(map(str, (_text(left), _text(right))))
-    return {(f"{name}({', '.join(texts)})",): 1}
+    if all(factor >= 0 for factor in difference.values()):
+        return left if name == "max" else right
+    if all(factor <= 0 for factor in difference.values()):
+        return right if name == "max" else left
+    if difference[max(difference, key=_degree)] < 0:
+        left, right, difference = right, left, _multiplied({(): -1}, difference)
+    excess: _Polynomial = {(f"max({_text(difference)}, 0)",): 1}
+    return _added(right, excess) if name == "max" else _added(left, _multiplied({(): -1}, excess))
 
 
 def _quotient(name: str, dividend: _Polynomial, divisor: _Polynomial) -> _Polynomial:

@@ -1,0 +1,70 @@
+"""ONNX's Slice and Gather with constants beyond axes of open size: clamped, or refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from interpreted import interpret_chains
+
+import ladder
+from ladder.ir.extents import larger, product, smaller, total
+
+onnx = pytest.importorskip("onnx")
+
+MOST = (1 << 63) - 1
+
+SLICES = [
+    (-5, MOST, 1), (0, -5, 1), (2, -2, 1), (-5, -2, 1), (3, 10**9, 1), (0, 4, 1), (4, 8, 1), (-4, 2, 1),
+    (0, (1 << 31) - 1, 2), (1, -1, 3), (5, 2, 1), (-1, 0, 1), (0, -1, 2), (3, 1 << 62, 2),
+]  # fmt: skip
+IDS = [[0], [9], [-9], [0, 1, 2, 3], [0, -1], [2, 0, 1], [[0, 1], [2, -3]], []]
+
+
+def model(operator: str, constants: dict[str, list[int]], **attributes: int) -> object:
+    """Return a model of one operator on a matrix of open sizes, and a sum with 1."""
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    held = [onnx.numpy_helper.from_array(np.array(v, np.int64), k) for k, v in constants.items()]
+    held.append(onnx.numpy_helper.from_array(np.float32(1), "one"))
+    nodes = [
+        h.make_node(operator, ["x", *constants], ["found"], **attributes),
+        h.make_node("Add", ["found", "one"], ["y"]),
+    ]
+    takes = [h.make_tensor_value_info("x", kind, ["m", "n"])]
+    graph = h.make_graph(nodes, "g", takes, [h.make_tensor_value_info("y", kind, None)], held)
+    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(("start", "end", "step"), SLICES)
+def test_slices_are_clamped(start: int, end: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpret_chains(monkeypatch)
+    compiled = ladder.compile(model("Slice", {"s": [start], "e": [end], "a": [1], "t": [step]}))
+    for n in (2, 3, 4, 6, 9, 1, 0):
+        x = torch.arange(2.0 * n).reshape(2, n)
+        assert torch.equal(compiled(x), x[:, start:end:step] + 1), n
+
+
+@pytest.mark.parametrize("ids", IDS, ids=str)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_numbers_beyond_an_axis_are_refused(
+    ids: list[int], axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpret_chains(monkeypatch)
+    compiled = ladder.compile(model("Gather", {"i": ids}, axis=axis))
+    for n in (1, 2, 3, 10):
+        x = torch.arange(float(n * (n + 1))).reshape(n, n + 1)
+        try:
+            wanted = np.take(x.numpy(), np.array(ids, np.int64), axis)
+        except IndexError:
+            with pytest.raises(ladder.LadderError, match=f"needs .* <= {'mn'[axis]}"):
+                compiled(x)
+        else:
+            np.testing.assert_array_equal(compiled(x).numpy(), wanted + 1)
+
+
+def test_lengths_of_slices_have_one_spelling() -> None:
+    tail = total(["n", product([-1, smaller("n", 5)])])
+    assert tail == larger(total(["n", -5]), 0) == "max(n - 5, 0)"
+    assert larger("n", 0) == "n"
+    assert smaller("n", 0) == 0
+    assert total([larger("n", "m"), smaller("n", "m")]) == total(["n", "m"])
