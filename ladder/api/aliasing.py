@@ -9,7 +9,7 @@ arguments lie in each other's memory it is not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_not
 from typing import Any
@@ -135,6 +135,18 @@ def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> No
     """Set generators back."""
     for generator, state in states:
         generator.set_state(state)
+
+
+def returning(run: Callable[..., Any], returned: Mapping[int, int]) -> Callable[..., Any]:
+    """Return what runs a plan and gives arguments that it writes: number of a result -> number of one."""
+
+    def with_arguments(*inputs: Any) -> Any:
+        found = list(run(*inputs))
+        for at, argument in returned.items():
+            found[at] = inputs[argument]
+        return tuple(found)
+
+    return with_arguments
 
 
 class Separated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -11,10 +12,11 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.aliasing import Separated, expected_aliasing, returning
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
+from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.surroundings import kept_state
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
@@ -51,16 +53,23 @@ class Compiled(Captured):
         """Why graphs run operator by operator, one entry per graph that does."""
         return self.compiler.refused
 
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph: how many steps run on kernels of Ladder's, and which torch runs."""
+        lines = [f"plan {at}: {steps_by_executor(built)}" for at, built in enumerate(self.models)]
+        return [*lines, *(f"not compiled: {reason}" for reason in self.refused)]
+
     def plan(self) -> str:
         """Return the plan of every graph as text: one line per step, with what executes it."""
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
-        return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
+        rest = (f"not compiled: {reason}" for reason in self.refused)
+        return "\n\n".join([*plans, *self.compiler.alone, *rest])
 
     def export(
         self,
         path: str | os.PathLike[str],
         *arguments: Any,
         open_axes: Mapping[str, Sequence[int]] | None = None,
+        sign: Any = None,
         **named: Any,
     ) -> Path:
         """Write the model to one file that `ladder.load` runs without its source and without a compiler.
@@ -73,6 +82,8 @@ class Compiled(Captured):
             Example inputs: the file is for their shapes, types and device.
         open_axes
             Parameter -> axes of its tensor that may have any extent from 2 on, e.g. ``{"x": [0]}``.
+        sign
+            An Ed25519 key that signs the file: an object of ``cryptography``, PEM text or the path of it.
 
         Returns
         -------
@@ -86,7 +97,7 @@ class Compiled(Captured):
         from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path)
+        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path, sign)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
@@ -113,6 +124,14 @@ class Compiled(Captured):
         return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
 
 
+def steps_by_executor(built: Built) -> str:
+    """Return how many steps of a plan run on kernels of Ladder's, and how often torch runs which function."""
+    steps = [(kind, executor) for kind, executor, _, _ in built.plan.table() if kind != "view"]
+    called = Counter(executor for _, executor in steps if executor.startswith("torch"))
+    by_torch = ", ".join(f"{count} {name}" for name, count in called.most_common())
+    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch ({by_torch})"
+
+
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
@@ -128,6 +147,8 @@ class Compiler:
     def __init__(self) -> None:
         self.built: list[Built] = []
         self.refused: list[str] = []
+        self.alone: list[str] = []
+        """Operators between plans that run in torch, and why."""
         self._warned: set[tuple[object, str]] = set()
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
@@ -148,8 +169,8 @@ class Compiler:
                     return self._compiled(module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
-                if "open" in module.meta and isinstance(error, ImportRefused):
-                    return self._by_sizes(module, reason)
+                if isinstance(error, ImportRefused) and (run := self._otherwise(module, reason)) is not None:
+                    return run
             except Exception as error:  # a fault of ours must not become one of the program's
                 self.refused.append(faults.tolerated(error, "a graph runs in torch alone"))
                 return run_as_is(module, examples)
@@ -170,10 +191,16 @@ class Compiler:
         self.built.append(built)
         return run
 
-    def _by_sizes(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
-        """Return what runs a graph that cannot be imported with open sizes by plans of fixed ones."""
-        full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
-        return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+    def _otherwise(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any] | None:
+        """Return what runs a graph that is no plan by several: one per set of sizes, or per piece."""
+        if "open" in module.meta:
+            full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
+            return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+        return Pieces(module, self, self._tell) if can_be_cut(module) else None
+
+    def _tell(self, text: str) -> None:
+        """Note that an operator runs in torch, for the plan."""
+        self.alone += [] if text in self.alone else [text]
 
     def _refuse(self, reason: str) -> None:
         """Note why a graph runs in torch alone, and warn of it: once per reason and function."""
@@ -200,15 +227,17 @@ def separated(
     Raises
     ------
     ImportRefused
-        If results share memory that is written: plans write into copies.
+        If results share memory that is written: plans write into copies. Arguments themselves may be results.
     """
-    expected = expected_aliasing(module, opened)
-    shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
-    if shares and expected.writes:
+    expected, count = expected_aliasing(module, opened), len(examples)
+    written, first = [at for at, _ in executable.updates], expected.objects[count:]
+    returned = {at: argument for at, argument in enumerate(first) if argument in written}
+    shared = {at for at, memory in enumerate(expected.memory[count:]) if memory < at + count}
+    if expected.writes and shared - set(returned):
         raise ImportRefused("results share memory that the graph writes")
-    written = [at for at, _ in executable.updates]
+    run = returning(executable, returned) if returned else executable
     plain, is_open = run_as_is(module, examples), "open" in module.meta
-    return Separated(executable, plain, expected, written, is_open=is_open)
+    return Separated(run, plain, expected, written, is_open=is_open)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

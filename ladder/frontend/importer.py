@@ -12,6 +12,12 @@ from ladder.ir.graph import Literal, Node
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
+
+def wide_of(ttype: str) -> str:
+    """Return the type in which real functions are computed whose result has a type."""
+    return ttype if ttype == "float64" else "float32"
+
+
 WIDE = ("float32", "float64", "int64", "int32")
 """Types that arithmetic keeps; narrower floats are computed in float32 and rounded where they are stored."""
 
@@ -87,8 +93,7 @@ class Importer:
 
     def floats(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of real functions: in float32 unless the result is wider, then rounded."""
-        wide = result if result == "float64" else "float32"
-        return self.cast(self.apply(operator, operands, wide), result)
+        return self.cast(self.apply(operator, operands, wide_of(result)), result)
 
     def arithmetic(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of arithmetic in the type that holds the result."""
@@ -137,15 +142,15 @@ class Importer:
         return value
 
     def count(self, value: str, axes: Sequence[int]) -> str:
-        """Return the number of elements along axes, as float32."""
+        """Return the number of elements along axes, in the type of a value."""
         shape = self.shape(value)
         extent = product(shape[axis] for axis in axes)
         if isinstance(extent, int):
-            return self.number(extent, "float32")
-        return self.g.add("size", extent=extent, type="float32")
+            return self.number(extent, self.ttype(value))
+        return self.g.add("size", extent=extent, type=self.ttype(value))
 
     def mean(self, value: str, axes: Sequence[int], keep: bool = True) -> str:
-        """Return the mean over axes of a float32 value."""
+        """Return the mean over axes of a value of reals."""
         total = self.reduce("reduce_sum", value, axes, keep)
         return self.g.add("div", total, self.count(value, axes))
 
@@ -154,9 +159,9 @@ class Importer:
         return self.mean(self.g.add("square", self.g.add("sub", value, mean)), axes)
 
     def normalised(self, value: str, axes: Sequence[int], epsilon: float) -> str:
-        """Return a float32 value with mean 0 and variance 1 over axes."""
+        """Return a value of reals with mean 0 and variance 1 over axes."""
         mean = self.mean(value, axes)
-        spread = self.g.add("add", self.variance(value, mean, axes), self.number(epsilon, "float32"))
+        spread = self.g.add("add", self.variance(value, mean, axes), self.number(epsilon, self.ttype(value)))
         return self.g.add("mul", self.g.add("sub", value, mean), self.g.add("rsqrt", spread))
 
     def along(self, vector: str, axis: int, rank: int) -> str:

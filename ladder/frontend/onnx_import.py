@@ -18,6 +18,7 @@ import torch
 from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import SPELT_ATTENTION
 from ladder.frontend.onnx_call import Call, Row, Value, element_type, title
+from ladder.frontend.onnx_check import check_computed
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
 from ladder.frontend.onnx_values import SYMBOLIC, Known, as_tensor, known_extents
 from ladder.ir.build import prune
@@ -90,7 +91,13 @@ def import_onnx(source: Any, problem: Problem) -> Imported:
     ImportRefused
         If it uses an operator, a version or a form that no table has; the message names it.
     """
-    return Walk(open_onnx(source), problem).imported()
+    file = open_onnx(source)
+    try:
+        return Walk(file, problem).imported()
+    except LadderError:
+        raise
+    except Exception as error:  # the file is others': whatever it makes fail is one class of error
+        raise ImportRefused(f"{file.title} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 class Walk:
@@ -219,7 +226,7 @@ class Walk:
             found = self._computed(node)
         except ImportRefused:
             raise
-        except (LadderError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        except Exception as error:  # what a table or the reference cannot take
             raise ImportRefused(f"{title(node)}: {error}") from error
         for name, value in zip(node.output, found, strict=False):
             if name:
@@ -275,6 +282,7 @@ class Walk:
         )
         model = onnx.helper.make_model(body, opset_imports=self.file.model.opset_import)
         feeds = {name: operand.array for name, operand in zip(names, operands, strict=True)}
+        check_computed(node, feeds, self.file.model.opset_import, title(node))
         return ReferenceEvaluator(model).run(None, feeds)
 
     def check(self, node: Any, name: str, value: Value) -> None:

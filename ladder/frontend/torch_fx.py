@@ -7,6 +7,7 @@ hundred, functional, with known shapes and types); each is then a row of a table
 from __future__ import annotations
 
 import operator
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, reduce
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import torch
 import torch._dispatch.python
 import torch.fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ladder import faults
 from ladder.frontend.aten_models import MODEL_ROWS
@@ -114,7 +116,11 @@ def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.Gr
         traced = None
     if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
         return traced
-    return _traced(torch.func.functionalize(run, remove="mutations"), examples)
+    traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
+    if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
+        # decompositions changed something of their own
+        traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
+    return traced
 
 
 def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
@@ -284,7 +290,8 @@ LAID_OUT = "ladder.laid_out.default"
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
     """Tell whether what a call gives depends on how its operands lie: random numbers come in that order."""
-    return node.target in STRIDED or draws(node)
+    own = str(node.target).startswith("ladder.")
+    return node.target in STRIDED or (draws(node) and not own)
 
 
 def draws(node: torch.fx.Node) -> bool:
@@ -469,7 +476,7 @@ class _Walk:
     def call(self, node: torch.fx.Node) -> Any:
         """Leave an operator to the library."""
         inputs: list[str] = []
-        lying = {**self.values, **self._laid_out(node)}
+        lying = ChainMap(self._laid_out(node), self.values)
         arguments = self._literal(list(node.args), inputs, lying)
         keywords = tuple((key, self._literal(value, inputs, lying)) for key, value in node.kwargs.items())
         stated = node.meta["val"]
@@ -654,7 +661,11 @@ def _type_and_shape(value: torch.Tensor) -> tuple[str, tuple[Extent, ...]]:
 
 def _extent(size: Any) -> Extent:
     """Return a size as an extent; sympy's spelling of divisions becomes ours."""
-    return size if isinstance(size, int) else extent_of(size.node.expr)
+    if isinstance(size, int):
+        return size
+    if free_unbacked_symbols(size):
+        raise ImportRefused(f"the size {size} depends on values")
+    return extent_of(size.node.expr)
 
 
 def extent_of(expression: Any) -> Extent:
