@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -51,6 +52,11 @@ class Compiled(Captured):
     def refused(self) -> list[str]:
         """Why graphs run operator by operator, one entry per graph that does."""
         return self.compiler.refused
+
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph: how many steps run on kernels of Ladder's, and which torch runs."""
+        lines = [f"plan {at}: {steps_by_executor(built)}" for at, built in enumerate(self.models)]
+        return [*lines, *(f"not compiled: {reason}" for reason in self.refused)]
 
     def plan(self) -> str:
         """Return the plan of every graph as text: one line per step, with what executes it."""
@@ -116,6 +122,14 @@ class Compiled(Captured):
         from ladder.frontend.onnx_export import export_onnx
 
         return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
+
+
+def steps_by_executor(built: Built) -> str:
+    """Return how many steps of a plan run on kernels of Ladder's, and how often torch runs which function."""
+    steps = [(kind, executor) for kind, executor, _, _ in built.plan.table() if kind != "view"]
+    called = Counter(executor for _, executor in steps if executor.startswith("torch"))
+    by_torch = ", ".join(f"{count} {name}" for name, count in called.most_common())
+    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch ({by_torch})"
 
 
 class Compiler:

@@ -19,7 +19,7 @@ from ladder.installation import ladder_version, tvm_version
 from ladder.runtime import archive, library
 from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, target_of
-from ladder.runtime.fields import require
+from ladder.runtime.fields import refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack, refuse_layout
 from ladder.runtime.tokens import quantize_tokens
@@ -80,7 +80,11 @@ class Artifact:
         gemm = self.kernel.gemm
         if gemm.token_scale and token_scale is None and x.dtype != self.kernel.dtype:
             x, token_scale = quantize_tokens(x, gemm.activation, gemm.token_group)
-        return self.kernel(x, weight, bias, token_scale)
+        try:
+            return self.kernel(x, weight, bias, token_scale)
+        except Exception as error:
+            refuse_contradiction(error)
+            raise
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:
         """Bring a quantized matrix into the kernel's layout."""

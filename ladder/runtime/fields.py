@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tile_types.errors import ArtifactError
+from tile_types.errors import ArtifactError, LadderError
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,26 @@ def require(value: Any, form: Any, where: str) -> None:
     fault = _fault(value, form, where)
     if fault:
         raise ArtifactError(fault)
+
+
+def refuse_contradiction(error: Exception) -> None:
+    """Raise the error of a file whose kernels refuse the file's own tensors, given what a call raised.
+
+    The arguments of a call are checked before; errors of ours, of devices and of memory are left alone.
+
+    Raises
+    ------
+    ArtifactError
+        With the error as its cause.
+    """
+    import torch
+
+    apart = (LadderError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+    if not isinstance(error, apart):
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ArtifactError(
+            f"the loaded file contradicts itself: kernels do not take its tensors ({text}); export it again"
+        ) from error
 
 
 def _fault(value: Any, form: Any, where: str) -> str:

@@ -26,6 +26,9 @@ RUNTIME = "libtvm_runtime.so"
 RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
 """Additional library by device family."""
 
+ELF = b"\x7fELF"
+"""How the shared libraries of Linux begin."""
+
 _lock = renewed(threading.Lock())
 _loaded: dict[str, ctypes.CDLL] = {}
 
@@ -117,6 +120,8 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
     ArtifactError
         If the system's loader refuses the library.
     """
+    if not data.startswith(ELF):
+        raise ArtifactError(f"cannot load the kernel library {title}: it is none; build it again")
     load_runtime(family)
     import tvm_ffi
 
