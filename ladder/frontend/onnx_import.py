@@ -91,13 +91,13 @@ def import_onnx(source: Any, problem: Problem) -> Imported:
     ImportRefused
         If it uses an operator, a version or a form that no table has; the message names it.
     """
-    file = open_onnx(source)
     try:
-        return Walk(file, problem).imported()
+        return Walk(open_onnx(source), problem).imported()
     except LadderError:
         raise
     except Exception as error:  # the file is others': whatever it makes fail is one class of error
-        raise ImportRefused(f"{file.title} cannot be imported: {type(error).__name__}: {error}") from error
+        what = "the model" if isinstance(source, onnx.ModelProto) else str(source)
+        raise ImportRefused(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 class Walk:

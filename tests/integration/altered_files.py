@@ -34,7 +34,7 @@ import ladder
 from ladder.runtime import archive
 
 SECONDS, BYTES = 2.0, 1 << 30
-"""What one file may take."""
+"""What one file may take: of processor time, so that other processes do not count, and of memory."""
 
 PATIENCE = 60.0
 """Seconds after which a worker counts as hanging."""
@@ -431,25 +431,25 @@ FIELDS = (_rename, _operator, _attribute, _operands, _tensor, _tensor, _shape, _
 
 def ran(path: Path, expected: torch.Tensor, folder: Path) -> Outcome:
     """Load a file and call what it holds."""
-    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     try:
         if path.suffix == ".onnx":
             found = ladder.compile(path)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             found = found(*inputs())
         else:
             found = ladder.load(path)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             found = found(*inputs())
         found = found[0] if isinstance(found, tuple | list) else found
         kind, text = "same" if alike(found, expected) else "other result", ""
         if kind == "other result" and path.suffix == ".onnx" and len(expected):
             kind, text = by_reference(path, found)
     except ladder.LadderError as error:
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         kind, text = "error", f"{type(error).__name__}: {error}"
     except BaseException as error:
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         kind, text = "FAULT", f"{type(error).__name__}: {str(error)[:200]}"
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     return Outcome(kind, text, seconds, growth)
