@@ -425,7 +425,7 @@ class _Walk:
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
             found = row(self.im, TYPES[_first_result(node).dtype], *arguments, **keywords)
-            if found is not None and self._is_as_stated(node, found):
+            if found is not None and self._gives_all(found) and self._is_as_stated(node, found):
                 return found
         except ImportRefused:
             raise
@@ -433,6 +433,10 @@ class _Walk:
             if not _is_open(node):  # what is open may be more than rows can tell
                 faults.tolerated(error, f"{node.target} runs in torch")
         return self.call(node)
+
+    def _gives_all(self, found: Any) -> bool:
+        """Tell whether a row gives every result that is used: of norms most give no statistics."""
+        return not isinstance(found, tuple) or all(found[at] is not None for at in self.im.used)
 
     def _is_as_stated(self, node: torch.fx.Node, found: Any) -> bool:
         """Tell whether what the rows infer is what torch infers; open sizes may be spelt otherwise.
