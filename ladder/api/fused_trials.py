@@ -21,6 +21,7 @@ from ladder.runtime.packed import PackedWeight
 from ladder.superopt.generator import Database, Found, Report, instantiate
 from ladder.superopt.generator.choose import tilings
 from ladder.superopt.generator.stored import identity
+from ladder.superopt.verifier import SLACK
 from tile_types.errors import LadderError, ScheduleError
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ FOLLOWING_SECONDS = 3e-6
 PER_GRAPH = 2
 """Schedules of one graph at one choice of tiles that are among them."""
 
-TOLERANCE = 2e-2
-"""Largest relative Frobenius error against float64 that a kernel may have, or twice the function's own."""
+TOLERANCE: Mapping[str, float] = {"float32": 2e-5, "float16": 4 * 2.0**-10, "bfloat16": 4 * 2.0**-7}
+"""Largest relative Frobenius error against float64, or `SLACK` times the function's own: of halves four units
+in the last place, of float32 what sums of thousands add up to."""
 
 REPEATS = 7
 """Timings of which the median is taken."""
@@ -325,7 +327,7 @@ def checked(
     for trial, fused in trials:
         given = fused.packed(inputs)
         error = _relative_error(fused(*given), exact)
-        right = error <= max(TOLERANCE, 2 * own)
+        right = error <= max(TOLERANCE[trial.lowering.operand], SLACK * own)
         result.append(
             (replace(trial, error=error, measured=_seconds(fused, given) if right else None), fused)
         )
@@ -333,7 +335,7 @@ def checked(
 
 
 def _relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
-    error = float((y.double() - exact).norm() / exact.norm())
+    error = float((y.double() - exact).norm()) / (float(exact.norm()) or 1.0)
     return error if math.isfinite(error) else math.inf
 
 

@@ -242,6 +242,8 @@ class Matmul:
         path: str | os.PathLike[str],
         packed: PackedWeight | None = None,
         target: str | TileDevice | None = None,
+        *,
+        sign: Any = None,
     ) -> Path:
         """Write the compiled operator to one file that `ladder.load` runs without a compiler.
 
@@ -253,6 +255,8 @@ class Matmul:
             A weight to put beside the kernels.
         target
             Device to compile for; by default this operator's, else where ``packed`` is, else this CPU.
+        sign
+            An Ed25519 key that signs the file: an object of ``cryptography``, PEM text or the path of it.
         """
         if target is None and not self.request.device and packed is not None:
             target = target_of(packed.device)
@@ -261,7 +265,7 @@ class Matmul:
             raise DeviceError(
                 f"the weight is packed for {packed.family!r}, the artefact is for {request.device}"
             )
-        return artifact.export(request, path, packed)
+        return artifact.export(request, path, packed, sign)
 
     def _aimed(self, target: str | TileDevice | None) -> Request:
         name = (

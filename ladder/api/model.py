@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -11,10 +12,11 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing
+from ladder.api.aliasing import Separated, expected_aliasing, returning
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
+from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.surroundings import kept_state
 from ladder.capture import Captured, capture
 from ladder.capture.sites import Backend, run_as_is
@@ -24,7 +26,9 @@ from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
+    from ladder.api.freeze import Frozen
     from ladder.api.onnx_model import OnnxModel
+    from ladder.api.open_export import OpenAxes
     from ladder.runtime.model.executable import Executable
 
 
@@ -35,10 +39,12 @@ class Compiled(Captured):
     ----------
     function
         A Python function, method, `torch.nn.Module` or other callable.
+    precise
+        See `compile`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.compiler = Compiler()
+    def __init__(self, function: Callable[..., Any], precise: bool = False) -> None:
+        self.compiler = Compiler(precise)
         super().__init__(function, self.compiler)
 
     @property
@@ -51,16 +57,23 @@ class Compiled(Captured):
         """Why graphs run operator by operator, one entry per graph that does."""
         return self.compiler.refused
 
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph: how many steps run on kernels of Ladder's, and which torch runs."""
+        lines = [f"plan {at}: {steps_by_executor(built)}" for at, built in enumerate(self.models)]
+        return [*lines, *(f"not compiled: {reason}" for reason in self.refused)]
+
     def plan(self) -> str:
         """Return the plan of every graph as text: one line per step, with what executes it."""
         plans = [f"graph {at}\n{built.plan}" for at, built in enumerate(self.models)]
-        return "\n\n".join([*plans, *(f"not compiled: {reason}" for reason in self.refused)])
+        rest = (f"not compiled: {reason}" for reason in self.refused)
+        return "\n\n".join([*plans, *self.compiler.alone, *rest])
 
     def export(
         self,
         path: str | os.PathLike[str],
         *arguments: Any,
         open_axes: Mapping[str, Sequence[int]] | None = None,
+        sign: Any = None,
         **named: Any,
     ) -> Path:
         """Write the model to one file that `ladder.load` runs without its source and without a compiler.
@@ -73,6 +86,8 @@ class Compiled(Captured):
             Example inputs: the file is for their shapes, types and device.
         open_axes
             Parameter -> axes of its tensor that may have any extent from 2 on, e.g. ``{"x": [0]}``.
+        sign
+            An Ed25519 key that signs the file: an object of ``cryptography``, PEM text or the path of it.
 
         Returns
         -------
@@ -83,10 +98,9 @@ class Compiled(Captured):
         LadderError
             If the model is not one graph, or takes or returns what no file can hold; the message says what.
         """
-        from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path)
+        return save_model(self._frozen(arguments, named, open_axes).whole(), path, sign)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
@@ -107,10 +121,25 @@ class Compiled(Captured):
         LadderError
             As `export`; also if the model changes state in place, which ONNX models do not have.
         """
-        from ladder.api.freeze import freeze
         from ladder.frontend.onnx_export import export_onnx
 
-        return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
+        return export_onnx(self._frozen(arguments, named).imported(), path, external=external)
+
+    def _frozen(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes | None = None
+    ) -> Frozen:
+        """Return the model with what one call of it showed."""
+        from ladder.api.freeze import freeze
+
+        return freeze(self.function, arguments, named, axes or {}, self.compiler.precise)
+
+
+def steps_by_executor(built: Built) -> str:
+    """Return how many steps of a plan run on kernels of Ladder's, and how often torch runs which function."""
+    steps = [(kind, executor) for kind, executor, _, _ in built.plan.table() if kind != "view"]
+    called = Counter(executor for _, executor in steps if executor.startswith("torch"))
+    by_torch = ", ".join(f"{count} {name}" for name, count in called.most_common())
+    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch ({by_torch})"
 
 
 class Compiler:
@@ -125,9 +154,12 @@ class Compiler:
     numbers = False
     """Numbers that are no symbols would be constants of a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, precise: bool = False) -> None:
+        self.precise = precise
         self.built: list[Built] = []
         self.refused: list[str] = []
+        self.alone: list[str] = []
+        """Operators between plans that run in torch, and why."""
         self._warned: set[tuple[object, str]] = set()
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
@@ -148,8 +180,8 @@ class Compiler:
                     return self._compiled(module, examples)
             except (ImportRefused, DeviceError) as error:
                 reason = str(error)
-                if "open" in module.meta and isinstance(error, ImportRefused):
-                    return self._by_sizes(module, reason)
+                if isinstance(error, ImportRefused) and (run := self._otherwise(module, reason)) is not None:
+                    return run
             except Exception as error:  # a fault of ours must not become one of the program's
                 self.refused.append(faults.tolerated(error, "a graph runs in torch alone"))
                 return run_as_is(module, examples)
@@ -164,16 +196,24 @@ class Compiler:
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""
         opened = module.meta.get("open", examples)
-        prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
+        prepared = prepared_for(
+            module, opened, place, join=copies, packed_for=packed_for, precise=self.precise
+        )
         built = build_prepared(prepared, place)
         run = separated(built.executable, module, examples, opened)
         self.built.append(built)
         return run
 
-    def _by_sizes(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any]:
-        """Return what runs a graph that cannot be imported with open sizes by plans of fixed ones."""
-        full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
-        return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+    def _otherwise(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any] | None:
+        """Return what runs a graph that is no plan by several: one per set of sizes, or per piece."""
+        if "open" in module.meta:
+            full = f"the sizes of a graph keep changing, and no plan serves all of them: {reason}"
+            return BySizes(module, self, run_as_is(module, []), lambda: self._refuse(full))
+        return Pieces(module, self, self._tell) if can_be_cut(module) else None
+
+    def _tell(self, text: str) -> None:
+        """Note that an operator runs in torch, for the plan."""
+        self.alone += [] if text in self.alone else [text]
 
     def _refuse(self, reason: str) -> None:
         """Note why a graph runs in torch alone, and warn of it: once per reason and function."""
@@ -200,15 +240,17 @@ def separated(
     Raises
     ------
     ImportRefused
-        If results share memory that is written: plans write into copies.
+        If results share memory that is written: plans write into copies. Arguments themselves may be results.
     """
-    expected = expected_aliasing(module, opened)
-    shares = any(first < at for at, first in enumerate(expected.memory) if at >= len(examples))
-    if shares and expected.writes:
+    expected, count = expected_aliasing(module, opened), len(examples)
+    written, first = [at for at, _ in executable.updates], expected.objects[count:]
+    returned = {at: argument for at, argument in enumerate(first) if argument in written}
+    shared = {at for at, memory in enumerate(expected.memory[count:]) if memory < at + count}
+    if expected.writes and shared - set(returned):
         raise ImportRefused("results share memory that the graph writes")
-    written = [at for at, _ in executable.updates]
+    run = returning(executable, returned) if returned else executable
     plain, is_open = run_as_is(module, examples), "open" in module.meta
-    return Separated(executable, plain, expected, written, is_open=is_open)
+    return Separated(run, plain, expected, written, is_open=is_open)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:
@@ -243,18 +285,18 @@ def place_of(examples: list[Any]) -> torch.device:
 
 
 @overload
-def compile(function: str | os.PathLike[str]) -> OnnxModel: ...
+def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxModel: ...
 
 
 @overload
-def compile(function: Callable[..., Any]) -> Compiled: ...
+def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled: ...
 
 
 @overload
 def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
-def compile(function: Any, *, backend: Backend | None = None) -> Captured | OnnxModel:
+def compile(function: Any, *, backend: Backend | None = None, precise: bool = False) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -267,6 +309,9 @@ def compile(function: Any, *, backend: Backend | None = None) -> Captured | Onnx
         ``onnx.ModelProto``, which is imported as it is: see `OnnxModel`.
     backend
         What runs graphs instead: ``backend(graph_module, example_inputs)`` returns a callable.
+    precise
+        Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
+        kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
 
     Returns
     -------
@@ -289,5 +334,5 @@ def compile(function: Any, *, backend: Backend | None = None) -> Captured | Onnx
 
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
-        return OnnxModel(function)
-    return Compiled(function) if backend is None else capture(function, backend=backend)
+        return OnnxModel(function, precise)
+    return Compiled(function, precise) if backend is None else capture(function, backend=backend)

@@ -27,6 +27,8 @@ class OnnxModel:
     ----------
     source
         Path of the file, or an ``onnx.ModelProto``.
+    precise
+        Whether each operator's result is rounded to its type, see `compile`.
 
     Raises
     ------
@@ -36,8 +38,8 @@ class OnnxModel:
         If it uses an operator, a version or a form that is not supported; the message names it.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | Any) -> None:
-        self.imported = import_onnx(source, gemm_for)
+    def __init__(self, source: str | os.PathLike[str] | Any, precise: bool = False) -> None:
+        self.imported = import_onnx(source, gemm_for, precise)
         self._built: dict[torch.device, WholeModel] = {}
 
     @property
@@ -87,11 +89,16 @@ class OnnxModel:
         """Return the plan for a device as text: one line per step, with what executes it."""
         return self.on(device).plan()
 
-    def export(self, path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Path:
-        """Write the model, built for a device, to one file that `ladder.load` runs without a compiler."""
+    def export(
+        self, path: str | os.PathLike[str], device: torch.device | str = "cpu", *, sign: Any = None
+    ) -> Path:
+        """Write the model, built for a device, to one file that `ladder.load` runs without a compiler.
+
+        ``sign`` is an Ed25519 key that signs the file, see `ladder.runtime.signing`.
+        """
         from ladder.runtime.model.saved import save_model
 
-        return save_model(self.on(device), path)
+        return save_model(self.on(device), path, sign)
 
     def to_onnx(self, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
         """Write the tile graph, with its tTypes as attributes, as an ONNX model; see `export_onnx`."""

@@ -11,10 +11,19 @@ import torch
 import torch.fx
 
 from ladder.api.model import Compiler
-from ladder.api.tensor_program import Recorded, Tracer, packed_types, step_of, target_of, translated
+from ladder.api.superopt_calls import Contract
+from ladder.api.tensor_program import (
+    Recorded,
+    Tracer,
+    packed_types,
+    require_precision,
+    step_of,
+    target_of,
+    translated,
+)
 from ladder.ir.ops import get_operator
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
-from ladder.superopt.verifier import Certificate
+from ladder.superopt.verifier import Certificate, Stability
 from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError
 from tile_types.quantized import QuantizedTensor
 
@@ -66,17 +75,23 @@ class Partitioned:
         In the order in which they run.
     run
         All of them, of the function's inputs; None if kernels are for a device that is not here.
+    contract
+        What the function takes and returns.
     """
 
     name: str
     parts: tuple[Part, ...]
     run: Callable[..., Any] | None
+    contract: Contract | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the parts; takes contiguous tensors of the shapes that were optimised for."""
         if self.run is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        return self.run(*inputs)
+        if self.contract is None:
+            return self.run(*inputs)
+        self.contract.require(inputs)
+        return self.contract.laid_out(self.run(*inputs))
 
     def __str__(self) -> str:
         """Say what runs each part."""
@@ -97,6 +112,11 @@ class Partitioned:
             rounds=sum(proof.rounds for proof in every),
             draws=sum(proof.draws for proof in every),
         )
+
+    @property
+    def stability(self) -> Stability:
+        """Of the optimised part with the largest error."""
+        return max((kernels.stability for kernels in self.kernels), key=lambda found: found.error)
 
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
@@ -246,8 +266,10 @@ class _Cut:
 
     def _require_tensors(self, node: torch.fx.Node) -> None:
         for value in (node, *node.all_input_nodes):
-            if not isinstance(self.values[value], torch.Tensor):
+            found = self.values[value]
+            if not isinstance(found, torch.Tensor):
                 raise ConversionError(f"{target_of(node)} of what is no tensor")
+            require_precision(target_of(node), found.dtype, self.dtype)
 
     def pieces(self) -> list[tuple[torch.fx.Node, ...]]:
         """Return the operators of each part, in an order in which parts can run."""
@@ -334,11 +356,19 @@ class _Cut:
                     f"{self.name}: input {self.number(source)} is quantized, and read by what is not"
                     f" superoptimized: {segment.reason}"
                 )
+        if self.converts(segment.nodes):
+            graph = self.subgraph(sources, results)
+            return _Step(replace(segment.part, plan="runs in torch: it converts"), sources, results, graph)
         compiler = Compiler()
         with torch.no_grad():
             call = compiler(self.subgraph(sources, results), [self.values[s] for s in sources])
         plan = "\n".join([*(str(built.plan) for built in compiler.built), *compiler.refused])
         return _Step(replace(segment.part, plan=plan), sources, results, call)
+
+    def converts(self, nodes: Sequence[torch.fx.Node]) -> bool:
+        """Whether nodes compute in other types than the program's: what rounds then rounds as torch does."""
+        values = [self.values[node] for node in nodes]
+        return any(isinstance(x, torch.Tensor) and x.dtype not in (self.dtype, torch.float32) for x in values)
 
     @property
     def operators(self) -> list[torch.fx.Node]:

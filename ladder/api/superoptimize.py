@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
 from ladder.api.fused_trials import Kept, Progress, Trial, built, candidates_of, checked, loaded, variants
-from ladder.api.tensor_program import decoded, packed_types, recorded, translated
+from ladder.api.superopt_calls import Contract, copies, require_pure
+from ladder.api.tensor_program import decoded, name_of, packed_types, recorded, translated
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
@@ -21,6 +22,7 @@ from ladder.superopt.partition import OUTSIDE
 from ladder.superopt.verifier import Certificate, Stability, refusal
 from targets import TileDevice, get_device
 from tile_types.errors import ConversionError, DeviceError, ScheduleError, VerificationError
+from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +56,15 @@ class Superoptimized:
         What was built, fastest first.
     fused
         The fastest, loaded; None if it is for a device that is not here.
+    contract
+        What the function takes and returns; None if these are kernels of a part of one.
     """
 
     program: Program
     report: Report
     trials: tuple[Trial, ...]
     fused: Fused | None
+    contract: Contract | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the fastest kernels.
@@ -69,10 +74,18 @@ class Superoptimized:
         *inputs
             Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is packed
             once, for as long as it lives.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, ConversionError
+            If an argument is not what the function was optimised for, or gradients are asked for.
         """
         if self.fused is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        return self.fused(*self.fused.packed(inputs))
+        if self.contract is None:
+            return self.fused(*self.fused.packed(inputs))
+        self.contract.require(inputs)
+        return self.contract.laid_out(self.fused(*self.fused.packed(inputs)))
 
     def __str__(self) -> str:
         """Say what was found, where it comes from, how fast it is and what is proved."""
@@ -141,9 +154,10 @@ def superoptimize(
     ----------
     function
         Takes the tensors and returns one: matrix products, element-wise operators, sums, maxima,
-        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``.
+        softmax, root mean squares. Quantized inputs reach it decoded, ``[N, K]``. It writes into nothing.
     inputs
-        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too.
+        Examples: kernels are made for their shapes, types and device. Of `ladder.quantize`, too. They are
+        not changed, and whether they share memory does not matter.
     limits
         Of the search; by default those of program and device, and `SECONDS`.
     target
@@ -176,11 +190,14 @@ def superoptimize(
     ScheduleError
         If no graph was found, or none can be lowered.
     """
-    tensors = decoded(inputs)
+    given = decoded(inputs)
+    tensors = copies(name_of(function), given)
     task = Task(
         target_of(tensors[0].device), limits, target, trials, checkpoint, seed, step, reuse, constants
     )
     found = recorded(function, tensors)
+    require_pure(found.name, found.module, given, tensors)
+    contract = Contract.of(found.name, inputs, found.results)
     try:
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
@@ -188,8 +205,9 @@ def superoptimize(
     except (ConversionError, VerificationError) as error:
         from ladder.api.superopt_parts import partitioned
 
-        return partitioned(found, inputs, tensors, task, error)
-    return task.run(program, function, inputs, constants)
+        return replace(partitioned(found, inputs, tensors, task, error), contract=contract)
+    examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
+    return replace(task.run(program, function, examples, constants), contract=contract)
 
 
 @dataclass(frozen=True)
@@ -310,6 +328,9 @@ class Task:
 
 def require_type(result: Any, inputs: Sequence[torch.Tensor]) -> None:
     """Check that a result has the inputs' type, as kernels store it; ConversionError otherwise."""
+    types = {x.dtype for x in inputs}
+    if len(types) > 1:
+        raise ConversionError(f"inputs of types {' and '.join(sorted(map(str, types)))}: convert them to one")
     wanted = inputs[0].dtype
     found = getattr(result, "dtype", wanted)
     if found != wanted:

@@ -43,7 +43,7 @@ def _unwind_modes(count: int) -> None:
 
 
 def _cuda_random() -> list[torch.Tensor]:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
 
 def _set_cuda_random(states: list[torch.Tensor]) -> None:

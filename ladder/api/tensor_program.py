@@ -332,7 +332,7 @@ def _binary(operator: str) -> Callable[..., Traced]:
 
 
 def _unchanged(t: Tracer, x: Traced, *rest: Any, **options: Any) -> Traced:
-    """Conversions of floats: block graphs compute in float32 and store the program's type."""
+    """Conversions among a program's type and float32: block graphs compute in float32 and store that type."""
     return x
 
 
@@ -510,6 +510,7 @@ def translated(
     dtypes = sorted({str(x.dtype).removeprefix("torch.") for x in inputs})
     if len(dtypes) != 1:
         raise ConversionError(f"{name} takes inputs of one type, got {', '.join(dtypes)}")
+    _require_precisions(name, module, examples, inputs[0].dtype)
     tracer = Tracer(torch.finfo(inputs[0].dtype).eps)
     packed = packed or {}
     declared = {
@@ -533,6 +534,36 @@ def translated(
         else:
             values[node] = step_of(tracer, name, node, values)
     raise ConversionError(f"{name} returns nothing")
+
+
+def require_precision(what: str, found: torch.dtype, wanted: torch.dtype) -> None:
+    """Check that block graphs compute a value as asked: in a program's type, or in float32.
+
+    Raises
+    ------
+    ConversionError
+        If it is rounded to another type, or computed in a finer one.
+    """
+    import torch
+
+    if found not in (wanted, torch.float32):
+        raise ConversionError(f"{what} computes in {found}: block graphs of {wanted} do in it and in float32")
+
+
+def _require_precisions(name: str, module: Any, examples: Sequence[Any], wanted: torch.dtype) -> None:
+    """Check all values of a graph, by running it."""
+    import torch
+    import torch.fx
+
+    class Checked(torch.fx.Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            value = super().run_node(n)
+            if isinstance(value, torch.Tensor):
+                require_precision(f"{name}: torch's {target_of(n)}", value.dtype, wanted)
+            return value
+
+    with torch.no_grad():
+        Checked(module).run(*examples)
 
 
 def step_of(tracer: Tracer, name: str, node: Any, values: Mapping[Any, Any]) -> Any:

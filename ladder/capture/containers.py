@@ -110,7 +110,12 @@ class Containers(Calls):
     def _computed_dynamic(self, function: Any, args: tuple[Any, ...]) -> Any:
         """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
         values = [item.value if type(item) is Dynamic else item for item in args]
-        result = function(*values)
+        try:
+            result = function(*values)
+        except Exception:
+            for item in args:  # what follows is for these values
+                self.plain(item)
+            raise
         if type(result) not in (int, float, bool, str):
             return function(*map(self.plain, args))
         segment = self.segment
@@ -360,6 +365,9 @@ class Containers(Calls):
         # Where it keeps growing, what is in it is not read.
         if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
             self._admit_method(owner, name, rest, kwargs)
+        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
+        if indexed and rest and not is_constant(rest[0]):
+            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
         changes = [] if name in natives.READERS else [self.segment.node(owner)]
         result = self.perform(method, (owner, *rest), kwargs, changes)
         if name == "keys":

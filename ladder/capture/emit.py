@@ -20,7 +20,7 @@ from ladder.capture.kinds import is_a
 from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
-from ladder.capture.sites import FAILED, Assumed, Record, Site
+from ladder.capture.sites import FAILED, MAX_CHECKS, Assumed, Record, Site
 from ladder.capture.tensor_memory import Watched, can_watch
 from ladder.capture.tensors import (
     STATE,
@@ -226,6 +226,8 @@ def _guard_lines(
         else:
             lines += [] if check.text == "True" else [f"    if not ({check.text}): return {number}"]
     facts = segment.table.finish(len(segment.checks) + 1)
+    if len(segment.checks) + len(facts) > MAX_CHECKS:
+        raise CaptureError(f"a guard of more than {MAX_CHECKS} conditions")
     table = segment.table.lines(segment.constant)
     segment.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
     segment.checks.append(Check("True", None, "objects that stay", None))

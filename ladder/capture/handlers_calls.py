@@ -300,13 +300,18 @@ def _send(m: Machine, f: Frame, i: Instruction) -> None:
     try:
         given = m.advance_or_raise(target) if value is None else target.send(value)
     except StopIteration as error:
-        if VERSION < (3, 12):
-            f.stack[-1] = error.value
-        else:
-            f.stack.append(error.value)
-        f.index = i.value
+        after_delegation(f, i, error.value)
         return
     f.stack.append(given)
+
+
+def after_delegation(f: Frame, i: Instruction, value: Any) -> None:
+    """Go on after ``yield from``, which gives `value`; `i` is its SEND."""
+    if VERSION < (3, 12):
+        f.stack[-1] = value
+    else:
+        f.stack.append(value)
+    f.index = i.value
 
 
 # exceptions --------------------------------------------------------------------------------------

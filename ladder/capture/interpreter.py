@@ -15,9 +15,13 @@ from ladder.capture.core import Leaving
 from ladder.capture.errors import leaves
 from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
 from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
-from ladder.capture.handlers_calls import INTRINSICS
+from ladder.capture.handlers_calls import INTRINSICS, after_delegation
+from ladder.capture.kinds import is_a
 from ladder.capture.operations import Operations
 from ladder.capture.segment import CaptureError
+
+FROM_YIELD_FROM = 2
+"""What RESUME says where a generator stands in ``yield from``."""
 
 
 class Interpreter(Operations):
@@ -83,10 +87,34 @@ class Interpreter(Operations):
         """Step a generator's frame."""
         with self.barrier():
             if is_error:
-                return self.run(frame, value)
+                return self._throw(frame, value)
             if frame.index:
                 frame.stack.append(value)
             return self.run(frame)
+
+    def _throw(self, frame: Frame, error: BaseException) -> Any:
+        """Raise `error` where a generator stands: what it delegates to is told first."""
+        ahead = frame.program.instructions[frame.index : frame.index + 2]
+        delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
+        if not delegates:
+            return self.run(frame, error)
+        target = frame.stack[-1]
+        name = "close" if is_a(error, GeneratorExit) else "throw"
+        tell = getattr(target, name, None)
+        try:
+            if tell is None or name == "close":
+                tell and tell()
+                raise error
+            given = tell(error)
+        except StopIteration as stop:
+            after_delegation(frame, frame.program.instructions[ahead[1].value], stop.value)
+            return self.run(frame)
+        except BaseException as raised:
+            found = raised
+        else:
+            frame.yielded = True
+            return given
+        return self.run(frame, found)
 
     def drive(self, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
         """Run restored `frames`, outermost first, to the end of the outermost."""

@@ -15,7 +15,7 @@ from ladder.capture.frames import NO_OVERRIDE, Frame, Through
 from ladder.capture.kinds import by_identity, is_a
 from ladder.capture.liveness import live_names
 from ladder.capture.segment import CaptureError, Segment
-from ladder.capture.sites import Captured, Layout, Record, Site
+from ladder.capture.sites import Captured, Layout, Pending, Record, Site
 from ladder.capture.tensors import STATE, autocast_state, modes_are_active, torch_state
 
 
@@ -36,20 +36,11 @@ class Plan:
 
 
 class Followed(Leaving):
-    """Raised through the frames before a split: records served the rest of the program."""
+    """Raised through the frames before a split: records serve what follows from `site` on."""
 
-    def __init__(self, result: Any, error: BaseException | None) -> None:
+    def __init__(self, site: Site, roots: tuple[Any, ...]) -> None:
         super().__init__()
-        self.result = result
-        self.error = error
-
-
-def follow(captured: Captured, site: Site, roots: tuple[Any, ...]) -> Followed:
-    """Run on from `site`, by the records that there are."""
-    try:
-        return Followed(captured.run_from(site, roots), None)
-    except BaseException as error:
-        return Followed(None, error)
+        self.pending = Pending(site, roots)
 
 
 class Recorder(Branches):
@@ -128,7 +119,10 @@ class Recorder(Branches):
         values = [value for frame, layout in self.pairs(plan) for value in layout.values(frame)]
         values = [self.unlifted(value) for value in values]
         if site is plan.site and self._is_recorded(site, (*values, result)):
-            raise follow(self.captured, site, (*values, result))
+            raise Followed(site, (*values, result))
+        if self.captured.is_full(site):
+            self.stop("too many records")
+            return result
         found = self.begin(site, [*values, result], site.names)
         self.segment.find(result)
         self._put_back(plan, found)
@@ -186,7 +180,7 @@ class Recorder(Branches):
         except Joined as joined:
             return self.complete_joined(joined)
         except Followed as followed:
-            result, fault = followed.result, followed.error
+            return followed.pending
         except Exception as error:
             if self.recording and self.site is not None:
                 try:
@@ -195,15 +189,7 @@ class Recorder(Branches):
                     self.site.failures.append(str(reason))
             error.__traceback__ = trimmed(error.__traceback__)
             raise
-        else:
-            return self.complete(result)
-        # Not in the handler above: it would become the context of what is raised.
-        try:
-            if fault is not None:
-                raise fault
-            return result
-        finally:
-            del fault
+        return self.complete(result)
 
     def plain_deep(self, value: Any) -> Any:
         """Return what the caller gets: no dynamic scalars."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,14 +14,23 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.bytecode import program_of
+from ladder.capture.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
 from ladder.forks import renewed
 
+log = logging.getLogger("ladder.capture")
+
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
+"""At one point of a program, one for each call that was recorded there."""
+MAX_REPEATED = 128
+"""At one point of a program that one call comes to again and again."""
+MAX_SITES = 2048
+MAX_CHECKS = 100_000
+"""Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_EXTENTS = 0
@@ -91,6 +102,7 @@ class Record:
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
     `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
+    `where`: the lines of all frames at its split, the innermost last.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -161,6 +173,15 @@ class Site:
         self.forks = False
         self.attempts = self.surprises = 0
         self.paused = False
+
+    def place(self) -> str:
+        """Return the line of the program where segments begin here."""
+        if not self.layouts:
+            return "entry"
+        frames = [
+            (layout.code, program_of(layout.code).instructions[layout.index - 1]) for layout in self.layouts
+        ]
+        return user_line([f"{code.co_filename}:{item.line} {code.co_name}" for code, item in frames])
 
     def add(self, record: Record, beside: dict[bool, Record]) -> None:
         """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
@@ -266,6 +287,13 @@ class Attempt(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Pending(NamedTuple):
+    """What a run leaves to records: the site that it came to, and the values there."""
+
+    site: Site
+    roots: tuple[Any, ...]
+
+
 class Captured:
     """A function that capture watches; call it as the function itself.
 
@@ -294,6 +322,8 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
+        self.seconds = 0.0
+        self.warned = False
         self.counts_cached_calls = False
         self._lock = renewed(threading.RLock())
         from ladder.capture.prescan import reason_not_to_capture
@@ -313,7 +343,11 @@ class Captured:
                 if found.__class__ is tuple:
                     break
             else:
-                return self._miss(Attempt(site, here, roots, args, kwargs))
+                done = self._miss(Attempt(site, here, roots, args, kwargs))
+                if done.__class__ is not Pending:
+                    return done
+                here, roots = done
+                continue
             following, value = found
             if following is None:
                 return value
@@ -321,22 +355,6 @@ class Captured:
                 here, roots = following, value
             else:
                 return self._interrupted(Attempt(site, here, roots, args, kwargs))
-
-    def run_from(self, here: Site, roots: tuple[Any, ...]) -> Any:
-        """Run on from a split, by records that match."""
-        while True:
-            for run in here.runs:
-                found = run(*roots)
-                if found.__class__ is tuple:
-                    break
-            else:
-                return self._miss(Attempt(None, here, roots, (), {}))
-            following, value = found
-            if following is None:
-                return value
-            if following.__class__ is not Site:
-                return self._interrupted(Attempt(None, here, roots, (), {}))
-            here, roots = following, value
 
     def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Leave extents open from the first call with such arguments on, given by their paths."""
@@ -355,7 +373,12 @@ class Captured:
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
-            return self._run_on(attempt, record=bool(record) and not here.dead)
+                self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
+            begun = time.perf_counter()
+            try:
+                return self._run_on(attempt, record=bool(record) and not here.dead)
+            finally:
+                self.seconds += (time.perf_counter() - begun) * bool(record)
         finally:
             if record:
                 self._lock.release()
@@ -383,6 +406,30 @@ class Captured:
         here.learn(roots)
         self.calls["recorded"] += 1
         return start_run(self, here, args, kwargs)
+
+    def is_full(self, site: Site) -> bool:
+        """Say whether records would become too many; from then on the function runs as it is."""
+        held = sum(len(each.records) for each in self.sites.values())
+        if len(site.records) >= MAX_REPEATED:
+            why = f"more than {MAX_REPEATED} records at one point of it"
+        elif max(len(self.sites), held) > MAX_SITES:
+            why = f"more than {MAX_SITES} points at which it is split, or records of what follows"
+        else:
+            return False
+        self.given_up = self.given_up or why
+        for each in (*self.entries.values(), *self.sites.values()):
+            each.keep_only(())
+            each.spare, each.parked = [], []
+        self.sites.clear()
+        self.warn(why)
+        return True
+
+    def warn(self, why: str) -> None:
+        """Tell, once, that calls run without capture from now on."""
+        if not self.warned:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            log.warning("%s: %s; calls that no record serves run without capture", name, why)
+        self.warned = True
 
     def site(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> Site:
         """Return the site of frames with `layouts`."""
@@ -451,11 +498,15 @@ class Captured:
             return "eager" if self.given_up or any(site.failures for site in self.entries.values()) else "new"
         return "split" if any(record.split for record in self.records) else "whole"
 
-    def explain(self) -> str:
-        """Return what was captured, what each guard checks, what was split, and why."""
+    def explain(self, *, guards: bool = False) -> str:
+        """Return what was captured, where it was split and why; with ``guards`` what each guard checks."""
         from ladder.capture.explain import explain
 
-        return explain(self)
+        return explain(self, guards=guards)
+
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph that says what executes it."""
+        return []
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

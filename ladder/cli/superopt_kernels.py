@@ -45,7 +45,8 @@ class Kernel:
     @property
     def right(self) -> bool:
         """Whether nothing speaks against it."""
-        return not self.findings and (self.trial.error is None or self.trial.error <= TOLERANCE)
+        error, most = self.trial.error, TOLERANCE[self.trial.lowering.operand]
+        return not self.findings and (error is None or error <= most)
 
 
 def run_kernels(report: Report, target: str, count: int, seed: int, step: Step) -> list[Kernel]:

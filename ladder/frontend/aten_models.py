@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
-from ladder.frontend.importer import Importer, Row
+from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.ir.extents import floordiv, product, total
 from tile_types.tile import Extent
 
@@ -26,7 +26,10 @@ def _product_and_bias(
 ) -> Any:
     if beta != 1 or alpha != 1:
         return None
-    return im.arithmetic("add", [_product(im, out, a, b), bias], out)
+    before, im.precise = im.precise, False  # the library rounds once
+    found = im.arithmetic("add", [_product(im, out, a, b), bias], out)
+    im.precise = before
+    return found
 
 
 def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
@@ -79,13 +82,13 @@ def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0
 
 
 def _softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
-    wide = im.cast(x, "float32")
+    wide = im.cast(x, wide_of(out))
     powers = im.g.add("exp", im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True)))
     return im.cast(im.g.add("div", powers, im.reduce("reduce_sum", powers, [axis], True)), out)
 
 
 def _log_softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
-    wide = im.cast(x, "float32")
+    wide = im.cast(x, wide_of(out))
     shifted = im.g.add("sub", wide, im.reduce("reduce_max", wide, [axis], True))
     total_ = im.reduce("reduce_sum", im.g.add("exp", shifted), [axis], True)
     return im.cast(im.g.add("sub", shifted, im.g.add("log", total_)), out)
@@ -94,7 +97,7 @@ def _log_softmax(im: Importer, out: str, x: str, axis: int, *_: Any) -> Any:
 def _affine(im: Importer, value: str, weight: Any, bias: Any) -> str:
     for operator, vector in (("mul", weight), ("add", bias)):
         if vector is not None:
-            value = im.g.add(operator, value, im.cast(vector, "float32"))
+            value = im.g.add(operator, value, im.cast(vector, im.ttype(value)))
     return value
 
 
@@ -103,7 +106,7 @@ def _layer_norm(
 ) -> Any:
     """Return (result, None, None): the statistics are for training."""
     rank = len(im.shape(x))
-    value = im.normalised(im.cast(x, "float32"), list(range(rank - len(shape), rank)), epsilon)
+    value = im.normalised(im.cast(x, wide_of(out)), list(range(rank - len(shape), rank)), epsilon)
     return im.cast(_affine(im, value, weight, bias), out), None, None
 
 
@@ -111,7 +114,7 @@ def _group_norm(
     im: Importer, out: str, x: str, weight: Any, bias: Any, n: Any, c: Any, size: Any, groups: int, eps: float
 ) -> Any:
     shape = im.shape(x)
-    rows = im.reshape(im.cast(x, "float32"), [n, groups, product([floordiv(c, groups), size])])
+    rows = im.reshape(im.cast(x, wide_of(out)), [n, groups, product([floordiv(c, groups), size])])
     value = im.reshape(im.normalised(rows, [2], eps), shape)
     vectors = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
     return im.cast(_affine(im, value, *vectors), out), None, None
@@ -122,11 +125,12 @@ def _batch_norm(
 ) -> Any:
     """Inference: one multiplication and one addition per channel."""
     rank = len(im.shape(x))
-    spread = im.apply("rsqrt", [im.apply("add", [variance, epsilon], "float32")], "float32")
-    scale = spread if weight is None else im.apply("mul", [spread, weight], "float32")
-    shift = im.g.add("neg", im.apply("mul", [mean, scale], "float32"))
-    shift = shift if bias is None else im.apply("add", [shift, bias], "float32")
-    scaled = im.g.add("mul", im.cast(x, "float32"), im.along(scale, 1, rank))
+    wide = wide_of(out)
+    spread = im.apply("rsqrt", [im.apply("add", [variance, epsilon], wide)], wide)
+    scale = spread if weight is None else im.apply("mul", [spread, weight], wide)
+    shift = im.g.add("neg", im.apply("mul", [mean, scale], wide))
+    shift = shift if bias is None else im.apply("add", [shift, bias], wide)
+    scaled = im.g.add("mul", im.cast(x, wide), im.along(scale, 1, rank))
     return im.cast(im.g.add("add", scaled, im.along(shift, 1, rank)), out), None, None
 
 
@@ -234,8 +238,7 @@ def _max_pool(
     rank = len(im.shape(x))
     if any(pads):
         width = (0,) * (rank - len(kernel)) + tuple(pads)
-        lowest = {"float16": -65504.0}.get(out, -3.3895313892515355e38)
-        x = im.g.add("pad", x, low=width, high=width, value=lowest)
+        x = im.g.add("pad", x, low=width, high=width, value=-inf)
     view = _windows(im, x, kernel, stride, (0,), dilation)
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
@@ -251,7 +254,7 @@ def _average_pool(
     if len(im.shape(x)) == 3:
         return _of_one_image(im, x, lambda batch: _average_pool(im, out, batch, kernel, stride, padding))
     kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
-    view = _windows(im, im.cast(x, "float32"), kernel, stride, padding, (1,))
+    view = _windows(im, im.cast(x, wide_of(out)), kernel, stride, padding, (1,))
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
     return im.cast(im.mean(view, list(axes), False), out)
@@ -260,7 +263,7 @@ def _average_pool(
 def _adaptive_pool(im: Importer, out: str, x: str, size: Sequence[Any]) -> Any:
     spatial = im.shape(x)[2:]
     if all(extent == 1 for extent in size):
-        return im.cast(im.mean(im.cast(x, "float32"), [2, 3]), out)
+        return im.cast(im.mean(im.cast(x, wide_of(out)), [2, 3]), out)
     known = [extent for extent in (*spatial, *size) if isinstance(extent, int)]
     if len(known) < 4 or any(a % b for a, b in zip(spatial, size, strict=True)):
         return None

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.frontend.importer import Importer, Row
+from ladder.frontend.importer import HALVES, Importer, Row, rounded, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from tile_types.tile import Extent
 
@@ -39,22 +39,40 @@ def _negation(im: Importer, out: str, a: Any) -> Any:
 
 
 def _floats(operator: str) -> Row:
-    return lambda im, out, *operands: im.floats(operator, operands, out)
+    """Return the row of real functions; those that we approximate for float32 alone stay calls in float64."""
+
+    def row(im: Importer, out: str, *operands: Any) -> Any:
+        return None if out == "float64" and operator in SINGLE else im.floats(operator, operands, out)
+
+    return row
+
+
+SINGLE = ("tanh", "erf")
+
+
+def _error_function(im: Importer, out: str, x: Any) -> Any:
+    """Kernels know it to the precision of float32."""
+    return None if out == "float64" else im.floats("erf", [x], out)
 
 
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    if rounding_mode == "floor" and out.startswith("float"):
-        return im.cast(im.g.add("floor", im.apply("div", [a, b], "float32")), out)
     return None if rounding_mode is not None else im.floats("div", [a, b], out)
 
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
     def row(im: Importer, out: str, a: Any, b: Any) -> Any:
+        a, b = _as_compared(im, a, b), _as_compared(im, b, a)
         common = _common_type(im, a, b)
         value = im.apply(operator, [b, a] if swapped else [a, b], common)
         return im.g.add("negation", value) if negated else value
 
     return row
+
+
+def _as_compared(im: Importer, value: Any, other: Any) -> Any:
+    """Return a number as the type of what it is compared with holds it; others as they are."""
+    halves = im.is_value(other) and im.ttype(other) in HALVES
+    return rounded(value, im.ttype(other)) if halves and isinstance(value, int | float) else value
 
 
 def _common_type(im: Importer, a: Any, b: Any) -> str:
@@ -75,13 +93,15 @@ def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None or not out.startswith(("float", "bfloat")):
         return im.floats("pow", [base, exponent], out) if out.startswith(("float", "bfloat")) else None
-    value = im.apply(known[0], [base], "float32")
-    value = im.apply("mul", [value, base], "float32") if exponent == 3 else value
+    value = im.apply(known[0], [base], wide_of(out))
+    value = im.apply("mul", [value, base], wide_of(out)) if exponent == 3 else value
     return im.cast(value, out)
 
 
 def _gelu(im: Importer, out: str, x: Any, approximate: str = "none") -> Any:
-    return im.floats("gelu_tanh" if approximate == "tanh" else "gelu", [x], out)
+    if approximate == "tanh":
+        return im.floats("gelu_tanh", [x], out)
+    return None if out == "float64" else im.floats("gelu", [x], out)
 
 
 def _clamped(im: Importer, out: str, x: Any, low: Any = None, high: Any = None) -> Any:
@@ -246,7 +266,7 @@ def _summed(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False
 
 
 def _averaged(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
-    return im.cast(im.mean(im.cast(x, "float32"), _axes(im, x, axes), keep), out)
+    return im.cast(im.mean(im.cast(x, wide_of(out)), _axes(im, x, axes), keep), out)
 
 
 def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
@@ -254,14 +274,20 @@ def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fals
 
 
 def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
-    negative = im.reduce("reduce_max", im.arithmetic("neg", [x], out), _axes(im, x, axes), keep)
-    return im.arithmetic("neg", [negative], out)
+    """Negate around the greatest; of integers ``-1 - x``, which all of them have."""
+
+    def turned(value: str) -> str:
+        if "int" in out:
+            return im.arithmetic("sub", [-1, value], out)
+        return im.arithmetic("neg", [value], out)
+
+    return turned(im.reduce("reduce_max", turned(x), _axes(im, x, axes), keep))
 
 
 def _axes(im: Importer, x: str, axes: Any) -> list[int]:
     rank = len(im.shape(x))
     chosen = [axes] if isinstance(axes, int) else axes
-    return [axis % rank for axis in chosen] if chosen else list(range(rank))
+    return [axis % rank for axis in chosen] if chosen and rank else list(range(rank))
 
 
 def _varied(im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keep: bool = False) -> Any:
@@ -272,13 +298,13 @@ def _mean_and_variance(
     im: Importer, out: str, x: str, axes: Any = None, correction: Any = 1, keepdim: bool = False
 ) -> Any:
     """Return (variance, mean)."""
-    chosen, wide = _axes(im, x, axes), im.cast(x, "float32")
+    chosen, wide = _axes(im, x, axes), im.cast(x, wide_of(out))
     mean = im.mean(wide, chosen)
     deviations = im.g.add("square", im.g.add("sub", wide, mean))
     sums = im.reduce("reduce_sum", deviations, chosen, True)
     count = im.count(wide, chosen)
     if correction:
-        count = im.apply("sub", [count, float(correction)], "float32")
+        count = im.apply("sub", [count, float(correction)], wide_of(out))
     results = (im.g.add("div", sums, count), mean)
     shape = [extent for at, extent in enumerate(im.shape(x)) if at not in chosen]
     return tuple(im.cast(r if keepdim else im.reshape(r, shape), out) for r in results)
@@ -303,9 +329,10 @@ ROWS: dict[str, Row] = {
         f"{name}.default": _floats(row)
         for name, row in {
             **{name: name for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid")},
-            **{name: name for name in ("silu", "erf")},
+            "silu": "silu",
         }.items()
     },
+    "erf.default": _error_function,
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
     "neg.default": lambda im, out, x: im.arithmetic("neg", [x], out),
     "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),

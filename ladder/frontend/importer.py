@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import Shape, canonical, product
@@ -12,8 +16,26 @@ from ladder.ir.graph import Literal, Node
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
+
+def wide_of(ttype: str) -> str:
+    """Return the type in which real functions are computed whose result has a type."""
+    return ttype if ttype == "float64" else "float32"
+
+
 WIDE = ("float32", "float64", "int64", "int32")
 """Types that arithmetic keeps; narrower floats are computed in float32 and rounded where they are stored."""
+
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+"""Types of 16 bits -> those of numpy."""
+
+EXACT = 1 << 53
+"""Whole numbers up to which a float64 holds all."""
+
+
+def rounded(value: float, ttype: str) -> float:
+    """Return a number as a type of `HALVES` holds it; beyond its largest, infinity."""
+    with np.errstate(over="ignore"):
+        return float(HALVES[ttype](value))
 
 
 class Importer:
@@ -29,6 +51,8 @@ class Importer:
         """Which results of the operator at hand the program uses."""
         self.stated: Shape = ()
         """The shape that the operator's first result is known to have, where the program states it."""
+        self.precise = False
+        """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
         """Whether a launch costs more than what a kernel of its own would do better."""
 
@@ -61,8 +85,16 @@ class Importer:
         return self.g.tile(value).ttype.name
 
     def number(self, value: float, ttype: str) -> str:
-        """Return a number as a value of rank 0."""
-        return self.g.add("constant", value=float(value), type=ttype, name="number")
+        """Return a number as a value of rank 0, as its type holds it.
+
+        Equal attributes are taken for one: zeros of two signs are not.
+        """
+        if ttype in HALVES:
+            value = rounded(value, ttype)
+        if value == 0 and math.copysign(1, value) < 0:
+            return self.g.add("neg", self.number(0, ttype))
+        whole = isinstance(value, int) and "int" in ttype and abs(value) > EXACT
+        return self.g.add("constant", value=value if whole else float(value), type=ttype, name="number")
 
     def cast(self, value: str, ttype: str) -> str:
         """Return a value in another type."""
@@ -71,7 +103,7 @@ class Importer:
         if ttype == "bool":
             zero = self.number(0, self.ttype(value))
             return self.g.add("negation", self.g.add("equal", value, zero))
-        return self.g.add("convert", value, type=ttype)
+        return self.g.add("convert", value, type=ttype, exact=self.precise and ttype in HALVES)
 
     def operand(self, value: Any, ttype: str) -> str:
         """Return a value or a Python number as a value of a type; numbers keep their own meaning."""
@@ -79,7 +111,7 @@ class Importer:
             return self.cast(value, ttype)
         if isinstance(value, str):
             return self.g.add("size", extent=canonical(value), type=ttype)
-        return self.number(float(value), ttype)
+        return self.number(value, ttype)
 
     def apply(self, operator: str, operands: Sequence[Any], ttype: str) -> str:
         """Apply an element-wise row to operands of one type."""
@@ -87,8 +119,7 @@ class Importer:
 
     def floats(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of real functions: in float32 unless the result is wider, then rounded."""
-        wide = result if result == "float64" else "float32"
-        return self.cast(self.apply(operator, operands, wide), result)
+        return self.cast(self.apply(operator, operands, wide_of(result)), result)
 
     def arithmetic(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of arithmetic in the type that holds the result."""
@@ -137,15 +168,15 @@ class Importer:
         return value
 
     def count(self, value: str, axes: Sequence[int]) -> str:
-        """Return the number of elements along axes, as float32."""
+        """Return the number of elements along axes, in the type of a value."""
         shape = self.shape(value)
         extent = product(shape[axis] for axis in axes)
         if isinstance(extent, int):
-            return self.number(extent, "float32")
-        return self.g.add("size", extent=extent, type="float32")
+            return self.number(extent, self.ttype(value))
+        return self.g.add("size", extent=extent, type=self.ttype(value))
 
     def mean(self, value: str, axes: Sequence[int], keep: bool = True) -> str:
-        """Return the mean over axes of a float32 value."""
+        """Return the mean over axes of a value of reals."""
         total = self.reduce("reduce_sum", value, axes, keep)
         return self.g.add("div", total, self.count(value, axes))
 
@@ -154,9 +185,9 @@ class Importer:
         return self.mean(self.g.add("square", self.g.add("sub", value, mean)), axes)
 
     def normalised(self, value: str, axes: Sequence[int], epsilon: float) -> str:
-        """Return a float32 value with mean 0 and variance 1 over axes."""
+        """Return a value of reals with mean 0 and variance 1 over axes."""
         mean = self.mean(value, axes)
-        spread = self.g.add("add", self.variance(value, mean, axes), self.number(epsilon, "float32"))
+        spread = self.g.add("add", self.variance(value, mean, axes), self.number(epsilon, self.ttype(value)))
         return self.g.add("mul", self.g.add("sub", value, mean), self.g.add("rsqrt", spread))
 
     def along(self, vector: str, axis: int, rank: int) -> str:

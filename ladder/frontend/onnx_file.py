@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx.inliner
 
+from ladder.frontend.onnx_check import check_model, check_size, external_bytes
 from ladder.frontend.onnx_values import Known
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ArtifactError
@@ -50,15 +51,18 @@ class OnnxFile:
         Raises
         ------
         ArtifactError
-            If its external data is missing or too short.
+            If its external data is missing, too short or elsewhere, or its data do not fit its shape.
         """
+        if tensor.external_data:
+            data = external_bytes(tensor, self.folder, self.title)
+            tensor = onnx.TensorProto(
+                name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, raw_data=data
+            )
         try:
-            found = onnx.numpy_helper.to_array(tensor, base_dir=self.folder)
-        except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            where = ", ".join(f"{entry.key}={entry.value}" for entry in tensor.external_data)
+            found = onnx.numpy_helper.to_array(tensor)
+        except Exception as error:  # of many classes: sizes, types, encodings
             raise ArtifactError(
-                f"{self.title}: the data of {tensor.name!r} cannot be read ({where or 'stored inside'}):"
-                f" {error}; copy the model with its external data"
+                f"{self.title}: the data of {tensor.name!r} cannot be read: {error}; export the model again"
             ) from error
         return Known(np.asarray(found))
 
@@ -81,6 +85,7 @@ def open_onnx(source: str | os.PathLike[str] | Any) -> OnnxFile:
     if isinstance(source, onnx.ModelProto):
         return _checked(OnnxFile(source, "", "the model"))
     path = Path(os.fspath(source))
+    check_size(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except FileNotFoundError as error:
@@ -98,10 +103,17 @@ def _checked(file: OnnxFile) -> OnnxFile:
         what = "no graph" if versions else "no version of operators"
         raise ArtifactError(f"{file.title} is truncated or no ONNX model: it states {what}; export it again")
     _check_versions(file.title, versions)
-    if not file.model.functions:
-        return file
-    inlined = onnx.inliner.inline_local_functions(file.model)
-    return OnnxFile(inlined, file.folder, file.title)
+    if file.model.functions:
+        file = OnnxFile(_inlined(file), file.folder, file.title)
+    check_model(file.model, file.title)
+    return file
+
+
+def _inlined(file: OnnxFile) -> Any:
+    try:
+        return onnx.inliner.inline_local_functions(file.model)
+    except Exception as error:  # of the C++ library
+        raise ImportRefused(f"{file.title}: its functions cannot be inlined: {error}") from error
 
 
 def _check_versions(title: str, versions: Mapping[str, int]) -> None:

@@ -204,8 +204,8 @@ class Field:
         if not math.isfinite(value):
             raise VerificationError(f"the constant {value} is no number: the program is outside LAX")
         fraction = Fraction(value)
-        p, q = (self.array(_residue(fraction, modulus)) for modulus in (self.p, self.q))
-        return Residues(p, q if self.exponents else None)
+        p = self.array(_residue(fraction, self.p))
+        return Residues(p, self.array(_residue(fraction, self.q)) if self.exponents else None)
 
     def both(self, function: Callable[..., Array], *values: Residues) -> Residues:
         """Apply ``function(modulus, *arrays)`` in Z_p, and in Z_q if all operands have that part."""

@@ -77,6 +77,19 @@ def draw_prime(generator: np.random.Generator) -> int:
                 return p
 
 
+LEAST_LARGE = 1 << 60
+LARGE_PRIMES = 1 << 54
+"""`draw_large_prime` returns primes from 2**60 to 2**61; there are more than so many (Dusart, 2010)."""
+
+
+def draw_large_prime(generator: np.random.Generator) -> int:
+    """Draw a prime from 2**60 to 2**61 uniformly: for what needs neither exponents nor roots."""
+    while True:
+        number = int(generator.integers(LEAST_LARGE, LEAST_LARGE << 1)) | 1
+        if is_prime(number):
+            return number
+
+
 FEW = 64
 """Elements up to which Python's own modular power is faster than squaring arrays."""
 

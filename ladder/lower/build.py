@@ -86,10 +86,10 @@ def resolve(table: Mapping[str, str], kind: str, name: str) -> Callable[..., Any
     return result
 
 
-def entry_name(gemm: Gemm, device: TileDevice, schedule: Schedule) -> str:
+def entry_name(gemm: Gemm, device: str, schedule: Schedule) -> str:
     """Return a kernel's name: its pipeline and a digest of all that shapes its code."""
     pipeline = str(schedule.pipeline)  # type: ignore[attr-defined]
-    text = json.dumps([gemm.shape_free(), device.name, str(schedule)], sort_keys=True)
+    text = json.dumps([gemm.shape_free(), device, str(schedule)], sort_keys=True)
     return f"ladder_{pipeline}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
@@ -186,7 +186,7 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
     ScheduleError
         If a schedule does not fit the problem or the device.
     """
-    schedules = {entry_name(gemm, device, schedule): schedule for _, schedule in plan.entries}
+    schedules = {entry_name(gemm, device.name, schedule): schedule for _, schedule in plan.entries}
     compile_functions = resolve(COMPILERS, "target kind", device.kind)
     folder = Path(tempfile.mkdtemp(prefix="ladder-build-")) if folder is None else folder
     library = folder / "kernel.so"
@@ -195,7 +195,7 @@ def build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path | None = None
         result = compile_functions(functions, device, library)
         sources = {"tir": "\n".join(function.script() for function in functions.values())}
     sources[result.language] = result.source
-    entries = tuple(entry_name(gemm, device, schedule) for _, schedule in plan.entries)
+    entries = tuple(entry_name(gemm, device.name, schedule) for _, schedule in plan.entries)
     return BuiltModule(library, entries, sources, result.log, result.resources)
 
 

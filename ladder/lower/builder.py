@@ -192,3 +192,12 @@ def call_inline(name: str, source: str, dtype: str, *operands: Expr) -> Expr:
 def block_sync() -> None:
     """Emit ``__syncthreads()``."""
     emit(T.cuda.cta_sync())
+
+
+def cluster_sync() -> None:
+    """Emit a barrier of the cluster's blocks that accesses of shared memory do not cross.
+
+    TVM's own (``T.cuda.cluster_sync``) does not tell the compiler that memory changes meanwhile.
+    """
+    ptx("barrier.cluster.arrive.release")
+    ptx("barrier.cluster.wait.acquire")

@@ -1,40 +1,40 @@
 """Kernels as files: one archive that runs with no compiler present.
 
-The archive is an uncompressed zip of ``manifest.json``, one library per kernel and, if weights
-were exported too, ``packed.safetensors``. The manifest holds the digest of each member.
-Nothing is ever unpickled.
+The archive (`ladder.runtime.archive`) holds a manifest, one library per kernel and, if weights were exported
+too, ``packed.safetensors``. Nothing is ever unpickled, but kernels are machine code: loading a file runs what
+it holds.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import tempfile
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.installation import ladder_version, tvm_version
-from ladder.runtime import library
-from ladder.runtime.cache import MANIFEST
+from ladder.runtime import archive, library
+from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, target_of
+from ladder.runtime.fields import refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
-from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack
+from ladder.runtime.packed import PackedWeight, gemm_from_dict, pack, refuse_layout
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
-from tile_types.errors import ArtifactError, DeviceError, ParseError
+from tile_types.errors import ArtifactError, DeviceError, MissingToolError
 
 if TYPE_CHECKING:
     import torch
 
+    from ladder.ir.gemm import Gemm
     from ladder.runtime.model.whole import WholeModel
+    from ladder.runtime.signing import PrivateKey, PublicKey
     from targets import TileDevice
     from tile_types.quantized import QuantizedTensor
 
-FORMAT = 1
 WEIGHTS = "packed.safetensors"
 
 
@@ -80,7 +80,11 @@ class Artifact:
         gemm = self.kernel.gemm
         if gemm.token_scale and token_scale is None and x.dtype != self.kernel.dtype:
             x, token_scale = quantize_tokens(x, gemm.activation, gemm.token_group)
-        return self.kernel(x, weight, bias, token_scale)
+        try:
+            return self.kernel(x, weight, bias, token_scale)
+        except Exception as error:
+            refuse_contradiction(error)
+            raise
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:
         """Bring a quantized matrix into the kernel's layout."""
@@ -89,7 +93,12 @@ class Artifact:
         return pack(self.kernel.gemm, get_device(self.manifest["device"]), weight)
 
 
-def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight | None = None) -> Path:
+def export(
+    request: Request,
+    path: str | os.PathLike[str],
+    packed: PackedWeight | None = None,
+    sign: PrivateKey | None = None,
+) -> Path:
     """Write an operator, compiled for its target, to one file.
 
     Parameters
@@ -100,6 +109,8 @@ def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight 
         The file to write; replaced in one step if it exists.
     packed
         A weight to put beside the kernel.
+    sign
+        An Ed25519 key that signs the file, see `ladder.runtime.signing`.
 
     Returns
     -------
@@ -119,29 +130,30 @@ def export(request: Request, path: str | os.PathLike[str], packed: PackedWeight 
         "plan": str(plan),
         "entries": [kernel.entry for kernel in kernels],
     }
-    return write_archive(Path(path), request.target, content, members)
-
-
-def _digest(data: bytes) -> str:
-    """Return the digest that the manifest holds of a member."""
-    return hashlib.sha256(data).hexdigest()
+    return write_archive(Path(path), request.target, content, members, sign)
 
 
 def write_archive(
-    path: Path, device: TileDevice, content: Mapping[str, Any], members: Mapping[str, bytes]
+    path: Path,
+    device: TileDevice,
+    content: Mapping[str, Any],
+    members: Mapping[str, bytes],
+    sign: PrivateKey | None = None,
 ) -> Path:
-    """Write an archive beside its final place, then rename it.
+    """Write an archive with a manifest that says what it is for.
 
     Parameters
     ----------
     path
-        The final place.
+        The file; replaced in one step if it exists.
     device
         What the code in it is for: a GPU is identified by its name, a CPU by the features that code may use.
     content
         What the manifest says beyond versions, device and digests.
     members
         Name -> bytes.
+    sign
+        An Ed25519 key.
 
     Returns
     -------
@@ -153,31 +165,25 @@ def write_archive(
         If it cannot be written; an older file at ``path`` stays as it was.
     """
     manifest = {
-        "format": FORMAT,
         "ladder": ladder_version(),
         "tvm": tvm_version(),
         "device": device.name,
         "family": family_of(device),
         "features": [] if device.is_gpu else sorted(device.features),
-        "members": {name: _digest(data) for name, data in members.items()},
         **content,
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
-            archive.writestr(MANIFEST, json.dumps(manifest, indent=1))
-            for name, data in members.items():
-                archive.writestr(name, data)
-        temporary.replace(path)
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    return archive.write(path, manifest, members, sign)
 
 
-def load(path: str | os.PathLike[str], device: torch.device | str | None = None) -> Artifact | WholeModel:
+def load(
+    path: str | os.PathLike[str],
+    device: torch.device | str | None = None,
+    *,
+    verify: PublicKey | None = None,
+) -> Artifact | WholeModel:
     """Load an exported operator or model. Needs TVM's runtime library, no compiler.
+
+    A file holds machine code, which runs: load only what you trust, or give the key of whom you trust.
 
     Parameters
     ----------
@@ -185,6 +191,8 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
         The file.
     device
         Where to put the exported weights: by default the CPU or the current GPU.
+    verify
+        The Ed25519 key of who must have signed the file, see `ladder.runtime.signing`.
 
     Returns
     -------
@@ -193,45 +201,55 @@ def load(path: str | os.PathLike[str], device: torch.device | str | None = None)
     Raises
     ------
     ArtifactError
-        If the file is truncated or changed, of another version, or for another device.
+        If the file is truncated or changed, not signed by ``verify``, of another version, or for another
+        device.
     MissingToolError
-        If the runtime library is not installed.
+        If the runtime library is not installed; to verify, if ``cryptography`` is not.
     """
     source = Path(path)
-    manifest, members = _read(source)
+    manifest, members = archive.read(source, verify)
     _check_version(source, manifest)
+    with reading(source, MANIFEST):
+        require(manifest, HEADER, "manifest")
     check_device(source, manifest)
     if manifest.get("kind") == "model":
         from ladder.runtime.model.saved import load_model
 
         return load_model(source, manifest, members, device)
-    kernel = _operator(source, manifest, members)
+    with reading(source, MANIFEST):
+        require(manifest, OPERATOR, "manifest")
+        kernel = _operator(manifest, members)
     packed = None
     if WEIGHTS in members:
-        packed = PackedWeight.from_bytes(members[WEIGHTS], device or manifest["family"])
+        with reading(source, WEIGHTS):
+            packed = PackedWeight.from_bytes(members[WEIGHTS], device or manifest["family"])
+            if packed.layout != kernel.layout:
+                refuse_layout(packed.layout, kernel.layout)
     return Artifact(kernel, packed, manifest)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return the manifest and the members, all of them verified."""
-    advice = "export it again or copy it again"
+HEADER = {"device": str, "family": str, "features": [str]}
+"""What every manifest says beyond format, versions and members; see `ladder.runtime.fields`."""
+
+OPERATOR = {"gemm": {str: object}, "plan": str, "entries": [str]}
+"""What the manifest of an operator says."""
+
+
+@contextmanager
+def reading(path: Path, member: str) -> Iterator[None]:
+    """Name file and member in the error for content that this version of Ladder cannot have written.
+
+    Whatever a check finds or a constructor cannot take, the caller sees one class of error.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            manifest = json.loads(archive.read(MANIFEST))
-            if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-                found = manifest.get("format") if isinstance(manifest, dict) else None
-                raise ArtifactError(
-                    f"{path} has format {found}, this Ladder reads format {FORMAT}; export it again"
-                )
-            members = {name: archive.read(name) for name in manifest["members"]}
-    except FileNotFoundError as error:
-        raise ArtifactError(f"{path} does not exist") from error
-    except (zipfile.BadZipFile, KeyError, ValueError, OSError, EOFError) as error:
-        raise ArtifactError(f"{path} is truncated or no Ladder artefact ({error}); {advice}") from error
-    for name, data in members.items():
-        if _digest(data) != manifest["members"][name]:
-            raise ArtifactError(f"{path}: {name} does not match its digest, the file was changed; {advice}")
-    return manifest, members
+        yield
+    except MissingToolError:
+        raise
+    except Exception as error:
+        text = str(error) or type(error).__name__
+        raise ArtifactError(
+            f"{path}: {member} does not fit this version of Ladder: {text}; export it again"
+        ) from error
 
 
 def _check_version(path: Path, manifest: Mapping[str, Any]) -> None:
@@ -281,20 +299,57 @@ def _local_gpu() -> str | None:
         return None
 
 
-def _operator(path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> CompiledGemm:
-    """Load the kernel libraries; their files are not needed after that."""
-    family, names = str(manifest["family"]), list(manifest["entries"])
-    functions: dict[str, Any] = {}
-    try:
-        gemm = gemm_from_dict(manifest["gemm"])
-        limits = [limit for limit, _ in parse_plan(manifest["plan"]).entries]
-        with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-            for name in dict.fromkeys(names):
-                shared = Path(folder) / f"{name}.so"
-                shared.write_bytes(members[shared.name])
-                functions[name] = library.load_module(shared, family)[name]
-    except (KeyError, TypeError, AttributeError, ParseError) as error:
-        raise ArtifactError(
-            f"{path} does not fit this version of Ladder: {error}; export it again"
-        ) from error
-    return CompiledGemm(gemm, family, limits, [functions[name] for name in names], names)
+def _operator(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> CompiledGemm:
+    """Load the kernels of the one product."""
+    load_entry = loader(members, manifest["family"])
+    gemm = gemm_from_dict(manifest["gemm"])
+    return operator_of(gemm, manifest["plan"], manifest["entries"], load_entry, manifest)
+
+
+def operator_of(
+    gemm: Gemm,
+    plan: str,
+    names: Sequence[str],
+    load_entry: Callable[[str], Any],
+    manifest: Mapping[str, Any],
+) -> CompiledGemm:
+    """Return the operator of a product, once what is said of its kernels fits.
+
+    Parameters
+    ----------
+    gemm
+        The problem.
+    plan
+        Text of the schedules.
+    names
+        Of the kernels, one per schedule: each is a digest of problem, device and schedule.
+    load_entry
+        Kernel -> its function.
+    manifest
+        Says device and family.
+
+    Raises
+    ------
+    ArtifactError
+        If a kernel is not for this problem.
+    """
+    from ladder.lower.build import entry_name
+
+    entries = parse_plan(plan).entries
+    expected = [entry_name(gemm, manifest["device"], schedule) for _, schedule in entries]
+    if expected != list(names):
+        raise ArtifactError(f"the kernels {', '.join(names)} are not for this product and plan")
+    limits = [limit for limit, _ in entries]
+    return CompiledGemm(gemm, manifest["family"], limits, [load_entry(name) for name in names], names)
+
+
+def loader(members: Mapping[str, bytes], family: str) -> Callable[[str], Any]:
+    """Return what gives the function of a kernel whose library is a member; each is loaded once."""
+
+    @cache
+    def load_entry(name: str) -> Any:
+        if f"{name}.so" not in members:
+            raise ArtifactError(f"there is no member {name}.so")
+        return library.load_library(members[f"{name}.so"], f"{name}.so", family)[name]
+
+    return load_entry

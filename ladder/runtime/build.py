@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.runtime.cache import Identity, KernelCache, cache_key
+from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
 from tile_types.errors import CacheError
 
 if TYPE_CHECKING:
@@ -174,14 +174,19 @@ def _keep(key: str, path: Path, manifest: Mapping[str, Any], sources: Mapping[st
     # A new folder each time: a library that is loaded must never be written to.
     kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
     shutil.copyfile(path, kept)
-    return Kernel(kept, manifest, False, lambda: sources)
+    return Kernel(kept, {**manifest, DIGEST: file_digest(kept)}, False, lambda: sources)
 
 
 @cache
 def _scratch_folder() -> str:
     folder = tempfile.mkdtemp(prefix="ladder-kernels-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove, folder, os.getpid())
     return folder
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves it to its parent
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _dump(manifest: Mapping[str, Any], facts: Mapping[str, Any], sources: Mapping[str, str]) -> None:

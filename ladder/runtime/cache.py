@@ -39,6 +39,9 @@ FORMAT = 1
 
 LIBRARY = "kernel.so"
 MANIFEST = "manifest.json"
+DIGEST = "sha256"
+"""Key of a manifest: the digest of the library."""
+
 SOURCES_FILE = "sources.json"
 """Stage -> text; apart from the manifest, because looking up a kernel need not read it."""
 
@@ -288,7 +291,7 @@ class KernelCache:
             return "another format version"
         if manifest.get("key") != key:
             return "it was stored under another key"
-        if file_digest(folder / LIBRARY) != manifest.get("sha256"):
+        if file_digest(folder / LIBRARY) != manifest.get(DIGEST):
             return "the library was truncated or changed"
         return ""
 
@@ -313,7 +316,7 @@ class KernelCache:
         CacheError
             If the folder cannot be written.
         """
-        full = {**manifest, "format": FORMAT, "key": key, "sha256": file_digest(built)}
+        full = {**manifest, "format": FORMAT, "key": key, DIGEST: file_digest(built)}
         try:
             for _ in range(ATTEMPTS):
                 self._write(key, built, full, sources or {})
@@ -330,8 +333,9 @@ class KernelCache:
 
     def _write(self, key: str, built: Path, manifest: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         """Write a whole entry in a temporary folder, then publish it."""
-        self.kernels.mkdir(parents=True, exist_ok=True)
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.kernels.mkdir(exist_ok=True)
+        self.temporary.mkdir(exist_ok=True)
         self._sweep()
         folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=self.temporary))
         try:

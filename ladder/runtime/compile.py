@@ -6,6 +6,7 @@ Only a miss of both caches imports the compiler.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import threading
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +20,7 @@ from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import library
 from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
-from ladder.runtime.cache import Identity, KernelCache, cache_key
+from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict
 from schedules.schedule import Plan, Schedule, parse_plan
@@ -176,10 +177,19 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
 
 
 def load_entry(kernel: Kernel, family: str) -> Any:
-    """Return the entry of a kernel library, loading each library once."""
+    """Return the entry of a kernel library, loading each library once.
+
+    Raises
+    ------
+    CacheError
+        If the library is no longer what it was when it was found or built.
+    """
     path = str(kernel.library)
     if path not in _functions:
-        _functions[path] = library.load_module(kernel.library, family)[kernel.entry]
+        data = kernel.library.read_bytes()
+        if hashlib.sha256(data).hexdigest() != kernel.manifest.get(DIGEST):
+            raise CacheError(f"{path} was changed since it was found; run `ladder cache clear`")
+        _functions[path] = library.load_library(data, kernel.library.name, family)[kernel.entry]
     return _functions[path]
 
 

@@ -7,21 +7,27 @@ from the installed TVM distribution, whose Python package stays unimported.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 from ladder import knobs
 from ladder.forks import renewed
-from ladder.installation import find_library
+from ladder.installation import cache_root, find_library
 from ladder.runtime import tensor_map, threads, workspace
 from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
 RUNTIME_FOR = {"cuda": "libtvm_runtime_cuda.so"}
 """Additional library by device family."""
+
+ELF = b"\x7fELF"
+"""How the shared libraries of Linux begin."""
 
 _lock = renewed(threading.Lock())
 _loaded: dict[str, ctypes.CDLL] = {}
@@ -77,6 +83,7 @@ def load_runtime(family: str = "cpu") -> None:
         if RUNTIME not in _loaded:
             _prepare_threads()
             _open(find_library(RUNTIME))
+            threads.runtime_is_loaded()
             knobs.on_override(apply_threads)
         if needed != RUNTIME:
             _open(find_library(needed))
@@ -85,12 +92,22 @@ def load_runtime(family: str = "cpu") -> None:
 
 
 def load_module(path: Path, family: str = "cpu") -> Any:
-    """Load a kernel library.
+    """Load a kernel library from a file; see `load_library`."""
+    return load_library(path.read_bytes(), path.name, family)
+
+
+def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
+    """Load a kernel library from its bytes, which the caller has checked.
+
+    The system's loader reads files only: it gets one in a folder that only this user can enter, named by the
+    digest of the bytes, which is gone afterwards.
 
     Parameters
     ----------
-    path
+    data
         The ``.so`` that the compiler exported.
+    title
+        For messages.
     family
         Device family it was built for.
 
@@ -101,15 +118,30 @@ def load_module(path: Path, family: str = "cpu") -> Any:
     Raises
     ------
     ArtifactError
-        If the system's loader refuses the file.
+        If the system's loader refuses the library.
     """
+    if not data.startswith(ELF):
+        raise ArtifactError(f"cannot load the kernel library {title}: it is none; build it again")
     load_runtime(family)
     import tvm_ffi
 
-    try:
-        return tvm_ffi.load_module(str(path))
-    except RuntimeError as error:
-        raise ArtifactError(f"cannot load the kernel library {path.name}: {error}; build it again") from error
+    with _private_folder() as folder:
+        path = Path(folder) / f"{hashlib.sha256(data).hexdigest()}.so"
+        path.write_bytes(data)
+        try:
+            return tvm_ffi.load_module(str(path))
+        except RuntimeError as error:
+            raise ArtifactError(f"cannot load the kernel library {title}: {error}; build it again") from error
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder below the cache, or the system's where the cache is off or cannot be written."""
+    if knobs.settings.cache:
+        parent = cache_root() / "tmp"
+        with contextlib.suppress(OSError):
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=parent)
+    return tempfile.TemporaryDirectory(prefix="ladder-")
 
 
 def thread_count() -> int:

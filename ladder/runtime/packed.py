@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.fields import require
 from tile_types.errors import ArtifactError, ShapeError
 
 if TYPE_CHECKING:
@@ -132,10 +134,10 @@ class PackedWeight:
         try:
             length = int.from_bytes(data[:8], "little")
             header = json.loads(data[8 : 8 + length])["__metadata__"][METADATA]
-            arrays = load(data)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            found = cls.from_arrays(header, load(data))
+        except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, ArtifactError) as error:
             raise ArtifactError(f"these bytes hold no packed weight: {error!r}; export it again") from error
-        return cls.from_arrays(header, arrays).to(device)
+        return found.to(device)
 
     @classmethod
     def from_arrays(cls, description: str, arrays: Mapping[str, torch.Tensor]) -> PackedWeight:
@@ -146,8 +148,20 @@ class PackedWeight:
 
 
 def gemm_from_dict(fields: Mapping[str, Any]) -> Gemm:
-    """Restore a `Gemm` from ``dataclasses.asdict`` that went through JSON."""
+    """Restore a `Gemm` from ``dataclasses.asdict`` that went through JSON.
+
+    Raises
+    ------
+    ArtifactError
+        If a number, a text or a truth value is none.
+    """
+    require(dict(fields), {name: GEMM_FORM[name] for name in fields if name in GEMM_FORM}, "gemm")
     return Gemm(**{**fields, "epilogue": tuple(fields.get("epilogue", ()))})
+
+
+_PLAIN = {"int": int, "str": str, "bool": bool}
+GEMM_FORM = {item.name: _PLAIN[str(item.type)] for item in dataclass_fields(Gemm) if str(item.type) in _PLAIN}
+"""Field of a problem -> what it is in JSON."""
 
 
 def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeight:

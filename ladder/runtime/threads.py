@@ -64,8 +64,9 @@ _callers = _Callers()
 
 @dataclass
 class _Process:
-    """What holds for all threads of this process."""
+    """What holds for all threads of this process: whether TVM's runtime is loaded, and kernels run inline."""
 
+    loaded: bool = False
     inline: bool = False
 
 
@@ -108,6 +109,11 @@ def _forget_workers() -> None:
 os.register_at_fork(after_in_child=_forget_workers)
 
 
+def runtime_is_loaded() -> None:
+    """Let callers start their pools from now on."""
+    _process.loaded = True
+
+
 def prepare_environment(count: int) -> None:
     """Set what the pool reads when it starts; call before anything runs in parallel."""
     for name, value in ENVIRONMENT.items():
@@ -140,13 +146,13 @@ def start_workers(count: int) -> None:
 def keep_apart() -> None:
     """Keep the caller's workers off its core; a fraction of a microsecond unless the caller has moved.
 
-    Starts the pool of a thread that calls for the first time, see `prepare_environment`.
+    Starts the pool of a thread that calls for the first time, see `prepare_environment`; before the runtime
+    is loaded, no kernel runs, and nothing is to be kept apart.
     """
     if _callers.workers is None:
-        count = os.environ.get("TVM_NUM_THREADS")
-        if count is None:
-            return  # nothing has loaded a kernel yet: there are no workers
-        start_workers(int(count))
+        if not _process.loaded:
+            return
+        start_workers(int(os.environ["TVM_NUM_THREADS"]))
     workers = _callers.workers
     if workers is not None and _current_core is not None:
         core = _current_core()

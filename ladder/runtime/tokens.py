@@ -89,8 +89,8 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)
     if codes.numel():
         if on_cpu:
-            keep_apart()
             entry = _cpu_kernel(source)
+            keep_apart()
         else:
             entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows

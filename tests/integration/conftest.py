@@ -10,7 +10,7 @@ import pytest
 
 from ladder import knobs
 from ladder.ir.gemm import Gemm
-from ladder.lower.build import BuiltModule
+from ladder.lower.build import BuiltModule, entry_name
 from ladder.runtime import compile as runtime_compile
 from schedules.schedule import Plan
 from targets import TileDevice
@@ -46,15 +46,15 @@ def plain_kernel(gemm: Gemm, name: str) -> Any:
     return function.with_attr("global_symbol", name)
 
 
-def compile_plain(gemm: Gemm, plan: Plan, folder: Path) -> BuiltModule:
+def compile_plain(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path) -> BuiltModule:
     """Compile the plain kernel for every entry of a plan."""
     import tvm
 
-    name = f"ladder_plain_{gemm.activation}"
-    function = plain_kernel(gemm, name)
+    names = tuple(entry_name(gemm, device.name, schedule) for _, schedule in plan.entries)
+    functions = {name: plain_kernel(gemm, name) for name in names}
     path = folder / "kernel.so"
-    tvm.compile(tvm.IRModule({name: function}), target="llvm").export_library(str(path))
-    return BuiltModule(path, (name,) * len(plan.entries), {"tir": function.script()})
+    tvm.compile(tvm.IRModule(functions), target="llvm").export_library(str(path))
+    return BuiltModule(path, names, {"tir": "plain " + functions[names[0]].script()})
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +70,7 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch, shared_cache: Path) -> Itera
 
     def plain_build(gemm: Gemm, device: TileDevice, plan: Plan, folder: Path) -> BuiltModule:
         calls.append(gemm)
-        return compile_plain(gemm, plan, folder)
+        return compile_plain(gemm, device, plan, folder)
 
     monkeypatch.setattr("ladder.lower.build.build", plain_build)
     monkeypatch.setattr("ladder.lower.cpu.pack", plain_pack)

@@ -124,12 +124,14 @@ def test_a_failed_trace_leaves_nothing_behind() -> None:
 
 
 def same_twice(x: Tensor) -> Tensor:
-    return torch.hypot(x, x) + torch.ops.aten.copy(x, x) + torch.cross(x, x, dim=-1)
+    copied: Tensor = torch.ops.aten.copy(x, x)
+    return torch.hypot(x, x) + copied + torch.cross(x, x, dim=-1)
 
 
 def carried(x: Tensor) -> Tensor:
     spectrum = torch.view_as_real(torch.fft.fft(x)).sum(-1)
-    return torch.mul(spectrum, x.to(torch.int16).float())
+    result: Tensor = spectrum * x.to(torch.int16).float()
+    return result
 
 
 @pytest.mark.parametrize("function", [same_twice, carried])
@@ -193,3 +195,54 @@ def test_open_sizes_that_are_the_larger_of_two() -> None:
     for count in (5, 6, 11):
         x = torch.randn(count, 4)
         assert torch.allclose(fast(x), program(x))
+
+
+def test_operators_whose_results_no_trace_knows() -> None:
+    """``nonzero`` and masks run in torch, each as one step; what lies between is compiled."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = (x.sin() + 1) * 2
+        chosen = y[y > 1].cos() * 3
+        values, counts = torch.unique(torch.nonzero(y > 1), return_counts=True)
+        return chosen + 1, values * 2, counts + 1, y.softmax(-1)
+
+    run, compiler = compiled(program, torch.randn(3, 4))
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        assert all(torch.allclose(y, z, atol=1e-6) for y, z in zip(run(x), program(x), strict=True))
+    assert sorted(text.partition(" ")[0] for text in compiler.alone) == ["getitem", "nonzero", "unique"]
+    assert not compiler.refused
+    assert any("chain" in str(built.plan) for built in compiler.built)
+
+
+def test_an_argument_that_is_written_may_be_the_result() -> None:
+    def program(cache: Tensor, at: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        cache.index_copy_(0, at, rows * 2)
+        return cache, cache + 1
+
+    cache, at = torch.zeros(4, 3), torch.tensor([2, 0])
+    run, compiler = compiled(program, cache, at, torch.ones(2, 3))
+    for number in range(3):
+        rows, kept = torch.randn(2, 3), cache.clone()
+        same, more = run(cache, at, rows)
+        kept, wanted = program(kept, at, rows)
+        assert same is cache
+        assert torch.equal(cache, kept), number
+        assert torch.equal(more, wanted)
+    assert not compiler.refused
+
+
+def test_float64_is_computed_in_float64() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x.softmax(-1),
+            torch.nn.functional.layer_norm(x, (7,)),
+            x.var(-1),
+            x.mean(-1),
+            torch.nn.functional.gelu(x),
+            x[0, 0].sum(0),
+        )
+
+    x = torch.randn(3, 7, dtype=torch.float64)
+    run, _ = compiled(program, x)
+    assert all(torch.allclose(y, z, rtol=1e-13, atol=1e-14) for y, z in zip(run(x), program(x), strict=True))

@@ -297,7 +297,7 @@ def test_windows_over_uneven_pads() -> None:
 
 def test_values_are_used_in_order() -> None:
     text = "agraph (float[2] x) => (y) {\n y = Add(x, late)\n late = Identity(x)\n }"
-    with pytest.raises(ImportRefused, match="reads 'late' before"):
+    with pytest.raises(ImportRefused, match="input 'late' of node"):
         import_onnx(graph_of(text), gemm_for)
 
 
@@ -330,9 +330,9 @@ def test_attention_that_is_spelt_out(masked: str) -> None:
 REFUSED = {
     "operator": ("NonZero", [X], {}, "NonZero.*no ONNX operator|unknown ONNX operator"),
     "form": ("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "ceil_mode": 1}, "ceil_mode=1"),
-    "training": ("BatchNormalization", [IMAGE, *[CHANNELS] * 4], {"training_mode": 1}, "training_mode=1"),
+    "training": ("BatchNormalization", [IMAGE, *[CHANNELS] * 4], {"training_mode": 1}, "Training_mode"),
     "a negative step": ("Slice", [X, ints(4), ints(0), ints(1), ints(-1)], {}, "negative step"),
-    "type": ("Add", [X.astype(np.complex64), X.astype(np.complex64)], {}, "type COMPLEX64"),
+    "type": ("Add", [X.astype(np.complex64), X.astype(np.complex64)], {}, "unsupported type.*complex64"),
 }  # fmt: skip
 
 

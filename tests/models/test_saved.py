@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import textwrap
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
+from ladder.runtime import archive
 from ladder.runtime.model.saved import save_model
 
 ROOT = Path(ladder.__file__).parents[1]
@@ -190,7 +189,7 @@ def test_damaged_files(small: Path, tmp_path: Path) -> None:
             ladder.load(path)
     at = data.index(b"\x7fELF") + 4096
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-    with pytest.raises(ladder.ArtifactError, match=r"truncated|digest"):
+    with pytest.raises(ladder.ArtifactError, match=r"\.so does not match"):
         ladder.load(path)
 
 
@@ -201,15 +200,19 @@ def test_damaged_files(small: Path, tmp_path: Path) -> None:
         ({"features": ["avx9"]}, "lacks avx9"),
         ({"tvm": "0.12.0"}, r"exported with tvm 0\.12\.0"),
         ({"format": 9}, "has format 9"),
-        ({"plan": {}}, "does not fit this version"),
+        ({"parts": {}}, r"manifest\.json does not fit this version .*manifest\.parts is"),
+        ({"parts": []}, "does not fit this version"),
+        ({"graph": "kernel f { return }"}, "does not fit this version"),
+        ({"bindings": {"x": 7}}, "does not fit this version"),
+        ({"results": [3]}, "goes beyond"),
+        ({"parameters": {"x": {"tensor": True}}}, "does not fit this version"),
+        ({"returns": {"list": [{"list": []}], "tuple": []}}, "does not fit this version"),
     ],
 )
 def test_files_for_others(small: Path, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = tmp_path / "other.ladder"
-    with zipfile.ZipFile(small) as old, zipfile.ZipFile(path, "w") as new:
-        for name in old.namelist():
-            held = old.read(name)
-            new.writestr(name, json.dumps(json.loads(held) | changes) if name == "manifest.json" else held)
+    manifest, members = archive.read(small)
+    content = {name: value for name, value in manifest.items() if name not in ("signed", "members")}
+    path = archive.write(tmp_path / "other.ladder", content | changes, members)
     if changes.get("family") == "cuda" and torch.cuda.is_available():
         pytest.skip("a GPU is here")
     with pytest.raises(ladder.ArtifactError, match=message):

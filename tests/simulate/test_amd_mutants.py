@@ -96,6 +96,15 @@ def _calls(name: str, change: Callable[[list[Any]], list[Any]]) -> Callable[[Any
     return apply
 
 
+def _products(change: Callable[[list[Any]], list[Any]]) -> Once:
+    """Return a change of the operands of matrix instructions, whose results are bound to names."""
+
+    def changed(s: Any) -> Any:
+        return tirx.Bind(s.var, rewrite_expression(s.value, _calls(MFMA, change)))
+
+    return Once(lambda s: type(s).__name__ == "Bind" and MFMA in str(s.value), changed)
+
+
 def _swapped(operands: list[Any]) -> list[Any]:
     name, a, b, *rest = operands
     return [name, b, a, *rest]
@@ -177,15 +186,9 @@ MUTANTS: dict[str, Mutant] = {
     "mfma: sums not cleared": Mutant("mfma", lambda: _cleared_sums("float32"), "uninitialised"),
     "mfma int8: sums not cleared": Mutant("mfma int8", lambda: _cleared_sums("uint32"), "uninitialised"),
     "dot: sums not cleared": Mutant("dot", lambda: _cleared_sums("float32"), "uninitialised"),
-    "mfma: A and B swapped": Mutant(
-        "mfma", lambda: stored("local", "float32", value=_calls(MFMA, _swapped)), "wrong values"
-    ),
-    "mfma: products overwrite": Mutant(
-        "mfma", lambda: stored("local", "float32", value=_calls(MFMA, _without_sums)), "wrong values"
-    ),
-    "mfma int8: products overwrite": Mutant(
-        "mfma int8", lambda: stored("local", "uint32", value=_calls(MFMA, _without_sums)), "wrong values"
-    ),
+    "mfma: A and B swapped": Mutant("mfma", lambda: _products(_swapped), "wrong values"),
+    "mfma: products overwrite": Mutant("mfma", lambda: _products(_without_sums), "wrong values"),
+    "mfma int8: products overwrite": Mutant("mfma int8", lambda: _products(_without_sums), "wrong values"),
     "mfma nf4: bytes of the other word": Mutant(
         "mfma nf4", lambda: _everywhere(_calls("amdgcn.perm", _swapped)), "wrong values"
     ),

@@ -126,6 +126,12 @@ def _moved_up(name: str, before: str) -> Callable[[Any], Any]:
     return change
 
 
+def _without_cluster_sync(which: int) -> Once:
+    """Return a change that removes a barrier of the cluster: its arrival and its wait."""
+    parts = ("tirx.ptx.barrier_cluster_arrive", "tirx.ptx.barrier_cluster_wait")
+    return Once(lambda s: called(s) in parts, lambda s: NOTHING, 2 * which, 2 * which + 1)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A bug: the kernel, what changes, and the kind of finding (and words of it) that must name it."""
@@ -307,11 +313,9 @@ MUTANTS: dict[str, Mutant] = {
         "split", lambda: remove("tirx.cuda.warp_sync", 0), "race"
     ),
     # ---- clusters -------------------------------------------------------------------------------
-    "cluster: blocks start without each other": Mutant(
-        "cluster", lambda: remove("tirx.cuda.cluster_sync", 0), "race"
-    ),
+    "cluster: blocks start without each other": Mutant("cluster", lambda: _without_cluster_sync(0), "race"),
     "cluster: blocks end without each other": Mutant(
-        "cluster", lambda: remove("tirx.cuda.cluster_sync", 1), "barrier", "may have ended"
+        "cluster", lambda: _without_cluster_sync(1), "barrier", "may have ended"
     ),
     "cluster: a block beyond the cluster": Mutant(
         "cluster",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
-from ladder.runtime import artifact
+from ladder.lower.build import entry_name
+from ladder.runtime import archive, artifact, signing
 from ladder.runtime.packed import PackedWeight
 from schedules.schedule import CpuSchedule, Plan
 from targets import host_cpu
@@ -23,8 +26,10 @@ GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
 
 def write(path: Path, members: dict[str, bytes] | None = None, **changes: Any) -> Path:
     """Write an archive as `export` does, with a library that is none."""
-    files = {"f.so": b"not a library"} if members is None else members
-    content = {"gemm": asdict(GEMM), "plan": str(Plan(((1, CpuSchedule("fma")),))), "entries": ["f"]}
+    schedule = CpuSchedule("fma")
+    name = entry_name(GEMM, host_cpu().name, schedule)
+    files = {f"{name}.so": b"not a library"} if members is None else members
+    content = {"gemm": asdict(GEMM), "plan": str(Plan(((1, schedule),))), "entries": [name]}
     return artifact.write_archive(path, host_cpu(), {**content, **changes}, files)
 
 
@@ -45,27 +50,129 @@ def test_changed_member(tmp_path: Path) -> None:
         artifact.load(path)
 
 
-def test_member_that_does_not_match_its_digest(tmp_path: Path) -> None:
-    """The archive's own checksum is right, the manifest's is not: a part was exchanged."""
-    path = write(tmp_path / "a.ladder")
-    with zipfile.ZipFile(path) as archive:
-        manifest = json.loads(archive.read("manifest.json"))
-    artifact.write_archive(path, host_cpu(), manifest, {"f.so": b"another library"})
+def test_member_that_does_not_match_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checksums are right, the manifest's digest is not: a part was exchanged."""
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_digest", lambda data: "0" * 64 if data == b"other" else digest(data))
+        path = write(tmp_path / "a.ladder", {"f.so": b"other"})
     with pytest.raises(ArtifactError, match=r"f\.so does not match its digest"):
         artifact.load(path)
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_every_byte_is_checked(tmp_path: Path) -> None:
+    """Every byte that is changed and every length that is cut gives one error; zip tools read the file."""
+    path, found = tmp_path / "a.ladder", tmp_path / "b.ladder"
+    archive.write(path, {"device": "x"}, {"f.so": b"abc" * 9, "stored.safetensors": b""})
+    with zipfile.ZipFile(path) as plain:
+        assert plain.testzip() is None
+        assert plain.read("f.so") == b"abc" * 9
+    data = path.read_bytes()
+    assert archive.read(path)[1] == {"f.so": b"abc" * 9, "stored.safetensors": b""}
+    altered = [data[:at] + bytes([data[at] ^ (1 << at % 8)]) + data[at + 1 :] for at in range(len(data))]
+    for changed in (*altered, *(data[:at] for at in range(len(data))), data + b"\0"):
+        found.write_bytes(changed)
+        with pytest.raises(ArtifactError, match=r"b\.ladder"):
+            archive.read(found)
+
+
+BAD_NAMES = [
+    "../x.so",
+    "/tmp/x.so",
+    "a/b.so",
+    "x.so\n",
+    ".so",
+    "x.py",
+    "signature",
+    "a" * 300 + ".so",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_members_have_names_of_a_list(name: str, tmp_path: Path) -> None:
+    path = archive.write(tmp_path / "a.ladder", {}, {"f.so": b""})
+    manifest = archive.read(path)[0]
+    with pytest.raises(ArtifactError, match=r"manifest\.json names a member"):
+        archive.read(forged(tmp_path / "b.ladder", {name: b"x"}, manifest))
+
+
+def forged(path: Path, members: dict[str, bytes], manifest: dict[str, Any]) -> Path:
+    """Write an archive whose digests are right, with names that Ladder does not write."""
+    content = {name: value for name, value in manifest.items() if name not in ("format", "signed", "members")}
+    return archive.write(path, content, members)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 40, True, "3", None])
+def test_sizes_are_checked_before_members_are_read(size: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ladder"
+    archive.write(path, {}, {"f.so": b"abc"})
+    data = path.read_bytes()
+    start = len(archive._Entry("manifest.json", 0, 0, 0).local)
+    text = json.loads(data[start : data.index(b"PK", start)])
+    text["members"]["f.so"]["size"] = size
+    altered = json.dumps(text).encode()
+    head = archive._Entry("manifest.json", len(altered), zlib.crc32(altered), 0).local
+    path.write_bytes(head + altered + data[start:])
+    with pytest.raises(ArtifactError, match=r"f\.so (states|lacks bytes)"):
+        archive.read(path)
+
+
+def test_compressed_archives_are_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.ladder"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as bomb:
+        bomb.writestr("manifest.json", json.dumps({"format": 2, "members": {}}))
+        bomb.writestr("stored.safetensors", bytes(1 << 26))
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        artifact.load(path)
+
+
+def test_deep_and_repeated_json_is_one_error(tmp_path: Path) -> None:
+    for text in (b'{"format": ' + b"[" * 100_000, b'{"format": 2, "format": 2}', b"\xff\xfe"):
+        path = tmp_path / "a.ladder"
+        path.write_bytes(archive._Entry("manifest.json", len(text), zlib.crc32(text), 0).local + text)
+        with pytest.raises(ArtifactError, match=r"manifest\.json"):
+            archive.read(path)
+
+
+def test_signatures(tmp_path: Path) -> None:
+    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
+    from cryptography.hazmat.primitives import serialization as form
+
+    mine, other = ed25519.Ed25519PrivateKey.generate(), ed25519.Ed25519PrivateKey.generate()
+    plain = archive.write(tmp_path / "plain", {}, {"f.so": b"abc"})
+    signed = archive.write(tmp_path / "signed", {}, {"f.so": b"abc"}, mine)
+    pem = mine.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key").write_bytes(pem)
+    for key in (None, mine.public_key(), pem, tmp_path / "key"):
+        assert archive.read(signed, key)[1] == {"f.so": b"abc"}
+    with pytest.raises(ArtifactError, match="is not signed"):
+        archive.read(plain, pem)
+    with pytest.raises(ArtifactError, match="signature was not made by the given key"):
+        archive.read(signed, other.public_key())
+    for wrong in (b"no key", tmp_path / "missing", signed):
+        with pytest.raises(ArtifactError, match="key cannot be read"):
+            archive.read(signed, wrong)
+    private = mine.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    assert signing.is_signed(pem, b"m", signing.sign(private, b"m"))
+    assert not signing.is_signed(pem, b"n", signing.sign(private, b"m"))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": 99}, ["format 99", "export it again"]),
+        ({"device": 3}, ["does not fit this version", "manifest.device is 3"]),
         ({"ladder": "99.0.0"}, ["ladder 99.0.0", ladder_version()]),
         ({"tvm": "0.1.0"}, ["tvm 0.1.0", tvm_version()]),
         ({"device": "cuda/sm_90a", "family": "cuda"}, ["cuda/sm_90a", "this machine has"]),
         ({"device": "cpu/other", "features": ["avx999"]}, ["cpu/other", "avx999"]),
         ({"plan": "nonsense"}, ["does not fit this version", "nonsense"]),
-        ({"entries": ["g"]}, ["does not fit this version", "g.so"]),
+        ({"entries": ["g"]}, ["does not fit this version", "are not for this product"]),
+        ({"entries": []}, ["does not fit this version", "are not for this product"]),
         ({"gemm": {"n": 1}}, ["does not fit this version"]),
+        ({"gemm": {"n": "1", "k": 1, "weight": "int4"}}, ["does not fit this version", "gemm.n"]),
     ],
 )
 def test_other_version_or_device(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
@@ -81,10 +188,13 @@ def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ArtifactError, match="no Ladder artefact"):
         artifact.load(tmp_path / "text")
-    with zipfile.ZipFile(tmp_path / "zip", "w") as archive:
-        archive.writestr("manifest.json", "[]")
-    with pytest.raises(ArtifactError, match="format None"):
+    with zipfile.ZipFile(tmp_path / "zip", "w") as other:
+        other.writestr("manifest.json", "[]")
+    with pytest.raises(ArtifactError, match="another Ladder's"):
         artifact.load(tmp_path / "zip")
+    path = archive.write(tmp_path / "later", {"format": 99}, {})
+    with pytest.raises(ArtifactError, match="format 99"):
+        artifact.load(path)
 
 
 def test_a_library_that_does_not_load_is_an_artefact_error(tmp_path: Path) -> None:
@@ -99,9 +209,9 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def fail(*_: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(zipfile.ZipFile, "writestr", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(ArtifactError, match="disk full"):
-        write(path, format=2)
+        write(path, ladder="2")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from tvm.script import tirx as T
 
-from ladder.lower.rocm.gemm import together
+from ladder.ir.gemm import Gemm
+from ladder.lower.rocm.gemm import STEPS_OF, together
 from ladder.lower.rocm.machine import COLUMNS, bitwise
 from ladder.lower.rocm.steps import DOT_MAP, DOTS, STEPS, WAVE_MAP, WIDE_MAP, WIDE_STEPS, select_step
 from schedules.layouts import FragmentLayout
+from schedules.legal import violations
+from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS, WAVE
 from targets import get_device
 from tile_types.errors import DeviceError
@@ -130,3 +133,28 @@ def test_a_die_gets_neighbouring_tiles(blocks: int) -> None:
         values[block % 8].append(int(together(T.int32(block), T.int32(blocks), 8)))
     assert sorted(place for run in values for place in run) == list(range(blocks))
     assert all(run == list(range(run[0], run[0] + len(run))) for run in values if run)
+
+
+SCHEDULES = {
+    "mfma": GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator"),
+    "mfma32": GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator"),
+    "dot": GpuSchedule("dot", 2, 64, 64, 2, 4, 2, placement="accumulator", warp_rows=32),
+}
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("pipeline", SCHEDULES)
+@pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2"])
+def test_schedules_are_legal_where_an_instruction_serves_them(
+    arch: str, pipeline: str, activation: str
+) -> None:
+    device, gemm = get_device(f"rocm/{arch}"), Gemm(64, 128, "int4", activation)
+    if not device.cores_for(activation):
+        return
+    broken = list(violations(gemm, device, SCHEDULES[pipeline]))
+    if not broken:
+        assert STEPS_OF[pipeline](device, activation).activation == activation
+        return
+    with pytest.raises(DeviceError, match=activation):
+        STEPS_OF[pipeline](device, activation)
+    assert activation in broken[0]

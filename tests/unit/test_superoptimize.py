@@ -302,6 +302,94 @@ def test_superoptimize_quantized_inputs(options: dict[str, Any], cache: None) ->
     assert [node.operator for node in body.nodes].count("load") == 3
 
 
+def fused_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.silu(x @ w) * 2.0
+
+
+SQUARE = replace(QUICK, split=False, proofs=2)
+
+
+def test_arguments_may_share_memory(cache: None) -> None:
+    """Optimised with one tensor for both inputs, called with distinct ones, views of one, and a result."""
+    one, other = draw(16, 16).float(), draw(16, 32)[:, :16].contiguous().float()
+    found = ladder.superoptimize(fused_product, [one, one], limits=SQUARE, trials=1)
+    both = torch.cat([one.reshape(-1), other.reshape(-1)])
+    overlapping = both[:256].view(16, 16), both[64:320].view(16, 16)
+    for x, w in ((one, one), (one, other), (other, one), overlapping, (found(one, other), one)):
+        assert torch.allclose(found(x, w), fused_product(x, w), rtol=1e-5, atol=1e-6)
+
+
+def test_calls_are_held_to_the_contract(cache: None) -> None:
+    x, w = draw(16, 16).float(), draw(16, 16).float()
+    found = ladder.superoptimize(fused_product, [x, w], limits=SQUARE, trials=1)
+    with pytest.raises(ConversionError, match="requires gradients"):
+        found(x.clone().requires_grad_(), w)
+    with torch.no_grad():
+        assert not found(x.clone().requires_grad_(), w).requires_grad
+    with pytest.raises(ShapeError, match="takes 2 tensors, got 1"):
+        found(x)
+    with pytest.raises(ShapeError, match="optimised for"):
+        found(x[:8], w)
+    with pytest.raises(ShapeError, match="not contiguous"):
+        found(x.t(), w)
+    with pytest.raises(DTypeError, match=r"optimised for torch\.float32"):
+        found(x.half(), w.half())
+
+
+EFFECTS = {
+    "mul_ writes in place": lambda x, w: x.mul_(2) * w + w,
+    "setitem writes in place": lambda x, w: (x.__setitem__(0, 1.0), x * w + w)[1],
+    "add writes in place": lambda x, w: torch.add(x, w, out=x) * w,
+}
+
+
+@pytest.mark.parametrize("message", EFFECTS)
+def test_effects_are_refused_and_examples_stay(message: str) -> None:
+    x, w = draw(16, 16), draw(16, 16)
+    before = x.clone(), w.clone()
+    with pytest.raises(ConversionError, match=message):
+        ladder.superoptimize(EFFECTS[message], [x, w], trials=1)
+    assert torch.equal(x, before[0])
+    assert torch.equal(w, before[1])
+    assert x._version == 0
+
+
+def test_types_are_computed_as_asked(cache: None) -> None:
+    """float64 is refused; what converts to another type runs in torch, as a part of its own."""
+    with pytest.raises(ConversionError, match=r"input 0 is torch\.float64"):
+        ladder.superoptimize(fused_product, [draw(16, 16).double(), draw(16, 16).double()], trials=1)
+    for convert in (lambda x: x.to(torch.int8).float(), lambda x: x.half().float()):
+        function = lambda x, w, convert=convert: convert(x) * w + w  # noqa: E731
+        x, w = torch.randint(-5, 6, (16, 16)).float(), draw(16, 16).float()
+        found = ladder.superoptimize(function, [x, w], limits=QUICK, trials=1)
+        for values in (x, x + 0.4, x * 1e3, x * 1e5):
+            assert torch.allclose(found(values, w), function(values, w), rtol=1e-6, equal_nan=True)
+
+
+def test_results_lie_as_the_functions(cache: None) -> None:
+    function = lambda x, w: torch.relu((x * w + w).mT)  # noqa: E731
+    x, w = draw(16, 32), draw(16, 32)
+    found = ladder.superoptimize(function, [x, w], limits=QUICK, trials=1)
+    assert found(x, w).stride() == function(x, w).stride() == (1, 32)
+    assert torch.allclose(found(x, w), function(x, w), rtol=2e-3, atol=1e-3)
+
+
+BFLOAT16 = {
+    "a sum": lambda x, w, c: (x @ w) + c,
+    "a quotient": lambda x, w, c: (x @ w) / (c * c + 1.0),
+    "silu": lambda x, w, c: F.silu(x @ w) * c,
+}
+
+
+@pytest.mark.parametrize("name", BFLOAT16)
+def test_products_of_bfloat16_on_the_cpu(name: str, cache: None) -> None:
+    """A product's operand is read as bfloat16, not as the integer of its bits."""
+    inputs = [draw(*shape).bfloat16() for shape in ((16, 64), (64, 32), (16, 32))]
+    found = ladder.superoptimize(BFLOAT16[name], inputs, limits=replace(QUICK, proofs=1), trials=1)
+    exact = BFLOAT16[name](*(x.double() for x in inputs))
+    assert (found(*inputs).double() - exact).norm() <= 4 * 2**-8 * exact.norm()
+
+
 def test_ties_of_the_model_go_to_more_threads() -> None:
     """nTrans has no loop: the model says nothing of warps and rows per block."""
     program = get_program("ntrans").resized(B=64, D=1024)

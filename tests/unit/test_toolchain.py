@@ -253,14 +253,14 @@ def test_equal_schedules_compile_once(monkeypatch: Any, tmp_path: Path) -> None:
 
 def test_entry_names_depend_on_what_shapes_the_code() -> None:
     schedule = GpuSchedule("mma", 16)
-    name = lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER, schedule)
-    assert name == lower_build.entry_name(Gemm(4096, 512, "int4", group_size=64), HOPPER, schedule)
+    name = lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER.name, schedule)
+    assert name == lower_build.entry_name(Gemm(4096, 512, "int4", group_size=64), HOPPER.name, schedule)
     assert name.startswith("ladder_mma_")
     others = {
-        lower_build.entry_name(Gemm(64, 256, "int4", group_size=128), HOPPER, schedule),
-        lower_build.entry_name(Gemm(64, 256, "uint4", group_size=64), HOPPER, schedule),
-        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), get_device("cuda/sm_80"), schedule),
-        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER, GpuSchedule("mma", 32)),
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=128), HOPPER.name, schedule),
+        lower_build.entry_name(Gemm(64, 256, "uint4", group_size=64), HOPPER.name, schedule),
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), "cuda/sm_80", schedule),
+        lower_build.entry_name(Gemm(64, 256, "int4", group_size=64), HOPPER.name, GpuSchedule("mma", 32)),
     }
     assert len(others | {name}) == 5
 

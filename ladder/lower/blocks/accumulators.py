@@ -324,8 +324,7 @@ class Merger:
         if self.plan.cluster == 1:
             b.block_sync()
             return
-        b.ptx("barrier.cluster.arrive.release")
-        b.ptx("barrier.cluster.wait.acquire")
+        b.cluster_sync()
 
     def have_read(self) -> None:
         """Say, by every thread, that the others' shared memory has been read."""

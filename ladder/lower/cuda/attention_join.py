@@ -78,8 +78,7 @@ class Joiner:
         b.ptx("barrier.cluster.wait.acquire")
         self._each(0, self.pieces, self._send)
         self._send_states()
-        b.ptx("barrier.cluster.arrive.release")
-        b.ptx("barrier.cluster.wait.acquire")
+        b.cluster_sync()
         first = self.kernel.rank * self.share
         self._each(
             first, self.share, lambda piece, row, at: self._store(row, at, *self._received(piece, row))

@@ -68,8 +68,7 @@ def meet(cluster: int) -> None:
     if cluster == 1:
         b.block_sync()
         return
-    b.ptx("barrier.cluster.arrive.release")
-    b.ptx("barrier.cluster.wait.acquire")
+    b.cluster_sync()
 
 
 def reduce_and_store(kernel: Sliced, geo: Slices) -> None:

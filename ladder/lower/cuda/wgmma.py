@@ -98,7 +98,7 @@ class Kernel:
             self._roles()
         if self.schedule.cluster > 1:
             # No block may leave while others still copy to it or arrive at its barriers.
-            b.emit(T.cuda.cluster_sync())
+            b.cluster_sync()
 
     def _roles(self) -> None:
         b.either(self.thread >= self.schedule.warps * 32, self._producer, self._math)
@@ -181,7 +181,7 @@ class Kernel:
                 tile, k_tile = (self.first, self.first_tile) if self.stream is None else self.stream.first()
                 prefetch(self, self.place(tile)[0], k_tile)
         if self.schedule.cluster > 1:
-            b.emit(T.cuda.cluster_sync())
+            b.cluster_sync()
         else:
             b.block_sync()
         if self.exchange is not None:

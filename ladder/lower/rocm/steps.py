@@ -289,10 +289,11 @@ def _best(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> Wav
         if step.activation == activation:
             return step
     have = ", ".join(dict.fromkeys(step.activation for step in usable)) or "no activation type"
-    raise DeviceError(f"{device.name} has no matrix core for {activation} activations; it takes {have}")
+    raise DeviceError(
+        f"{device.name} has no instruction of this pipeline for {activation} activations; it takes {have}"
+    )
 
 
 def dot_step(device: TileDevice, activation: str) -> WaveStep:
-    """Return the step for few tokens: of dot products, or the matrix step where lanes have none."""
-    found = (step for step in DOTS if step.feature in device.features and step.activation == activation)
-    return next(found, None) or select_step(device, activation)
+    """Return the step for few tokens, of dot products; the rest as for `select_step`."""
+    return _best(DOTS, device, activation)

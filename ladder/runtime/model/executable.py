@@ -156,6 +156,10 @@ class Executable:
         except IndexError:
             return Frame(self)
 
+    def prepare(self) -> None:
+        """Make the first frame ahead of its call."""
+        self._frames.append(self._take())
+
     def recorded(self) -> list[Any]:
         """Return the CUDA graphs that calls have recorded so far."""
         replays = [state.replay for frame in self._frames for state in frame.states.values()]

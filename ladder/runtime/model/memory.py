@@ -14,6 +14,7 @@ from operator import le
 import torch
 
 from ladder.runtime.model.sizes import Sizes, evaluator, is_fixed
+from tile_types.errors import DeviceError
 from tile_types.tile import Extent
 
 ALIGNMENT = 256
@@ -83,7 +84,7 @@ class Block:
         shapes = [shape(sizes) for shape in self._shapes]
         arena = self._arena(sizes, [prod(shape) for shape in shapes])
         if arena.nbytes > self.memory.numel():
-            self.memory = torch.empty(arena.nbytes, dtype=torch.uint8, device=self.where)
+            self.memory = self._allocated(arena.nbytes)
             self.grown += 1
         strides = [contiguous(shape) for shape in shapes]
         typed = {dtype: self.memory.view(dtype) for dtype in {result.dtype for result in self.results}}
@@ -91,6 +92,14 @@ class Block:
             typed[result.dtype].as_strided(shapes[at], strides[at], offset // result.dtype.itemsize)
             for result, at, offset in zip(self.results, self._which, arena.offsets.values(), strict=True)
         ]
+
+    def _allocated(self, nbytes: int) -> torch.Tensor:
+        try:
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.where)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # of torch's CPU allocator
+            raise DeviceError(f"results take {nbytes} bytes, more than {self.where} has") from error
 
     def total(self, sizes: Sizes) -> int:
         """Return the bytes of all results side by side."""

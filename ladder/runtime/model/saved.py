@@ -1,14 +1,14 @@
 """Whole models as files: plan, kernels and tensors in one archive that runs with no compiler present.
 
-The archive is the one of `ladder.runtime.artifact` with ``"kind": "model"`` in its manifest: an uncompressed
-zip of the manifest, the kernel libraries and the tensors (safetensors), each with its digest.
+The archive is that of `ladder.runtime.artifact` with ``"kind": "model"`` in its manifest. What follows from
+the graph and its parts (steps, tiles, lifetimes) is not stored but worked out again, and what refers to
+something else is checked, so that a manifest cannot contradict itself.
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,24 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
-from ladder.partition.parts import Part
-from ladder.runtime import artifact, library, tokens
+from ladder.ir.verify import verify
+from ladder.partition.parts import KINDS, Part
+from ladder.runtime import artifact, tokens
+from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, obtain, target_of
-from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.fields import EXTENT, NUMBER, OneOf, require
 from ladder.runtime.model.executable import Executable
-from ladder.runtime.model.plan import Plan, Step
-from ladder.runtime.model.structure import SEQUENCES, Structure
+from ladder.runtime.model.plan import Plan, make_plan
+from ladder.runtime.model.structure import SEQUENCES, Structure, require_structure
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.packed import gemm_from_dict
-from schedules.schedule import parse_plan
-from tile_types.errors import ArtifactError, LadderError
-from tile_types.library import get_type
-from tile_types.tile import Tile
+from tile_types.errors import ArtifactError
 
 STORED = "stored.safetensors"
 KIND = "model"
 
 
-def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
+def save_model(model: WholeModel, path: str | os.PathLike[str], sign: Any = None) -> Path:
     """Write a model, built for its device, to one file that `load_model` runs without a compiler.
 
     Parameters
@@ -46,6 +45,8 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
         Any; its kernels are taken as they are.
     path
         The file; replaced in one step if it exists.
+    sign
+        An Ed25519 key that signs the file, see `ladder.runtime.signing`.
 
     Returns
     -------
@@ -69,7 +70,8 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
         "kind": KIND,
         "torch": torch.__version__,
         "graph": print_graph(model.graph),
-        "plan": _plan_to_json(plan),
+        "parts": [_to_json(step.part) for step in plan.steps],
+        "steps": [step.entry for step in plan.steps],
         "bindings": executable.bindings,
         "packs": executable.packs,
         "sizes": executable.places,
@@ -83,7 +85,7 @@ def save_model(model: WholeModel, path: str | os.PathLike[str]) -> Path:
         "token_kernels": rows,
         "entries": [name for name in kernels if name in executable.kernels],
     }
-    return artifact.write_archive(Path(os.fspath(path)), device, content, members)
+    return artifact.write_archive(Path(os.fspath(path)), device, content, members, sign)
 
 
 def _needed(model: WholeModel) -> list[torch.Tensor | None]:
@@ -164,41 +166,25 @@ def _stored_bytes(tensors: Sequence[torch.Tensor | None]) -> tuple[list[str], by
     return ["" if tensor is None else names[id(tensor)] for tensor in tensors], bytes(save(written))
 
 
-# plans as data ---------------------------------------------------------------------------------------
-
-
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
-    tiles = {value: [tile.ttype.name, list(tile.shape), tile.level] for value, tile in plan.tiles.items()}
-    rest = {field.name: getattr(plan, field.name) for field in fields(plan)}
-    return {**rest, "steps": [_to_json(step) for step in plan.steps], "tiles": tiles}
-
-
-def _plan_from_json(data: Mapping[str, Any]) -> Plan:
-    tiles = {
-        value: Tile(get_type(ttype), tuple(shape), level)
-        for value, (ttype, shape, level) in data["tiles"].items()
-    }
-    steps = tuple(_step(step) for step in data["steps"])
-    return Plan(**{**{name: _tuples(value) for name, value in data.items()}, "steps": steps, "tiles": tiles})
+# parts as data ---------------------------------------------------------------------------------------
 
 
 def _to_json(value: Any) -> Any:
-    """Return a step or a part as data: every field, graphs as text."""
+    """Return a part as data: every field, graphs as text."""
     if isinstance(value, Graph):
         return print_graph(value)
     if isinstance(value, Gemm):
         return asdict(value)
-    if isinstance(value, Step | Part):
+    if isinstance(value, Part):
         return {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
     return value
 
 
-def _step(data: Mapping[str, Any]) -> Step:
-    given = {name: _tuples(value) for name, value in data.items() if name != "part"}
-    part = {name: _tuples(value) for name, value in data["part"].items()}
+def _part(data: Mapping[str, Any]) -> Part:
+    part = {name: _tuples(value) for name, value in data.items()}
     part["graph"] = parse(part["graph"])
     part["gemm"] = None if part["gemm"] is None else gemm_from_dict(part["gemm"])
-    return Step(Part(**part), **given)
+    return Part(**part)
 
 
 def _tuples(value: Any) -> Any:
@@ -207,6 +193,24 @@ def _tuples(value: Any) -> Any:
 
 
 # loading ---------------------------------------------------------------------------------------------
+
+
+TEXTS, POSITIONS = [str], {str: int}
+
+PART = {
+    "kind": str, "graph": str, "inputs": TEXTS, "outputs": TEXTS, "reason": str,
+    "gemm": OneOf((None, {str: object})), "roles": [(str, str)],
+}  # fmt: skip
+
+FORM = {
+    "graph": str, "parts": [PART], "steps": TEXTS, "bindings": POSITIONS, "packs": {str: [int]},
+    "sizes": {str: (int, int)}, "results": [OneOf((int, (OneOf((NUMBER, str, bool, None)),)))],
+    "updates": [(int, int)], "parameters": {str: {str: object}}, "returns": {str: object},
+    "limits": [(EXTENT, EXTENT)], "stored": TEXTS, "entries": TEXTS,
+    "gemms": [{"request": str, "plan": str, "entries": TEXTS}],
+    "token_kernels": [{"key": [OneOf((str, int, bool, None))], "entry": str}],
+}  # fmt: skip
+"""What the manifest of a model says; see `ladder.runtime.fields`."""
 
 
 def load_model(
@@ -222,60 +226,113 @@ def load_model(
     where = torch.empty(0, device=device or manifest["family"]).device
     if where.type != manifest["family"]:
         raise ArtifactError(f"{path} is for {manifest['device']}, it cannot run on {where}")
-    try:
-        entries = _loaded(manifest, members)
-        executable = _executable(manifest, entries, where)
-        stored = _stored_tensors(manifest, members[STORED], where)
-        graph = parse(manifest["graph"])
+    with artifact.reading(path, STORED):
+        tensors = _stored_tensors(members, where)
+    with artifact.reading(path, MANIFEST):
+        require(manifest, FORM, "manifest")
+        stored = [tensors[name] if name else None for name in manifest["stored"]]
+        graph, plan = _plan(manifest)
+        _check_positions(manifest, graph, plan, stored)
+        executable = _executable(manifest, plan, members, where)
         limits = tuple((a, b) for a, b in manifest["limits"])
-    except (KeyError, TypeError, AttributeError, ValueError, LadderError) as error:
-        raise ArtifactError(
-            f"{path} does not fit this version of Ladder: {error}; export it again"
-        ) from error
-    return WholeModel(graph, executable, manifest["parameters"], manifest["returns"], stored, limits)
+        model = WholeModel(graph, executable, manifest["parameters"], manifest["returns"], stored, limits)
+        model.prepare()
+    return model
 
 
-def _loaded(manifest: Mapping[str, Any], members: Mapping[str, bytes]) -> dict[str, Any]:
-    """Load every kernel library; the files are not needed after that."""
-    found = {}
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for name in members:
-            if name.endswith(".so"):
-                shared = Path(folder) / name
-                shared.write_bytes(members[name])
-                entry = name.removesuffix(".so")
-                found[entry] = library.load_module(shared, manifest["family"])[entry]
-    return found
+def _plan(manifest: Mapping[str, Any]) -> tuple[Graph, Plan]:
+    """Return the graph and the plan of its parts."""
+    graph = parse(manifest["graph"])
+    verify(graph)
+    parts = [_part(data) for data in manifest["parts"]]
+    if len(parts) != len(manifest["steps"]):
+        raise ArtifactError(f"{len(manifest['steps'])} steps for {len(parts)} parts")
+    known = {value for node in graph.inputs for value in node.values}
+    for at, part in enumerate(parts):
+        _check_part(graph, part, known, f"manifest.parts[{at}]")
+        known |= set(part.outputs)
+    if missing := set(graph.outputs) - known:
+        raise ArtifactError(f"no part makes {', '.join(sorted(missing))}")
+    entries = {at: entry for at, entry in enumerate(manifest["steps"]) if entry}
+    return graph, make_plan(graph, parts, entries, manifest["family"])
 
 
-def _executable(manifest: Mapping[str, Any], entries: Mapping[str, Any], where: torch.device) -> Executable:
+def _check_part(graph: Graph, part: Part, known: Collection[str], where: str) -> None:
+    """Compare a part with the graph that it is cut out of."""
+    verify(part.graph)
+    if part.kind not in KINDS or (part.kind == "gemm") != (part.gemm is not None):
+        raise ArtifactError(f"{where} is of kind {part.kind!r:.40}")
+    if unknown := [value for value in part.inputs if value not in known]:
+        raise ArtifactError(f"{where} reads {', '.join(unknown)} before anything makes it")
+    own = [value for node in part.graph.inputs for value in node.values]
+    pairs = [*zip(own, part.inputs, strict=True), *zip(part.graph.outputs, part.outputs, strict=True)]
+    for inner, outer in pairs:
+        mine, theirs = part.graph.tile(inner), graph.tile(outer)
+        if (mine.ttype, mine.shape) != (theirs.ttype, theirs.shape):
+            raise ArtifactError(f"{where} has {mine} for {outer}, the graph has {theirs}")
+
+
+def _check_positions(
+    manifest: Mapping[str, Any], graph: Graph, plan: Plan, stored: Sequence[torch.Tensor | None]
+) -> None:
+    """Check that every position names an argument, a stored tensor or a result that there is."""
+    for name, form in {**manifest["parameters"], "what it returns": manifest["returns"]}.items():
+        require_structure(form, name)
+    taken = sorted(at for form in manifest["parameters"].values() for at in _positions(form, 0))
+    if taken != list(range(len(taken))):
+        raise ArtifactError(f"parameters take the tensors {taken}")
+    total, results, outputs = len(taken) + len(stored), len(manifest["results"]), len(plan.outputs)
+    packed = [at for positions in manifest["packs"].values() for at in positions]
+    updates = manifest["updates"]
+    ranges = {
+        "bindings": (manifest["bindings"].values(), total),
+        "packs": (packed, total),
+        "sizes": ([at for at, _ in manifest["sizes"].values()], total),
+        "results": ([at for at in manifest["results"] if isinstance(at, int)], outputs),
+        "updates": ([at for at, _ in updates], total),
+        "updates' results": ([at for _, at in updates], outputs),
+        "returns": (_positions(manifest["returns"], 0), results + total),
+    }
+    for name, (positions, count) in ranges.items():
+        if any(not 0 <= at < count for at in positions):
+            raise ArtifactError(f"manifest.{name} goes beyond {count}")
+    named, inputs = {*manifest["bindings"], *manifest["packs"]}, {node.name for node in graph.inputs}
+    # What a quantized product takes beside its weight's name may be arrays of that weight.
+    read = {value for step in plan.steps if step.part.gemm is None for value in step.part.inputs}
+    if missing := (read | set(plan.outputs)) & inputs - named:
+        raise ArtifactError(f"nothing gives the inputs {', '.join(sorted(missing))}")
+    if unknown := named - inputs:
+        raise ArtifactError(f"there are no inputs {', '.join(sorted(unknown))}")
+
+
+def _executable(
+    manifest: Mapping[str, Any], plan: Plan, members: Mapping[str, bytes], where: torch.device
+) -> Executable:
+    load_entry = artifact.loader(members, manifest["family"])
     executable = Executable(
-        _plan_from_json(manifest["plan"]),
+        plan,
         manifest["bindings"],
         {name: tuple(at) for name, at in manifest["packs"].items()},
         {},
         _tuples(manifest["results"]),
         _tuples(manifest["updates"]),
-        {name: entries[name] for name in manifest["entries"]},
+        {name: load_entry(name) for name in manifest["entries"]},
         where,
         places={name: tuple(place) for name, place in manifest["sizes"].items()},
     )
     for item in manifest["gemms"]:
         gemm = Request.parse(item["request"]).gemm
-        limits = [limit for limit, _ in parse_plan(item["plan"]).entries]
-        names = item["entries"]
-        executable.operators[item["request"]] = CompiledGemm(
-            gemm, manifest["family"], limits, [entries[name] for name in names], names
+        executable.operators[item["request"]] = artifact.operator_of(
+            gemm, item["plan"], item["entries"], load_entry, manifest
         )
     for item in manifest["token_kernels"]:
-        tokens.adopt(_tuples(item["key"]), entries[item["entry"]])
+        tokens.adopt(_tuples(item["key"]), load_entry(item["entry"]))
     return executable
 
 
-def _stored_tensors(
-    manifest: Mapping[str, Any], data: bytes, where: torch.device
-) -> list[torch.Tensor | None]:
+def _stored_tensors(members: Mapping[str, bytes], where: torch.device) -> dict[str, torch.Tensor]:
     from safetensors.torch import load
 
-    tensors = {name: tensor.to(where) for name, tensor in load(data).items()}
-    return [tensors[name] if name else None for name in manifest["stored"]]
+    if STORED not in members:
+        raise ArtifactError("it is missing")
+    return {name: tensor.to(where) for name, tensor in load(members[STORED]).items()}

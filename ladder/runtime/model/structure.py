@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from tile_types.errors import ShapeError
+from ladder.runtime.fields import OneOf, require
+from tile_types.errors import ArtifactError, ShapeError
 
 Structure = dict[str, Any]
 SEQUENCES: dict[str, Callable[[Any], Any]] = {"tuple": tuple, "list": list}
@@ -47,6 +48,33 @@ def structure_of(value: Any, place: Callable[[torch.Tensor, str], Structure], pa
         f"{path} is of {type(value).__qualname__}: tensors, numbers and text in tuples, lists and dicts can"
         " be exported; let the model take and return those"
     )
+
+
+def require_structure(structure: Any, where: str) -> None:
+    """Raise unless data are a structure.
+
+    Raises
+    ------
+    ArtifactError
+        Names the place.
+    """
+    pairs: list[Any] = list(structure.items()) if isinstance(structure, dict) else []
+    kind, held = pairs[0] if len(pairs) == 1 else ("", [])
+    if kind not in _FORMS:
+        raise ArtifactError(f"{where} is {structure!r:.60}, expected one of {', '.join(_FORMS)}")
+    require(held, _FORMS[kind], where)
+    inner = held.items() if kind == "dict" else enumerate(held) if kind in SEQUENCES else ()
+    for name, item in inner:
+        require_structure(item, f"{where}[{name!r}]")
+
+
+_FORMS: dict[str, Any] = {
+    "tensor": int,
+    "value": OneOf((None, bool, int, float, str)),
+    "dict": {str: object},
+    **{name: [object] for name in SEQUENCES},
+}
+"""Kind of structure -> form of what it holds."""
 
 
 def build(structure: Structure, tensors: Sequence[Any]) -> Any:

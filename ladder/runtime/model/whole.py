@@ -11,6 +11,7 @@ import torch
 
 from ladder.ir.extents import bind
 from ladder.ir.graph import Graph
+from ladder.runtime.fields import refuse_contradiction
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import Plan
 from ladder.runtime.model.structure import Structure, build, collect
@@ -51,6 +52,10 @@ class WholeModel:
     limits: Limits = ()
     libraries: Mapping[str, Path] | None = None
 
+    def prepare(self) -> None:
+        """Bind the plan to memory, as the first call would."""
+        self.executable.prepare()
+
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run.
 
@@ -66,7 +71,13 @@ class WholeModel:
         self.executable.check(values)
         if self.limits:
             self._check_limits(values)
-        return build(self.results, (*self.executable(*values), *values))
+        try:
+            computed = self.executable(*values)
+        except Exception as error:
+            if self.libraries is None:
+                refuse_contradiction(error)
+            raise
+        return build(self.results, (*computed, *values))
 
     @property
     def where(self) -> torch.device:

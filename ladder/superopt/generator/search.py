@@ -33,9 +33,11 @@ from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structur
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
     DELTA,
+    SUBTRACTS,
     Stability,
     agree_at_once,
     check_stability,
+    subtracted_degree,
     verify_for_all_extents,
 )
 from tile_types.errors import ScheduleError, ShapeError, VerificationError
@@ -244,6 +246,7 @@ class Explorer:
         self.reach: dict[Value, int] | None = None
         self.small = small_factors(mapping, program, SMALL)
         self.reference = small_program(mapping, program, self.small)
+        self.subtracted = subtracted_degree(self.reference)
         self.outcome = Outcome(Counts(), [], True)
 
     def run(self) -> Outcome:
@@ -298,6 +301,9 @@ class Explorer:
         counts.verified += 1
         try:
             candidate = instantiate(structure, self.program, self.small)
+            if subtracted_degree(candidate) > self.subtracted:
+                counts.reject(SUBTRACTS)
+                return
             if agree_at_once(self.reference, candidate, seed=0):
                 self.outcome.structures.append(structure)
                 return
@@ -323,11 +329,11 @@ def _cheapest(
     structures: list[Structure], program: Program, limits: Limits, counts: Counts
 ) -> tuple[list[Structure], int]:
     """Return the structures that are to be proved, and how many others there are."""
-    costs: list[tuple[float, int]] = []
+    costs: list[tuple[float, int, int]] = []
     for number, structure in enumerate(structures):
         try:
             cost = choose_factors(structure, program, limits.units, limits.capacity)[1]
-            costs.append((cost, number))
+            costs.append((cost, len(structure.steps), number))
         except ShapeError as error:
             counts.reject(str(error))
     kept = [structures[number] for number in _one_of_each(sorted(costs), structures)[: limits.proofs]]
@@ -335,15 +341,15 @@ def _cheapest(
     return kept, len(costs) - len(kept)
 
 
-def _one_of_each(costs: Sequence[tuple[float, int]], structures: Sequence[Structure]) -> list[int]:
+def _one_of_each(costs: Sequence[tuple[float, int, int]], structures: Sequence[Structure]) -> list[int]:
     """Return the numbers of structures: the cheapest of each mapping first, then the second ..."""
     before: dict[Mapping, int] = {}
-    order: list[tuple[int, float, int]] = []
-    for cost, number in costs:
+    order: list[tuple[int, float, int, int]] = []
+    for cost, steps, number in costs:
         rank = before.setdefault(structures[number].mapping, 0)
         before[structures[number].mapping] += 1
-        order.append((rank, cost, number))
-    return [number for _, _, number in sorted(order)]
+        order.append((rank, cost, steps, number))
+    return [number for *_, number in sorted(order)]
 
 
 def _finished(

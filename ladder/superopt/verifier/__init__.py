@@ -1,7 +1,10 @@
 r"""Equality of tile-graph programs, by finite fields, with a proved bound on the error.
 
-`verify_equal` decides whether two programs of the LAX fragment compute the same real function, and
-returns a `Certificate` with the probability ``delta`` that it accepts unequal ones.
+`verify_equal` decides whether a program may replace another: whether it is defined, and has the same values,
+for all inputs for which all values of the other are finite real numbers. It returns a `Certificate` with a
+bound ``delta`` on the probability that it accepts what may not: an exact fraction, added up over all tests
+that were made. The verifier draws its seeds, of 128 bits; a seed that the caller gives replays the draws of a
+certificate and proves nothing.
 
 What is tested
 --------------
@@ -68,8 +71,19 @@ P is not empty. Let d bound all degrees of f_j, u_j and v_j.
    `Bound.merged` adds to eps. Accepted programs are equal for every function in place of the root. If
    they are not, nothing is decided: steps 2 to 4 are tried then.
 
-K, d and b are computed by `forms` from both programs, element by element. Values whose type the test
-does not see (rounding to float16) are the business of `stability`. Programs must also store every
+Modes
+-----
+The test is made with more and more of the programs interpreted, until they agree. First all functions are
+unknown: exponentials, roots, maxima, roundings, comparisons, conversions that lose something (`values`) are
+variables, the same for equal operands. That treats functions of functions and integers, of which
+nothing else is known. Then exponentials are interpreted as above, then roots, at last roots as products
+of others (`relations`): ``sqrt(s) sqrt(t) = sqrt(s t)`` where s and t are not negative. Each mode has its
+share of delta. Where the programs are defined is decided apart (`domains`): by signs, and by what the first
+divides by and takes roots of.
+
+K, d and b are computed by `forms` from both programs, element by element, in float64 below 2**50, where it is
+exact; larger ones are refused. Rounding to the types in which the programs compute is the business of
+`stability`. Programs must also store every
 output element exactly once, see `coverage`.
 
 Sizes. The test holds for the extents it is run with. `shrink` states when small ones suffice.
@@ -80,10 +94,12 @@ from __future__ import annotations
 from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
 from ladder.superopt.verifier.equivalence import DELTA, Certificate, agree_at_once, refusal, verify_equal
 from ladder.superopt.verifier.shrink import verify_for_all_extents
-from ladder.superopt.verifier.stability import Stability, check_stability
+from ladder.superopt.verifier.stability import SLACK, SUBTRACTS, Stability, check_stability, subtracted_degree
 
 __all__ = [
     "DELTA",
+    "SLACK",
+    "SUBTRACTS",
     "Bound",
     "Certificate",
     "Stability",
@@ -92,6 +108,7 @@ __all__ = [
     "check_stability",
     "refusal",
     "rounded_up",
+    "subtracted_degree",
     "verify_equal",
     "verify_for_all_extents",
 ]

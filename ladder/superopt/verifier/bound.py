@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from ladder.ir.modular import LEAST_P, LEAST_Q, SAFE_PRIMES
+from ladder.ir.modular import LARGE_PRIMES, LEAST_LARGE, LEAST_P, LEAST_Q, SAFE_PRIMES
 from ladder.superopt.verifier.forms import Bounding, Exponents, Forms, Radicand
 
 ATTEMPTS = 16
@@ -18,13 +18,18 @@ ATTEMPTS = 16
 RARE = 4
 """Draws per round without residues to wait for: a denominator is 0 about once in 2**30 / degree draws."""
 
-P_BITS, Q_BITS = LEAST_P.bit_length() - 1, LEAST_Q.bit_length() - 1
+P_BITS, Q_BITS, LARGE_BITS = (least.bit_length() - 1 for least in (LEAST_P, LEAST_Q, LEAST_LARGE))
 """A number of b bits has at most b / P_BITS divisors among the primes p, b / Q_BITS among the primes q."""
 
 
 def vanishing(degree: int, bits: int) -> Fraction:
     """Return the probability that a polynomial other than 0 is 0 at a random point of a random field."""
     return Fraction(degree, LEAST_P) + Fraction(bits, P_BITS * SAFE_PRIMES)
+
+
+def vanishing_in_large(degree: int, bits: int) -> Fraction:
+    """Return the same for a random field of 61 bits."""
+    return Fraction(degree, LEAST_LARGE) + Fraction(bits, LARGE_BITS * LARGE_PRIMES)
 
 
 def repetitions(once: Fraction, delta: Fraction) -> int | None:

@@ -5,7 +5,7 @@ at all inputs for which all its values are finite. These are the *facts* that th
 second one's *conditions* must follow from them. What is known of a value is its sign and whether it is 0:
 by construction (squares, exponentials, sums of what is not negative ...), because it is the value of a fact,
 or because a product or quotient that is a fact has it as a factor. Equal values are recognised as equal
-residues: with probability at most `Bound.merged`'s terms per pair of values compared, in every round.
+residues in fields of 61 bits: wrongly with the probability that a polynomial vanishes, per pair and round.
 
 The rules mention no extents, so that what follows at the extents of a test follows at all for which the
 values that were recognised as equal are equal.
@@ -28,7 +28,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.interpret import interpret
 from ladder.ir.modular import UndefinedResidueError
 from ladder.ir.quantized_values import Components
-from ladder.superopt.verifier.bound import difference, repetitions, vanishing
+from ladder.superopt.verifier.bound import difference, repetitions, vanishing_in_large
 from ladder.superopt.verifier.forms import Radicand
 from ladder.superopt.verifier.relations import Product, RootRelations
 from ladder.superopt.verifier.values import Conversions, domain_of
@@ -103,17 +103,22 @@ class Facts:
     def add(self, kind: str, values: Array) -> bool:
         """Add values; returns whether any are new."""
         before = self.known[kind]
-        self.known[kind] = np.union1d(before, np.ravel(values))
+        self.known[kind] = np.union1d(before, _flat(values))
         return len(self.known[kind]) > len(before)
 
     def has(self, kind: str, values: Array) -> Array:
         """Return which values are known."""
-        return np.isin(values, self.known[kind])
+        return np.isin(_flat(values), self.known[kind]).reshape(np.shape(values))
 
     @property
     def count(self) -> int:
         """How many values there are."""
         return sum(len(values) for values in self.known.values())
+
+
+def _flat(values: Array) -> Array:
+    """Return residues below 2**63 as numbers of the machine."""
+    return np.ravel(values).astype(np.int64)
 
 
 @dataclass
@@ -315,7 +320,7 @@ class Signs:
     def _factors(self, facts: Facts, step: _Step) -> bool:
         """Add the factors of what is not 0: a product, quotient or root has no operand that is."""
         known = facts.has(NOT_ZERO, step.result)
-        self.compared += step.result.size
+        self.compared += step.result.size * facts.count
         if not known.any():
             return False
         parts = [np.broadcast_to(operand, step.result.shape)[known] for operand in step.operands]
@@ -379,7 +384,7 @@ def require_defined(
             break
     if reason is not None:
         raise VerificationError(f"the second program {SAYS[reason]} where the first may be finite")
-    once = compared * vanishing(*difference(sizes))
+    once = compared * vanishing_in_large(*difference(sizes))
     rounds = repetitions(once, delta)
     if rounds is None or rounds > MOST_ROUNDS:
         raise VerificationError("too many values to say where the programs are defined; shrink the inputs")

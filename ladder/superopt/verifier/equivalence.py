@@ -15,7 +15,7 @@ import numpy as np
 from ladder.ir.finite import Field, Known, Relations, Residues, RootLog, Unknowns
 from ladder.ir.graph import Graph
 from ladder.ir.interpret import NUMERIC, interpret, lax_classes
-from ladder.ir.modular import UndefinedResidueError, draw_prime
+from ladder.ir.modular import UndefinedResidueError, draw_large_prime, draw_prime
 from ladder.ir.quantized_values import Components
 from ladder.superopt.verifier.bound import Bound, bound_of, rounded_up
 from ladder.superopt.verifier.coverage import require_complete, signatures_differ
@@ -370,7 +370,7 @@ class _Test:
 
         def draw() -> tuple[list[Field], list[Any]]:
             self.draws += 1
-            return free._sample(exponents=False)
+            return free._sample(exponents=False, large=True)
 
         sizes += [bounding.radicand for bounding in self.boundings]
         return require_defined(*self.graphs, draw, sizes, delta, known)
@@ -467,14 +467,13 @@ class _Test:
         return interpret(self.graphs[number], operands, domain_of(self.conversions[number], own))
 
     def _sample(
-        self, *, exponents: bool, logs: tuple[RootLog, RootLog] | None = None
+        self, *, exponents: bool, logs: tuple[RootLog, RootLog] | None = None, large: bool = False
     ) -> tuple[list[Field], list[Any]]:
         """Return a field per program, with values for its own unknowns, and common operands."""
-        p = draw_prime(self.generator)
+        p = draw_large_prime(self.generator) if large else draw_prime(self.generator)
+        q, omega = (2, p - 1) if large else ((p - 1) // 2, _OMEGA)
         free = self.mode.uninterpreted
-        fields = [
-            Field(p, (p - 1) // 2, _OMEGA, logs, unknowns, free, exponents) for unknowns in self._unknowns()
-        ]
+        fields = [Field(p, q, omega, logs, unknowns, free, exponents) for unknowns in self._unknowns()]
         drawing = fields[0]
 
         def variable(shape: tuple[int, ...]) -> Residues:

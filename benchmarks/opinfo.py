@@ -1,0 +1,351 @@
+"""torch's own operator database through the compiler: right, refused, wrong or crashed, per operator.
+
+Every operator of ``torch.testing``'s database, on its own sample inputs in float32 and float16, as plans and
+by eager torch: values, types, shapes and strides. Samples of one operator make up one graph; where that does
+not come out right, each is tried alone. Random operators start from the same seed.
+
+    python -m benchmarks.opinfo                          # all samples; parts run in torch, no kernel is built
+    python -m benchmarks.opinfo --kernels --samples 3    # with kernels, on few samples of each operator
+    python -m benchmarks.opinfo --only softmax add       # names, or beginnings of names
+
+What is compared with tolerance: results of floats, relative to their largest value, by as many roundings as
+sums of the sample's size may differ in; where that fails, an error against float64 that eager's exceeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.fx
+from torch.utils._pytree import tree_flatten, tree_map
+
+from ladder import knobs
+from ladder.api.model import Compiler
+from ladder.runtime.model import build
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+OUTCOMES = ("right", "refused", "wrong", "crashed")
+
+DATABASE = "torch.testing._internal.common_methods_invocations"
+
+TOGETHER = 16
+"""Samples of one graph."""
+
+ROUNDINGS = 16
+"""In which results may differ from eager's."""
+
+SEED = 7
+
+
+@dataclass
+class Row:
+    """What became of the samples of an operator.
+
+    Parameters
+    ----------
+    operator, dtype
+        Which.
+    counts
+        Outcome -> samples.
+    notes
+        The first few messages of what is not right.
+    """
+
+    operator: str
+    dtype: str
+    counts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, outcome: str, note: str = "", count: int = 1) -> None:
+        """Count samples."""
+        self.counts[outcome] = self.counts.get(outcome, 0) + count
+        if note and len(self.notes) < 3 and note not in self.notes:
+            self.notes.append(f"{outcome}: {note}")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call: ``function(*args, **kwargs)``."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        """Run by eager torch, on tensors that nobody else sees."""
+        args, kwargs = tree_map(_copied, (self.args, self.kwargs))
+        return self.function(*args, **kwargs)
+
+
+def _copied(value: Any) -> Any:
+    """Return a tensor of its own memory that lies as the given one."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.layout is not torch.strided:
+        return value.clone()
+    steps = zip(value.shape, value.stride(), strict=True)
+    reach = 1 + sum((extent - 1) * step for extent, step in steps) if value.numel() else 0
+    memory = value.as_strided((reach,), (1,)).clone()
+    return memory.as_strided(value.shape, value.stride(), 0)
+
+
+def graph_of(samples: Sequence[Sample]) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    """Return the graph that calls every sample, and its tensors."""
+    graph, tensors = torch.fx.Graph(), []
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors.append(_copied(value))
+        return graph.placeholder(f"t{len(tensors)}")
+
+    given = [tree_map(place, (list(sample.args), sample.kwargs)) for sample in samples]
+    found = [
+        graph.call_function(_whole(sample.function), tuple(args), kwargs)
+        for sample, (args, kwargs) in zip(samples, given, strict=True)
+    ]
+    graph.output(tuple(found))
+    return torch.fx.GraphModule(torch.nn.Module(), graph), tensors
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that graphs can name."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    called.__module__ = __name__
+    return called
+
+
+def flattened(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Return a graph that gives the tensors among the results of another."""
+
+    def run(*tensors: Any) -> Any:
+        leaves, _ = tree_flatten(module(*tensors))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    graph = torch.fx.Graph()
+    places = [graph.placeholder(node.name) for node in module.graph.nodes if node.op == "placeholder"]
+    graph.output(graph.call_function(_whole(run), tuple(places)))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def compiled_run(samples: Sequence[Sample]) -> tuple[list[Any], list[str]]:
+    """Return the tensors that the samples give as a plan, and why they are none."""
+    module, tensors = graph_of(samples)
+    compiler = Compiler()
+    run = compiler(flattened(module), tensors)
+    torch.manual_seed(SEED)
+    return list(run(*tensors)), compiler.refused
+
+
+def eager_run(samples: Sequence[Sample]) -> list[Any]:
+    """Return the tensors that the samples give."""
+    module, tensors = graph_of(samples)
+    torch.manual_seed(SEED)
+    return [leaf for leaf in tree_flatten(module(*tensors))[0] if isinstance(leaf, torch.Tensor)]
+
+
+def difference(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """Return how a result differs from eager's; empty if it does not."""
+    for name in ("dtype", "shape", "device", "layout"):
+        if getattr(found, name) != getattr(wanted, name):
+            return f"{name} {getattr(found, name)}, eager has {getattr(wanted, name)}"
+    if wanted.layout is torch.strided and wanted.numel() and found.stride() != wanted.stride():
+        lies = zip(wanted.shape, found.stride(), wanted.stride(), strict=True)
+        if any(size > 1 and mine != its for size, mine, its in lies):
+            return f"strides {found.stride()}, eager has {wanted.stride()}"
+    return _values_differ(found, wanted)
+
+
+def _values_differ(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    if wanted.layout is not torch.strided:
+        return _values_differ(found.to_dense(), wanted.to_dense())
+    if wanted.is_complex():
+        return _values_differ(*(torch.view_as_real(value.resolve_conj()) for value in (found, wanted)))
+    if not wanted.is_floating_point():
+        return "" if torch.equal(found, wanted) else f"{int((found != wanted).sum())} numbers differ"
+    a, b = found.double(), wanted.double()
+    special = ~torch.isfinite(b)
+    if not torch.equal(special, ~torch.isfinite(a)) or not torch.equal(
+        a[special].nan_to_num(nan=0.5), b[special].nan_to_num(nan=0.5)
+    ):
+        return "infinities or NaNs elsewhere"
+    a, b = a[~special], b[~special]
+    if not a.numel():
+        return ""
+    most = float((a - b).abs().max())
+    allowed = ROUNDINGS * torch.finfo(wanted.dtype).eps * max(float(b.abs().max()), 1e-30)
+    return "" if most <= allowed else f"error {most:.3g}, allowed {allowed:.3g}"
+
+
+def nearer_than_eager(found: Sequence[Any], wanted: Sequence[Any], samples: Sequence[Sample]) -> bool:
+    """Tell whether results are as near to those in float64 as eager's are, up to roundings."""
+
+    def wide(value: Any) -> Any:
+        floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.double() if floats else value
+
+    try:
+        exact = eager_run([Sample(s.function, *tree_map(wide, (s.args, s.kwargs))) for s in samples])
+    except Exception:
+        return False
+    for a, b, e in zip(found, wanted, exact, strict=True):
+        if (
+            a.layout is not torch.strided
+            or (a.dtype, a.shape, a.stride()) != (b.dtype, b.shape, b.stride())
+            or not b.is_floating_point()
+        ):
+            return False
+        ok = torch.isfinite(a) & torch.isfinite(b) & torch.isfinite(e)
+        mine, its = (float((x[ok].double() - e[ok]).abs().max()) if ok.any() else 0.0 for x in (a, b))
+        scale = float(e[ok].abs().max()) if ok.any() else 0.0
+        if mine > 2 * its + ROUNDINGS * torch.finfo(b.dtype).eps * scale:
+            return False
+    return True
+
+
+def tried(samples: Sequence[Sample]) -> tuple[str, str]:
+    """Return the outcome of samples in one graph, and what is to be said of it."""
+    wanted = eager_run(samples)
+    try:
+        found, refused = compiled_run(samples)
+    except Exception as error:
+        return "crashed", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+    if len(found) != len(wanted):
+        return "wrong", f"{len(found)} results, eager has {len(wanted)}"
+    differing = [text for pair in zip(found, wanted, strict=True) if (text := difference(*pair))]
+    if differing and not nearer_than_eager(found, wanted, samples):
+        return "wrong", differing[0]
+    return ("refused", refused[0][:200]) if refused else ("right", "")
+
+
+def samples_of(info: Any, dtype: torch.dtype, most: int) -> Iterator[Sample]:
+    """Yield the samples of an operator that eager torch takes and that give tensors."""
+    generated = info.sample_inputs("cpu", dtype, requires_grad=False)
+    for given in islice(generated, most or None):
+        sample = Sample(info.op, (given.input, *given.args), dict(given.kwargs))
+        with contextlib.suppress(Exception):
+            if eager_run([sample]):
+                yield sample
+
+
+def row_of(info: Any, name: str, most: int) -> Row:
+    """Try all samples of an operator in one type."""
+    row, samples = Row(_title(info), name), list(samples_of(info, DTYPES[name], most))
+    for begin in range(0, len(samples), TOGETHER):
+        group = samples[begin : begin + TOGETHER]
+        if tried(group)[0] == "right":
+            row.add("right", count=len(group))
+            continue
+        for sample in group:
+            row.add(*tried([sample]))
+    return row
+
+
+def _title(info: Any) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
+def wanted_operators(only: Sequence[str]) -> list[tuple[Any, str]]:
+    """Return (operator, type) of everything to try."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    found = [info for info in op_db if not only or any(_title(info).startswith(name) for name in only)]
+    return [(info, name) for info in found for name in DTYPES if info.supports_dtype(DTYPES[name], "cpu")]
+
+
+def in_torch(parts: Any, requests: Any, device: Any) -> Any:
+    """Stand in for `build_kernels`: every part runs in torch."""
+    chosen = [number for number, part in enumerate(parts) if part.kind in build.JOBS]
+    return {}, [], dict.fromkeys(chosen, "no kernel is built")
+
+
+def _plain_call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def child(arguments: argparse.Namespace) -> None:
+    """Print a row as JSON for every operator from a number on."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    builds = {} if arguments.kernels else {"build_kernels": in_torch}
+    unseeded = patch(f"{DATABASE}.wrapper_set_seed", _plain_call)  # a program does not seed itself
+    strict = knobs.override(strict=True, num_threads=1)
+    with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded:
+        for at, (info, name) in enumerate(wanted_operators(arguments.only)):
+            if at >= arguments.begin:
+                print(json.dumps({"begin": at, "operator": _title(info), "dtype": name}), flush=True)
+                row = row_of(info, name, arguments.samples)
+                print(json.dumps({"row": asdict(row)}), flush=True)
+
+
+def rows(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows of children; the operator at which one dies has crashed, and another goes on behind."""
+    begin, ended = 0, False
+    while not ended:
+        command = [sys.executable, "-m", "benchmarks.opinfo", "--child", "--begin", str(begin)]
+        command += ["--samples", str(arguments.samples), *(["--kernels"] if arguments.kernels else [])]
+        command += ["--only", *arguments.only] if arguments.only else []
+        now: dict[str, Any] = {}
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, text=True, **pipes) as process:
+            for line in process.stdout or ():
+                if not line.startswith("{"):
+                    continue
+                said = json.loads(line)
+                if "row" in said:
+                    yield Row(**said["row"])
+                    now = {}
+                else:
+                    now, begin = said, said["begin"] + 1
+        ended = not now
+        if now:
+            row = Row(now["operator"], now["dtype"])
+            row.add("crashed", f"the process ended with {process.returncode}")
+            yield row
+
+
+def main() -> None:
+    """Try operators, print a line for each that is not all right, and totals."""
+    as_is = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_is)
+    parser.add_argument("--only", nargs="*", default=[], help="operators, or beginnings of their names")
+    parser.add_argument("--samples", type=int, default=0, help="at most so many of an operator; 0: all")
+    parser.add_argument("--kernels", action="store_true", help="build the kernels of ours, and run them")
+    parser.add_argument("--output", type=Path, help="write all rows as JSON")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments)
+        return
+    found, total = [], Counter[str]()
+    for row in rows(arguments):
+        found.append(row)
+        total += row.counts
+        if set(row.counts) - {"right"}:
+            counts = ", ".join(f"{row.counts[name]} {name}" for name in OUTCOMES if name in row.counts)
+            print(f"{row.operator:48} {row.dtype:8} {counts}  {'; '.join(row.notes)}", flush=True)
+    whole = sum(not set(row.counts) - {"right"} for row in found)
+    print(f"{whole} of {len(found)} operators and types all right; samples:", dict(total))
+    if arguments.output:
+        arguments.output.write_text(json.dumps([asdict(row) for row in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Graphs with operators whose results no trace knows: those run in torch, what lies between as plans.
+
+How many rows ``nonzero`` gives is known once it has run. So the graph is compiled piece by piece as it runs:
+up to such an operator, the operator itself, and on with what it gave; once for each set of sizes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_arg
+
+Node = torch.fx.Node
+Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+
+MOST_PLANS = 8
+"""Sets of sizes for which what begins at one operator gets plans."""
+
+PLAIN = ("placeholder", "call_function", "call_method", "output")
+"""Kinds of nodes that graphs in pieces may have."""
+
+STATEFUL = ("_enter", "_exit", "_nesting", "_set_grad_enabled", "manual_seed")
+"""What is in the names of functions that change torch's state: nothing may be cut between them."""
+
+
+class Step(NamedTuple):
+    """A piece: what runs it, what it reads and gives, and the number of the node behind it."""
+
+    run: Callable[..., Any]
+    reads: Sequence[Node]
+    gives: Sequence[Node]
+    end: int
+
+
+def can_be_cut(module: torch.fx.GraphModule) -> bool:
+    """Tell whether a graph may run piece by piece."""
+    names = [getattr(node.target, "__name__", "") for node in module.graph.nodes]
+    calls = [node for node in module.graph.nodes if node.op.startswith("call") and not _takes_part(node)]
+    state = any(word in name for name in names for word in STATEFUL)
+    return len(calls) > 1 and not state and all(node.op in PLAIN for node in module.graph.nodes)
+
+
+def _takes_part(node: Node) -> bool:
+    """Tell whether a node takes one of several results."""
+    taken = node.target is operator.getitem and isinstance(node.args[0], Node)
+    return taken and isinstance(node.args[1], int)
+
+
+class Pieces:
+    """Runs a graph piece by piece.
+
+    Parameters
+    ----------
+    module
+        The graph.
+    make
+        Compiles a piece.
+    tell
+        Called with the name of each operator that runs in torch, and why.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, make: Make, tell: Callable[[str], None]) -> None:
+        self.make, self.tell = make, tell
+        self.places = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.nodes = _with_parts_behind([n for n in module.graph.nodes if n.op.startswith("call")])
+        self.results = module.graph.output_node().args[0]
+        self.live = self._live()
+        self.steps: dict[Any, Step] = {}
+        self.plans = dict.fromkeys(range(len(self.nodes)), 0)
+
+    def _live(self) -> list[list[Node]]:
+        """Return the values that are read from each node on and made before it."""
+        numbers = {node: at for at, node in enumerate(self.nodes)}
+        last: dict[Node, int] = {}
+        for at, node in enumerate(self.nodes):
+            last.update(dict.fromkeys(node.all_input_nodes, at))
+        map_arg(self.results, lambda node: last.__setitem__(node, len(self.nodes)))
+        made = {**dict.fromkeys(self.places, -1), **numbers}
+        return [
+            [node for node, until in last.items() if until >= at and made[node] < at]
+            for at in range(len(self.nodes) + 1)
+        ]
+
+    def __call__(self, *values: Any) -> Any:
+        """Run."""
+        known: dict[Node, Any] = dict(zip(self.places, values, strict=True))
+        at = 0
+        while at < len(self.nodes):
+            read = [known[node] for node in self.live[at]]
+            key = (at, *map(_signature, read))
+            step = self.steps.get(key)
+            if step is None:
+                step = self.steps[key] = self._step(at, known)
+            found = step.run(*(known[node] for node in step.reads))
+            known.update(zip(step.gives, found, strict=True))
+            at = step.end
+        return map_arg(self.results, known.__getitem__)
+
+    def _step(self, at: int, known: dict[Node, Any]) -> Step:
+        """Return the piece that begins at a node: as far as a trace goes, or the operator where it fails."""
+        self.plans[at] += 1
+        end, why = self._reach(at, known)
+        whole = self.plans[at] > MOST_PLANS
+        if end == at:
+            self.tell(f"{_name(self.nodes[at])} runs in torch: {why}")
+            end, whole = self._behind(at), True
+        reads, gives = self._around(at, end)
+        module = _piece(self.nodes[at:end], reads, gives)
+        run = module.forward if whole else self.make(module, [known[node] for node in reads])
+        return Step(run, reads, gives, end)
+
+    def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str]:
+        """Return the number of the first node from one on that cannot be traced, and why."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes = {node: _fake(mode, known[node]) for node in self.live[at]}
+        for number in range(at, len(self.nodes)):
+            node = self.nodes[number]
+            try:
+                args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
+                with mode:
+                    fakes[node] = _called(node, args, kwargs)
+            except Exception as error:
+                return number, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return len(self.nodes), ""
+
+    def _behind(self, at: int) -> int:
+        """Return the number of the node behind one and what takes its results apart."""
+        rest = self.nodes[at + 1 :]
+        parts = takewhile(lambda node: _takes_part(node) and node.args[0] is self.nodes[at], rest)
+        return at + 1 + len(list(parts))
+
+    def _around(self, at: int, end: int) -> tuple[list[Node], list[Node]]:
+        """Return what the nodes of a piece read from outside, and what of them is read later."""
+        inside = set(self.nodes[at:end])
+        read = dict.fromkeys(value for node in self.nodes[at:end] for value in node.all_input_nodes)
+        return [node for node in read if node not in inside], [n for n in self.live[end] if n in inside]
+
+
+def _with_parts_behind(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes with what takes results apart right behind what makes them."""
+    parts: dict[Node, list[Node]] = {}
+    for node in nodes:
+        if _takes_part(node):
+            parts.setdefault(node.args[0], []).append(node)  # type: ignore[arg-type]
+    found: list[Node] = []
+    ahead = [node for node in reversed(nodes) if not (_takes_part(node) and node.args[0] in set(nodes))]
+    while ahead:
+        node = ahead.pop()
+        found.append(node)
+        ahead += reversed(parts.get(node, []))
+    return found
+
+
+def _piece(nodes: Iterable[Node], reads: Sequence[Node], gives: Sequence[Node]) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in reads}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in gives))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _signature(value: Any) -> Any:
+    """Return what the pieces for a value depend on."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype)
+    return tuple(map(_signature, value)) if isinstance(value, tuple | list) else (type(value), value)
+
+
+def _fake(mode: FakeTensorMode, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return mode.from_tensor(value)
+    return type(value)(_fake(mode, item) for item in value) if type(value) in (tuple, list) else value
+
+
+def _called(node: Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,226 @@
+"""What an ONNX model must keep to before it is imported: the standard's checker and limits of our own.
+
+The checker sees the model without its large tensors, as inputs of the same types and shapes in their place:
+it checks structure (names, operand counts, attributes of the stated version) and infers all shapes and types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path, PurePath
+from typing import Any
+
+import onnx
+import onnx.checker
+import onnx.shape_inference
+
+from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import ArtifactError
+
+MOST_BYTES = (1 << 31) - 1
+"""Of a file, without external data: what protocol buffers hold."""
+
+MOST_NODES = 100_000
+
+MOST_ELEMENTS = 1 << 34
+"""Of a tensor that a model takes, makes or stores."""
+
+MOST_COMPUTED = 1 << 26
+"""Elements of a tensor that is computed at import."""
+
+SMALL = 1024
+"""Elements up to which stored tensors are given to the checker: shapes, axes and the like."""
+
+ANNOTATED = ("MatMul", "Gemm")
+ANNOTATIONS = ("weight_ttype", "group_size", "zero", "scaling", "scale_type", "activation_ttype")
+"""Our attributes of products, which the standard does not know."""
+
+HALF_BYTES = ("INT4", "UINT4", "FLOAT4E2M1")
+"""Element types of which a byte holds two."""
+
+
+def check_size(path: Path) -> None:
+    """Raise unless a file is a regular one of a size that protocol buffers have.
+
+    Raises
+    ------
+    ArtifactError
+        Says what it is.
+    """
+    if path.exists() and not path.is_file():
+        raise ArtifactError(f"{path} is no file")
+    if path.exists() and path.stat().st_size > MOST_BYTES:
+        raise ArtifactError(f"{path} is larger than 2 GB; store its tensors as external data")
+
+
+def check_model(model: Any, title: str) -> None:
+    """Raise unless a model keeps to the standard and to our limits.
+
+    Raises
+    ------
+    ImportRefused
+        Says what the checker, or which limit, refuses.
+    """
+    nodes = list(_nodes(model.graph))
+    if len(nodes) > MOST_NODES:
+        raise ImportRefused(f"{title} has {len(nodes)} nodes, at most {MOST_NODES} are imported")
+    for tensor in _tensors(model.graph):
+        check_extents(tensor.dims, f"{title}: tensor {tensor.name!r}")
+    if any(tensor.external_data for tensor in _tensors_of(nodes)):
+        raise ImportRefused(f"{title} has external data in an attribute; export it with initializers")
+    skeleton = _skeleton(model)
+    try:
+        onnx.checker.check_model(skeleton)
+        inferred = _inferred(skeleton)
+    except Exception as error:  # the checker's errors have no common class
+        raise ImportRefused(f"{title} is no valid ONNX model: {_line(error)}") from error
+    graph = inferred.graph
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        check_extents(dims, f"{title}: {info.name!r}")
+
+
+def _inferred(model: Any) -> Any:
+    """Return the model with all types and shapes that the standard's rules give."""
+    return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+
+
+def check_extents(dims: Any, what: str, most: int = MOST_ELEMENTS) -> None:
+    """Raise unless known extents are those of a tensor that can be.
+
+    Raises
+    ------
+    ImportRefused
+        Names the tensor.
+    """
+    if any(dim < 0 for dim in dims) or prod(max(dim, 1) for dim in dims) > most:
+        raise ImportRefused(f"{what} has extents {list(dims)[:8]}: below 0, or more than {most} elements")
+
+
+def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: str) -> None:
+    """Raise if computing a node of known operands would make more than `MOST_COMPUTED` elements.
+
+    Parameters
+    ----------
+    node
+        The node.
+    operands
+        Name -> array.
+    opsets
+        Of the model.
+    what
+        For messages.
+
+    Raises
+    ------
+    ImportRefused
+        If it would; also if the standard's shape rule refuses the operands.
+    """
+    constants = [onnx.numpy_helper.from_array(array, name) for name, array in operands.items()]
+    results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    body = onnx.helper.make_graph([node], "known", [], results, constants)
+    model = onnx.helper.make_model(body, opset_imports=opsets)
+    try:
+        inferred = _inferred(model)
+    except Exception as error:  # as above
+        raise ImportRefused(f"{what}: {_line(error)}") from error
+    for info in inferred.graph.output:
+        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        check_extents(dims, what, MOST_COMPUTED)
+
+
+def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
+    """Return the data of a tensor that lies in another file of the model's folder.
+
+    Raises
+    ------
+    ArtifactError
+        If that file is elsewhere, missing or too short, or the tensor states another length than its shape.
+    """
+    stated = {entry.key: entry.value for entry in tensor.external_data}
+    place = stated.get("location", "")
+    where = ", ".join(f"{key}={value}" for key, value in stated.items())
+    fault = f"{title}: the data of {tensor.name!r} cannot be read ({where})"
+    root = Path(folder).resolve()
+    path = (root / place).resolve()
+    if not folder or not place or PurePath(place).is_absolute() or not path.is_relative_to(root):
+        raise ArtifactError(f"{fault}: it must lie in a file in the model's folder")
+    try:
+        start, size = int(stated.get("offset", 0)), stored_bytes(tensor)
+        if int(stated.get("length", size)) != size or start < 0:
+            raise ValueError(f"its type and shape take {size} bytes")
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} does not exist")
+        with path.open("rb") as stream:
+            stream.seek(start)
+            data: bytes = stream.read(size if start + size <= path.stat().st_size else 0)
+        if len(data) != size:
+            raise ValueError(f"{path.name} ends before byte {start + size}")
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{fault}: {error}; copy the model with its external data") from error
+    return data
+
+
+def _line(error: Exception) -> str:
+    """Return an error's text in one line."""
+    return " ".join(str(error).split())[:500]
+
+
+def stored_bytes(tensor: Any) -> int:
+    """Return the bytes that a tensor's type and shape take."""
+    elements: int = prod(tensor.dims)
+    if onnx.TensorProto.DataType.Name(tensor.data_type) in HALF_BYTES:
+        return (elements + 1) // 2
+    return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph and of those in it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """Yield the stored tensors of a graph and of its nodes."""
+    yield from graph.initializer
+    yield from _tensors_of(_nodes(graph))
+
+
+def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors among the attributes of nodes."""
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
+
+
+def _skeleton(model: Any) -> Any:
+    """Return a model without large tensors and without our annotations."""
+    graph = model.graph
+    large = [tensor for tensor in graph.initializer if prod(tensor.dims) > SMALL or tensor.external_data]
+    names = {tensor.name for tensor in large}
+    declared = {info.name for info in graph.input}
+    result = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    slim = result.graph
+    slim.name = graph.name
+    slim.input.extend(graph.input)
+    slim.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+        for tensor in large
+        if tensor.name not in declared
+    )
+    # The checker wants shapes of outputs, which importing does not need.
+    slim.output.extend(info for info in graph.output if info.type.tensor_type.HasField("shape"))
+    slim.value_info.extend(graph.value_info)
+    slim.initializer.extend(tensor for tensor in graph.initializer if tensor.name not in names)
+    slim.sparse_initializer.extend(graph.sparse_initializer)
+    slim.node.extend(graph.node)
+    for node in slim.node:
+        if node.op_type in ANNOTATED:
+            kept = [attribute for attribute in node.attribute if attribute.name not in ANNOTATIONS]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    return result

@@ -1,0 +1,106 @@
+"""Records, guards and stack are bounded: beyond the limits functions run as they are, with one warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ladder.capture import Captured, capture, emit, sites
+
+
+def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
+    for given in calls:
+        assert torch.equal(captured(*given), function(*given))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [item.getMessage() for item in caplog.records if item.name == "ladder.capture"]
+
+
+def test_a_word_of_many_values(caplog):
+    def function(x, word):
+        return x * len(word) + (word == "word7")
+
+    captured = capture(function)
+    with caplog.at_level(logging.WARNING):
+        same(captured, function, *((torch.ones(2), f"word{n}") for n in range(sites.MAX_RECORDS + 20)))
+    assert len(captured.records) == sites.MAX_RECORDS
+    assert captured.calls["eager"] == 20
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_a_thousand_splits_in_a_loop(caplog):
+    def function(x, n):
+        for step in range(n):
+            x = x + os.getpid() * 0 + step
+        return x
+
+    captured = capture(function)
+    with caplog.at_level(logging.WARNING):
+        same(captured, function, *[(torch.ones(2), 1000)] * 3)
+    assert captured.records == []
+    assert captured.calls == {"recorded": 1, "eager": 2}
+    assert len(warnings_of(caplog)) == 1
+
+
+def test_misses_between_records_that_match_take_no_stack():
+    """Where runs and recordings take turns, each begins where the one before was called."""
+    count = 30
+    lines = [
+        f"    x = x + os.getpid() * 0 if flags.at_{n} else x - os.getpid() * 0 + 1" for n in range(count)
+    ]
+    home: dict[str, Any] = {"os": os}
+    exec("\n".join(["def function(x, flags):", *lines, "    return x"]), home)
+    captured = capture(home["function"])
+    depth = len(list(_stack()))
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(depth + 300)
+    try:
+        for period in (1, 2, 3, 2):
+            flags = SimpleNamespace(**{f"at_{n}": n % period == 0 for n in range(count)})
+            same(captured, home["function"], (torch.ones(2), flags))
+    finally:
+        sys.setrecursionlimit(before)
+    assert captured.outcome == "split"
+
+
+def _stack():
+    frame = sys._getframe()
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
+    monkeypatch.setattr(sites, "MAX_SITES", 10)
+
+    def function(x):
+        home: dict[str, Any] = {}
+        build("import os\ndef inner(x): return x * os.getpid() + 1", home)
+        return home["inner"](x) * 2
+
+    build = exec
+    captured = capture(function)
+    with caplog.at_level(logging.WARNING):
+        same(captured, function, *[(torch.ones(2),)] * 16)
+    assert len(captured.sites) <= 11
+    assert len(captured.records) <= 40
+    assert len(warnings_of(caplog)) <= 1
+
+
+def test_a_guard_of_too_many_conditions(monkeypatch):
+    monkeypatch.setattr(emit, "MAX_CHECKS", 200)
+
+    def function(x, numbers):
+        return x * sum(numbers)
+
+    captured = capture(function)
+    same(captured, function, *[(torch.ones(2), list(range(300)))] * 3, (torch.ones(2), [1, 2]))
+    assert all(len(record.checks) <= 200 for record in captured.records)

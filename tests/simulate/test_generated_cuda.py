@@ -1,0 +1,114 @@
+"""CUDA kernels as their code generator gets them, one or two of every family: simulated, and their assembly.
+
+The simulator finds shuffles and barriers that part of a warp reaches, and accesses that no barrier orders.
+What it takes for one instruction is an ``asm`` statement of the text, which the compiler must not move.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import block_graphs
+import cuda_emulator
+import pytest
+import test_attention as attention
+import test_pipelines as products
+import test_quantize as quantizers
+import test_random_chains as chains
+from problems import bound_of, run
+
+from ladder.lower.blocks import BlockSchedule
+from ladder.lower.passes import as_generated
+from ladder.simulate import launch, simulate_launch
+from targets import get_device
+
+pytestmark = pytest.mark.skipif(bool(cuda_emulator.missing_tools()), reason=cuda_emulator.missing_tools())
+
+CALCULATES = re.compile(r"(\{\.reg \.b16 h; )?(lop3|prmt|fma|mul|add|sub|cvt|dp4a|mov|mapa|ex2|rcp|shf)\.")
+"""Instructions of registers of one thread: the compiler may merge and move them."""
+
+IN_ORDER = re.compile(
+    r"commit_group|wgmma\.mma_async|mma\.sync|movmatrix\.sync|elect\.sync|wait_group|setmaxnreg"
+)
+"""Instructions that touch no memory that C++ sees; they stay in order with others that are volatile."""
+
+
+def _block_graph() -> None:
+    result, error = block_graphs.run(block_graphs.gated_mlp(8, 256, 64, 32, 32), BlockSchedule(2, 1, 3, 2))
+    assert not result.findings, result.report()
+    assert error <= 1e-3
+
+
+def _tiles_of_wgmma() -> None:
+    problem, _, m = products.WGMMA[next(iter(products.WGMMA))]
+    result, error = run(products._wgmma(next(iter(products.WGMMA))), problem, m)
+    assert not result.findings, result.report()
+    assert error <= bound_of(problem)
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "gemv or digits": lambda: products.test_chosen_schedules("int4", 1),
+    "gemv of ampere": lambda: products.test_chosen_schedules_of_ampere("uint3 real zeros", 1),
+    "mma": lambda: products.test_chosen_schedules_of_ampere("int4", 64),
+    "wgmma": lambda: products.test_chosen_schedules("int4", 64),
+    "wgmma, several tiles": _tiles_of_wgmma,
+    "experts": lambda: products.test_experts(next(iter(products.EXPERT_CASES))),
+    "attention": lambda: attention.test_simulated("cluster"),
+    "attention of int8": lambda: attention.test_simulated("int8, bfloat16, mask"),
+    "quantizer": lambda: quantizers.test_codes_and_scales("odd K", "cuda/sm_90a"),
+    "quantizer of groups": lambda: quantizers.test_codes_and_scales("groups of 128", "cuda/sm_90a"),
+    "rows": lambda: chains.check(3, "cuda/sm_90a"),
+    "chain": lambda: chains.check(8, "cuda/sm_90a"),
+    "block graph": _block_graph,
+}
+"""Family -> a test of it that simulates."""
+
+
+@pytest.fixture
+def emitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let simulations execute what passes leave, and return the functions that they were given."""
+    found: list[Any] = []
+
+    def spied(function: Any, target: Any) -> tuple[Any, dict[str, Any]]:
+        found.append(function)
+        return as_generated(function, target)
+
+    monkeypatch.setitem(simulate_launch.__kwdefaults__, "stage", "passed")
+    monkeypatch.setattr(launch, "as_generated", spied)
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, emitted: list[Any]) -> None:
+    FAMILIES[family]()
+    assert emitted
+    for function in emitted[:1]:
+        *_, source = cuda_emulator._lower(function, get_device("cuda/sm_90a"))
+        assert not list(movable(source))
+
+
+def movable(source: str) -> list[str]:
+    """Return the ``asm`` statements that a compiler could move over a barrier or out of order."""
+    found = []
+    for qualifier, body in re.findall(r"\basm\s*(volatile|__volatile__)?\s*\((.*?)\);", source, re.DOTALL):
+        text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', body.split(":")[0] if qualifier == "" else body))
+        if not text or CALCULATES.match(text.lstrip()):
+            continue
+        if not qualifier or not ('"memory"' in body or IN_ORDER.search(text)):
+            found.append(body)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("statement", "moves"),
+    [
+        ('asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a));', False),
+        ('asm volatile("bar.sync %0, %1;" : : "r"(a), "r"(b) : "memory");', False),
+        ('asm volatile("bar.sync %0, %1;" : : "r"(a), "r"(b));', True),
+        ('asm("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(a) : "memory");', True),
+    ],
+)
+def test_assembly_that_may_move_is_found(statement: str, moves: bool) -> None:
+    assert bool(movable(statement)) == moves
