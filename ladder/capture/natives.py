@@ -220,9 +220,7 @@ ARRAY_METHODS = frozenset(words("astype sum mean copy reshape min max tolist ite
 SAYING: frozenset[Any] = frozenset({print, warnings.warn, logging.Logger._log})
 """Functions that tell people something, and change nothing that the program reads."""
 
-LEAVES: frozenset[Any] = frozenset(
-    {torch.manual_seed, torch.random.manual_seed, torch.seed, random.seed}
-)
+LEAVES: frozenset[Any] = frozenset({torch.manual_seed, torch.random.manual_seed, torch.seed, random.seed})
 """Python functions that are one native call, because what is inside does not matter."""
 
 FRAME_NAMES = frozenset(

@@ -63,6 +63,7 @@ def import_fx(
     *,
     join: bool = False,
     packed_for: str = "",
+    precise: bool = False,
 ) -> Program:
     """Import a graph.
 
@@ -79,6 +80,8 @@ def import_fx(
     packed_for
         Target whose kernels compute products of plain halves, on packed copies, where `schedules.dense`
         finds that they serve; empty: none.
+    precise
+        Whether each operator's result is rounded as torch does, and operators stay those of the graph.
 
     Raises
     ------
@@ -86,14 +89,18 @@ def import_fx(
         If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
         lack; the message says which.
     """
-    traced = to_aten(module, examples)
+    traced = to_aten(module, examples, precise)
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(arguments, examples, strict=True):
         node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
-    return _Walk(traced, name, join, served_on(packed_for)).program()
+    walk = _Walk(traced, name, join, served_on(packed_for))
+    walk.im.precise = precise
+    return walk.program()
 
 
-def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
+def to_aten(
+    module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
+) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
     _refuse_state(module)
     prepared = _with_whole_operators(module)
@@ -105,7 +112,8 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         traced = _functional(run, examples)
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
-    name_functions(traced)
+    if not precise:
+        name_functions(traced)
     return traced
 
 
@@ -368,7 +376,7 @@ class _Walk:
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
         held, count = tuple(self.held), len(self.positions)
-        return Program(graph, sources, tuple(found), updates, held, count, self.sizes)
+        return Program(graph, sources, tuple(found), updates, held, count, self.sizes, self.im.precise)
 
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
