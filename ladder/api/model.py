@@ -145,6 +145,9 @@ def steps_by_executor(built: Built) -> str:
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
 
+    is_ours = True
+    """What it raises is a fault of Ladder."""
+
     conditionals = True
     """Capture may give it graphs that branch."""
 
