@@ -19,7 +19,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ladder.capture.tensors import Aliasing, Strides, aliasing_of, flat, version_of
+from ladder.capture.tensors import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 
 log = logging.getLogger("ladder.model")
 
@@ -56,19 +56,29 @@ def lies_as(value: Any, expected: Strides | None) -> bool:
     """Say whether a result lies as the program's; strides along one element say nothing."""
     if expected is None or not isinstance(value, torch.Tensor) or not value.numel():
         return True
-    if expected.order is None:
-        return value.stride() == expected.steps and value.storage_offset() == expected.offset
-    like = torch.empty_permuted(value.shape, expected.order, device="meta")
-    steps = zip(value.shape, value.stride(), like.stride(), strict=True)
-    return not value.storage_offset() and all(size == 1 or mine == its for size, mine, its in steps)
+    steps = expected.steps
+    if expected.order is not None:
+        steps = of_order(expected, value.shape, value.new_empty((0,), device="meta")).stride()
+    pairs = zip(value.shape, value.stride(), steps, strict=True)
+    return all(size == 1 or mine == its for size, mine, its in pairs)
+
+
+def of_order(
+    expected: Strides, shape: Sequence[int], like: torch.Tensor, values: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return a tensor, of given values if there are any, whose axes lie in the order of the program's."""
+    once = [1 if axis in expected.repeated else size for axis, size in enumerate(shape)]
+    made = torch.empty_permuted(once, expected.order or (), dtype=like.dtype, device=like.device)
+    if values is not None:
+        made.copy_(values[tuple(map(slice, once))])
+    return made.expand(shape)
 
 
 def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     """Return a copy of a result that lies as the program's."""
-    kind: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
     if expected.order is not None:
-        return torch.empty_permuted(value.shape, expected.order, **kind).copy_(value)
-    whole = torch.empty(expected.reach, **kind)
+        return of_order(expected, value.shape, value, value)
+    whole = torch.empty(expected.reach, dtype=value.dtype, device=value.device)
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
@@ -250,8 +260,17 @@ class Separated:
 
     def _is_right(self, inputs: tuple[Any, ...], results: Any) -> bool:
         same = aliasing_of(inputs, results)[:2] == self.expected[:2]
-        strides = zip(flat(results), self.expected.strides, strict=True)
-        return same and all((self.is_open and s and s.order is None) or lies_as(v, s) for v, s in strides)
+        wanted = self._strides_now(inputs) if same else ()
+        return same and all(map(lies_as, flat(results), wanted))
+
+    def _strides_now(self, inputs: tuple[Any, ...]) -> Sequence[Strides | None]:
+        """Return how results are to lie for the sizes of this call."""
+        known = self.expected.strides
+        if not self.is_open or all(each is None or each.order is not None for each in known):
+            return known
+        mode, fakes = without_values(list(inputs))
+        with mode:
+            return [*map(strides_of, flat(self.instead(*fakes)))]
 
     def _note_versions(self, inputs: tuple[Any, ...], before: list[int | None], results: Any) -> None:
         grown, own = self.expected.versions[: len(inputs)], self.expected.versions[len(inputs) :]

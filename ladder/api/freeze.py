@@ -131,7 +131,7 @@ class Frozen:
         """
         from ladder.frontend.onnx_import import Imported, Weight
 
-        plain = import_fx(self.graph, self.examples)
+        plain = import_fx(self.graph, self.examples, precise=self.built.program.precise)
         if plain.updates:
             raise ShapeError("this model changes tensors in place; ONNX models keep no state, export() does")
         program = self.placed(plain)
@@ -169,7 +169,11 @@ class Frozen:
 
 
 def freeze(
-    function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes = NOTHING
+    function: Any,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    axes: OpenAxes = NOTHING,
+    precise: bool = False,
 ) -> Frozen:
     """Capture a model anew on example inputs, the extents along ``axes`` open.
 
@@ -182,7 +186,7 @@ def freeze(
     """
     from ladder.api.model import Compiler
 
-    watched = _Watched(Compiler())
+    watched = _Watched(Compiler(precise))
     given = _named(function, arguments, named)
     buffers = list(function.buffers()) if isinstance(function, torch.nn.Module) else []
     before = [buffer.clone() for buffer in buffers]

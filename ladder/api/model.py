@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -25,7 +26,9 @@ from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import DeviceError
 
 if TYPE_CHECKING:
+    from ladder.api.freeze import Frozen
     from ladder.api.onnx_model import OnnxModel
+    from ladder.api.open_export import OpenAxes
     from ladder.runtime.model.executable import Executable
 
 
@@ -36,10 +39,12 @@ class Compiled(Captured):
     ----------
     function
         A Python function, method, `torch.nn.Module` or other callable.
+    precise
+        See `compile`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.compiler = Compiler()
+    def __init__(self, function: Callable[..., Any], precise: bool = False) -> None:
+        self.compiler = Compiler(precise)
         super().__init__(function, self.compiler)
 
     @property
@@ -51,6 +56,11 @@ class Compiled(Captured):
     def refused(self) -> list[str]:
         """Why graphs run operator by operator, one entry per graph that does."""
         return self.compiler.refused
+
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph: how many steps run on kernels of Ladder's, and which torch runs."""
+        lines = [f"plan {at}: {steps_by_executor(built)}" for at, built in enumerate(self.models)]
+        return [*lines, *(f"not compiled: {reason}" for reason in self.refused)]
 
     def plan(self) -> str:
         """Return the plan of every graph as text: one line per step, with what executes it."""
@@ -88,10 +98,9 @@ class Compiled(Captured):
         LadderError
             If the model is not one graph, or takes or returns what no file can hold; the message says what.
         """
-        from ladder.api.freeze import freeze
         from ladder.runtime.model.saved import save_model
 
-        return save_model(freeze(self.function, arguments, named, open_axes or {}).whole(), path, sign)
+        return save_model(self._frozen(arguments, named, open_axes).whole(), path, sign)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
@@ -112,14 +121,32 @@ class Compiled(Captured):
         LadderError
             As `export`; also if the model changes state in place, which ONNX models do not have.
         """
-        from ladder.api.freeze import freeze
         from ladder.frontend.onnx_export import export_onnx
 
-        return export_onnx(freeze(self.function, arguments, named).imported(), path, external=external)
+        return export_onnx(self._frozen(arguments, named).imported(), path, external=external)
+
+    def _frozen(
+        self, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes | None = None
+    ) -> Frozen:
+        """Return the model with what one call of it showed."""
+        from ladder.api.freeze import freeze
+
+        return freeze(self.function, arguments, named, axes or {}, self.compiler.precise)
+
+
+def steps_by_executor(built: Built) -> str:
+    """Return how many steps of a plan run on kernels of Ladder's, and how often torch runs which function."""
+    steps = [(kind, executor) for kind, executor, _, _ in built.plan.table() if kind != "view"]
+    called = Counter(executor for _, executor in steps if executor.startswith("torch"))
+    by_torch = ", ".join(f"{count} {name}" for name, count in called.most_common())
+    return f"{len(steps) - called.total()} steps on Ladder's kernels, {called.total()} in torch ({by_torch})"
 
 
 class Compiler:
     """A backend of capture and of ``torch.compile``: graphs to executables, and a record of both outcomes."""
+
+    is_ours = True
+    """What it raises is a fault of Ladder."""
 
     conditionals = True
     """Capture may give it graphs that branch."""
@@ -130,7 +157,8 @@ class Compiler:
     numbers = False
     """Numbers that are no symbols would be constants of a plan."""
 
-    def __init__(self) -> None:
+    def __init__(self, precise: bool = False) -> None:
+        self.precise = precise
         self.built: list[Built] = []
         self.refused: list[str] = []
         self.alone: list[str] = []
@@ -171,7 +199,9 @@ class Compiler:
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""
         opened = module.meta.get("open", examples)
-        prepared = prepared_for(module, opened, place, join=copies, packed_for=packed_for)
+        prepared = prepared_for(
+            module, opened, place, join=copies, packed_for=packed_for, precise=self.precise
+        )
         built = build_prepared(prepared, place)
         run = separated(built.executable, module, examples, opened)
         self.built.append(built)
@@ -258,18 +288,18 @@ def place_of(examples: list[Any]) -> torch.device:
 
 
 @overload
-def compile(function: str | os.PathLike[str]) -> OnnxModel: ...
+def compile(function: str | os.PathLike[str], *, precise: bool = False) -> OnnxModel: ...
 
 
 @overload
-def compile(function: Callable[..., Any]) -> Compiled: ...
+def compile(function: Callable[..., Any], *, precise: bool = False) -> Compiled: ...
 
 
 @overload
 def compile(function: Callable[..., Any], *, backend: Backend | None) -> Captured: ...
 
 
-def compile(function: Any, *, backend: Backend | None = None) -> Captured | OnnxModel:
+def compile(function: Any, *, backend: Backend | None = None, precise: bool = False) -> Captured | OnnxModel:
     """Capture a function or model as it runs, and run its operator graphs as compiled plans.
 
     Quantized products run on Ladder's kernels, with bias and function of one number inside; chains of
@@ -282,6 +312,9 @@ def compile(function: Any, *, backend: Backend | None = None) -> Captured | Onnx
         ``onnx.ModelProto``, which is imported as it is: see `OnnxModel`.
     backend
         What runs graphs instead: ``backend(graph_module, example_inputs)`` returns a callable.
+    precise
+        Whether each operator's result is rounded as in torch: 16-bit results between operators too, which
+        kernels otherwise keep in float32; and no operators become one. See `ladder/ir/README.md`.
 
     Returns
     -------
@@ -304,5 +337,5 @@ def compile(function: Any, *, backend: Backend | None = None) -> Captured | Onnx
 
         if backend is not None:
             raise TypeError("an ONNX model is not captured: leave out backend")
-        return OnnxModel(function)
-    return Compiled(function) if backend is None else capture(function, backend=backend)
+        return OnnxModel(function, precise)
+    return Compiled(function, precise) if backend is None else capture(function, backend=backend)

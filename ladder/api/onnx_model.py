@@ -27,6 +27,8 @@ class OnnxModel:
     ----------
     source
         Path of the file, or an ``onnx.ModelProto``.
+    precise
+        Whether each operator's result is rounded to its type, see `compile`.
 
     Raises
     ------
@@ -36,8 +38,8 @@ class OnnxModel:
         If it uses an operator, a version or a form that is not supported; the message names it.
     """
 
-    def __init__(self, source: str | os.PathLike[str] | Any) -> None:
-        self.imported = import_onnx(source, gemm_for)
+    def __init__(self, source: str | os.PathLike[str] | Any, precise: bool = False) -> None:
+        self.imported = import_onnx(source, gemm_for, precise)
         self._built: dict[torch.device, WholeModel] = {}
 
     @property

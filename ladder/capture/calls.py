@@ -54,6 +54,7 @@ _POLYFILLS_WITH_KEY = {sorted: polyfills.sorted_, min: polyfills.min_, max: poly
 _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
+_OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
 _CACHED: Any = type(functools.cache(len))
 _SCALARS = (int, float, bool, str, type(None))
 
@@ -428,28 +429,32 @@ class Calls(Attributes):
     # natives ----------------------------------------------------------------------------------
     def native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a native function by its annotation."""
-        if tensors.is_torch_native(function) or self._is_tensor_method(function):
-            return self._torch_native(function, args, kwargs)
         if function in tensors.STATE_WRITES:
             return self.operator(function, args, kwargs)
+        if tensors.is_torch_native(function) or self._is_tensor_method(function):
+            return self._torch_native(function, args, kwargs)
         if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
             return self._annotated(function, args, kwargs)
+        if function in FUNCTIONS:
+            return FUNCTIONS[function](self, function, args, kwargs)
         owner, name, rest = _receiver(function, args)
         if (type(owner), name) in METHODS:
             return METHODS[type(owner), name](self, owner, *map(self.plain, rest), **kwargs)
-        if is_a(owner, type) and name in ("__instancecheck__", "__subclasscheck__"):
-            return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
-        if is_a(owner, type) and name == "__new__" and args and is_a(args[0], type):
-            return self._new(owner, function, args)
         if owner is NULL:
             raise CaptureError(f"the native {getattr(function, '__qualname__', function)}")
+        if is_a(owner, type) and name in _OF_CLASSES:
+            return self._of_class(function, owner, name, args, kwargs)
         if is_a(owner, natives.SCALAR_TYPES):
             return self.replay(function, args, kwargs, looking=True)
         if owner is object or is_a(function, types.WrapperDescriptorType | types.MethodWrapperType):
             return self._wrapper(function, owner, name, rest, kwargs)
         return self.container_method(function, owner, name, rest, kwargs)
 
-    def _new(self, owner: type, function: Any, args: tuple[Any, ...]) -> Any:
+    def _of_class(self, function: Any, owner: type, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if name != "__new__":
+            return function(*map(self.unlifted, args), **kwargs)  # of which only the type matters
+        if not args or not is_a(args[0], type):
+            raise CaptureError(f"{owner.__qualname__}.__new__")
         if owner is object and len(args) > 1:
             raise CaptureError("object.__new__ with arguments")
         return self.allocate(owner, function, args[0], args[1:])

@@ -255,7 +255,7 @@ class Core:
             return self.natively(function, *args, **kwargs)
         args = tuple(map(self.plain, args))
         kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        called = Through([place_of(frame) for frame in self.frames], function)
+        called = self.through(function)
         plan = self.try_plan(called, args, kwargs, after, why)
         if plan is not None:
             self.fork(plan, function, args, kwargs, NULL)
@@ -270,6 +270,10 @@ class Core:
                 self.open(plan, error)
             raise
         return self.open(plan, result) if closed else result
+
+    def through(self, function: Any) -> Through:
+        """Return `function`, called from beneath stand-ins for the frames that are interpreted."""
+        return Through([place_of(frame) for frame in self.frames], function)
 
     def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` as CPython would here."""

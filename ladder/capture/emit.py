@@ -35,6 +35,7 @@ from ladder.capture.tensors import (
     signature,
     torch_state,
 )
+from ladder.faults import tolerated
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan, Recorder
@@ -357,6 +358,8 @@ def _graph(machine: Recorder, segment: Segment, needed: set[str]) -> tuple[list[
             module.meta["open"] = _open_examples(segment)
         compiled = machine.captured.backend(module, [example for _, example in inputs])
     except Exception as error:
+        if getattr(machine.captured.backend, "is_ours", False):
+            raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     call = f"{segment.constant(compiled)}({', '.join(_spread(segment, [var for var, _ in inputs]))})"
     names = "".join(f"{node.var}, " for node in wanted) or "_"

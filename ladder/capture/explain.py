@@ -1,35 +1,79 @@
-"""Text that says what was captured."""
+"""Text that says what was captured: on one screen, or with every condition of every guard."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ladder.capture.conditionals import described
+from ladder.capture.frames import user_line
 
 if TYPE_CHECKING:
-    from ladder.capture.sites import Captured, Record
+    from ladder.capture.segment import Check
+    from ladder.capture.sites import Captured, Record, Site
+
+MOST = 8
+"""Lines of one kind that the short form prints."""
 
 
-def explain(captured: Captured) -> str:
-    """Return, for each record, its place, guard, operators and end."""
+def explain(captured: Captured, *, guards: bool = False) -> str:
+    """Return graphs, splits, guards by kind and seconds; with ``guards`` every condition too."""
     name = getattr(captured.function, "__qualname__", type(captured.function).__qualname__)
-    lines = [f"{name}: {captured.outcome}; calls: {captured.calls}"]
+    calls, records = captured.calls, captured.records
+    lines = [
+        f"{name}: {captured.outcome}; {len(captured.graphs)} graphs in {len(records)} records;"
+        f" calls: {calls['recorded']} recorded, {calls['eager']} eager;"
+        f" {captured.seconds:.1f} s recording and compiling"
+    ]
     if captured.given_up:
         lines.append(f"  runs without capture: {captured.given_up}")
     for site in (*captured.entries.values(), *captured.sites.values()):
-        where = " > ".join(f"{layout.code.co_name}:{layout.index}" for layout in site.layouts) or "entry"
-        for record in site.records:
-            lines.append(f"  record at {where}")
-            lines += [f"    {text}" for text in _record_lines(record)]
-        lines += [f"  {where}: not recorded: {why}" for why in site.failures]
-        lines += [f"  {where}: lifted {path}" for path in sorted(site.lifted)]
-    return "\n".join(lines)
+        lines += _site_lines(site, guards)
+    return "\n".join([*lines, *(f"  {line}" for line in captured.where_it_ran())])
 
 
-def _record_lines(record: Record) -> list[str]:
-    lines = [f"guard: {check.why}" for check in record.checks if check.binds is None]
+def _site_lines(site: Site, guards: bool) -> list[str]:
+    """Return what is known at one place where recording begins."""
+    where, lines = site.place(), []
+    for record in site.records:
+        lines.append(f"  record from {where}: {_summary(record)}")
+        lines += [f"    guard: {check.why}" for check in record.checks if guards and check.binds is None]
+        lines += [f"    conditional: {text}" for text in described(record.graph)]
+        if record.split:
+            lines.append(f"    split at {user_line(record.where)}: {record.split}")
+    lines += [f"  not recorded: {why}" for why in _few(site.failures)]
+    return [*lines, *(f"  left open: {path}" for path in _few(sorted(site.lifted)))]
+
+
+def _few(items: list[str]) -> list[str]:
+    return items if len(items) <= MOST else [*items[: MOST - 1], f"and {len(items) - MOST + 1} more"]
+
+
+def _summary(record: Record) -> str:
     inside = f", {record.depth} conditionals inside one another" if record.depth else ""
-    lines.append(f"graph: {record.operators} operators{inside}")
-    lines += [f"conditional: {text}" for text in described(record.graph)]
-    lines.append(f"ends: split, {record.split}" if record.split else "ends: returns")
-    return lines
+    counts = Counter[str]()
+    for check in record.checks:
+        if check.binds is None:
+            counts[kind_of(check)] += count_of(check)
+    guards = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    return f"{record.operators} operators{inside}; guards on {guards or 'nothing'}"
+
+
+def kind_of(check: Check) -> str:
+    """Return what a condition of a guard is about."""
+    if check.why.startswith(METADATA):
+        return "tensors"
+    if check.holds or check.text == "True":
+        return "objects"
+    return "types" if check.text.startswith("type(") else "values"
+
+
+def count_of(check: Check) -> int:
+    """Return how many conditions a line of the guard stands for."""
+    if not check.why.startswith(METADATA):
+        return 1
+    return int(check.why.removeprefix(METADATA).partition(" ")[0])
+
+
+METADATA = "metadata of "
+"""How the line begins that stands for the metadata of several tensors."""

@@ -6,7 +6,10 @@ The state of an object that has no Python attributes is a key of its `Node`: rea
 from __future__ import annotations
 
 import contextvars
+import logging
+import sys
 import types
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +18,9 @@ from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.frames import NULL
-from ladder.capture.kinds import is_a, is_constant
+from ladder.capture.kinds import is_a, is_constant, is_plain
 from ladder.capture.prescan import frame_names
-from ladder.capture.segment import CaptureError
+from ladder.capture.segment import CaptureError, Step
 
 if TYPE_CHECKING:
     from ladder.capture.core import Core
@@ -131,8 +134,30 @@ def call_cached(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dic
     return segment.meet(result, segment.bind(text, text), text, stable=False)
 
 
+def say(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a function that prints, warns or logs plain data; a matched run does so in the same place."""
+    segment, uses = machine.segment, set[str]()
+    args = tuple(map(machine.plain, args))
+    kwargs = {key: machine.plain(value) for key, value in kwargs.items()}
+    for item in (*args, *kwargs.values()):
+        owned = is_a(item, logging.Logger) or item is sys.stdout or item is sys.stderr
+        if not owned and not is_plain(item):
+            raise CaptureError(f"{function.__qualname__} of what is no plain data")
+        if not owned:
+            segment.touch(item)
+    if function is warnings.warn:
+        filters = segment.constant(list(warnings.filters))
+        segment.check(f"{segment.constant(warnings)}.filters == {filters}", "what is done with warnings")
+    texts = [segment.reference(item, uses) for item in args]
+    texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
+    call = machine.through(function)
+    call(*args, **kwargs)
+    segment.steps.append(Step(f"{segment.constant(call)}({', '.join(texts)})", None, uses, set(), True))
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
+    **dict.fromkeys(natives.SAYING, say),
     associative_scan: scan,
     torch._check_with: check,
     torch.autograd.Function.apply.__func__: apply_function,  # type: ignore[attr-defined]

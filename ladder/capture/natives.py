@@ -32,6 +32,7 @@ import struct
 import textwrap
 import types
 import typing
+import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -216,9 +217,10 @@ VIEWS: frozenset[type] = frozenset({type({}.items()), type({}.keys()), type({}.v
 ARRAY_METHODS = frozenset(words("astype sum mean copy reshape min max tolist item prod cumsum transpose"))
 """Methods of a numpy array made in this segment that change nothing."""
 
-LEAVES: frozenset[Any] = frozenset(
-    {logging.Logger._log, torch.manual_seed, torch.random.manual_seed, torch.seed, random.seed}
-)
+SAYING: frozenset[Any] = frozenset({print, warnings.warn, logging.Logger._log})
+"""Functions that tell people something, and change nothing that the program reads."""
+
+LEAVES: frozenset[Any] = frozenset({torch.manual_seed, torch.random.manual_seed, torch.seed, random.seed})
 """Python functions that are one native call, because what is inside does not matter."""
 
 FRAME_NAMES = frozenset(

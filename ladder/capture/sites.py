@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.frames import NO_OVERRIDE, Frame
+from ladder.capture.bytecode import program_of
+from ladder.capture.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.kinds import has_same_value
 from ladder.capture.segment import Check, Segment
 from ladder.capture.tensors import modes_are_active
@@ -100,6 +102,7 @@ class Record:
     ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
     `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
+    `where`: the lines of all frames at its split, the innermost last.
     `follows`: the sites that may come next. `unseen`: whether it ends the program, or at another branch,
     and changes nothing but the roots `changed`.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
@@ -170,6 +173,15 @@ class Site:
         self.forks = False
         self.attempts = self.surprises = 0
         self.paused = False
+
+    def place(self) -> str:
+        """Return the line of the program where segments begin here."""
+        if not self.layouts:
+            return "entry"
+        frames = [
+            (layout.code, program_of(layout.code).instructions[layout.index - 1]) for layout in self.layouts
+        ]
+        return user_line([f"{code.co_filename}:{item.line} {code.co_name}" for code, item in frames])
 
     def add(self, record: Record, beside: dict[bool, Record]) -> None:
         """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
@@ -310,6 +322,7 @@ class Captured:
         self.sites: dict[Any, Site] = {}
         self.given_up = ""
         self.calls = {"recorded": 0, "eager": 0}
+        self.seconds = 0.0
         self.warned = False
         self.counts_cached_calls = False
         self._lock = renewed(threading.RLock())
@@ -361,7 +374,11 @@ class Captured:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
                 self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
-            return self._run_on(attempt, record=bool(record) and not here.dead)
+            begun = time.perf_counter()
+            try:
+                return self._run_on(attempt, record=bool(record) and not here.dead)
+            finally:
+                self.seconds += (time.perf_counter() - begun) * bool(record)
         finally:
             if record:
                 self._lock.release()
@@ -481,11 +498,15 @@ class Captured:
             return "eager" if self.given_up or any(site.failures for site in self.entries.values()) else "new"
         return "split" if any(record.split for record in self.records) else "whole"
 
-    def explain(self) -> str:
-        """Return what was captured, what each guard checks, what was split, and why."""
+    def explain(self, *, guards: bool = False) -> str:
+        """Return what was captured, where it was split and why; with ``guards`` what each guard checks."""
         from ladder.capture.explain import explain
 
-        return explain(self)
+        return explain(self, guards=guards)
+
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph that says what executes it."""
+        return []
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

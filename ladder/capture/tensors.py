@@ -174,10 +174,12 @@ class Strides(NamedTuple):
     """How the elements of a tensor lie.
 
     `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
-    `steps`, `offset`, `reach`: strides, the number of the first element and of all in its memory.
+    `repeated`: the axes along which it is one element. `steps`, `offset`, `reach`: strides, the number of the
+    first element and of all in its memory.
     """
 
     order: tuple[int, ...] | None
+    repeated: frozenset[int]
     steps: tuple[int, ...]
     offset: int
     reach: int
@@ -247,7 +249,9 @@ def strides_of(value: Any) -> Strides | None:
         return None
     shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
     reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
-    return Strides(dense_order(shape, steps), steps, hint_of(value.storage_offset()), reach)
+    repeated = frozenset(axis for axis, step in enumerate(steps) if step == 0 and shape[axis] > 1)
+    once = [1 if axis in repeated else size for axis, size in enumerate(shape)]
+    return Strides(dense_order(once, steps), repeated, steps, hint_of(value.storage_offset()), reach)
 
 
 def hint_of(extent: Any) -> int:

@@ -134,6 +134,14 @@ def gemm(
 
 @app.command()
 def explain(
+    program: Annotated[
+        str,
+        typer.Argument(
+            help="python:module:function, which returns a model and arguments: explain how it is captured."
+            " Without it, a product is explained."
+        ),
+    ] = "",
+    guards: Annotated[bool, typer.Option(help="Of a program: print every condition of its guards.")] = False,
     stage: Annotated[
         str | None,
         typer.Option(help="Print this stage: ir, schedule, tir, cuda, ptx or sass (llvm, asm on a CPU)."),
@@ -151,14 +159,16 @@ def explain(
     target: Target = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Show how a product is compiled: the plan for every M, or one stage of the kernel that serves M."""
-    from ladder.cli.explain import explain_stage, explain_summary
+    """Show how a program is captured, or how a product is compiled: for every M, or one stage of one."""
+    from ladder.cli.explain import explain_program, explain_stage, explain_summary
     from ladder.cli.problem import Problem
 
     problem = Problem(weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target)
     with console.progress() as step:
         step(f"compiling for {target}")
-        if stage is None:
+        if program:
+            text, evidence = explain_program(program, target, guards=guards), None
+        elif stage is None:
             text, evidence = explain_summary(problem)
         else:
             text, evidence = explain_stage(problem, stage), None

@@ -1,10 +1,14 @@
-"""``ladder explain``: the plan of a product, or one stage of the kernel that serves its M."""
+"""``ladder explain``: the plan of a product, one stage of its kernel for M, or how a program is captured."""
 
 from __future__ import annotations
 
+import torch
+
 from ladder.api.evidence import Evidence
+from ladder.api.model import compile as ladder_compile
+from ladder.cli.model_report import placed
 from ladder.cli.problem import Problem
-from tile_types.errors import CompilerError, MissingToolError
+from tile_types.errors import CompilerError, DeviceError, MissingToolError
 
 
 def explain_summary(problem: Problem) -> tuple[str, Evidence | None]:
@@ -22,6 +26,29 @@ def explain_summary(problem: Problem) -> tuple[str, Evidence | None]:
         return f"{text}\n\nno evidence: {error}", None
     lines = [f"  {name}: {line}" for name, line in evidence.as_text().items()]
     return "\n".join([text, "", f"the kernel for M={problem.m}:", *lines]), evidence
+
+
+def explain_program(target: str, device: str, *, guards: bool) -> str:
+    """Return how a program is captured and compiled.
+
+    Parameters
+    ----------
+    target
+        ``python:module:function``; the function returns a model, or it and its arguments.
+    device
+        Name of a target on this machine.
+    guards
+        Print every condition that a call is checked against.
+    """
+    _, where, model, arguments = placed(target, device)
+    if where is None:
+        raise DeviceError(f"{device} is not on this machine, where the program has to run to be captured")
+    fast = ladder_compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            fast(*arguments)
+    text: str = fast.explain(guards=guards)
+    return text
 
 
 def explain_stage(problem: Problem, stage: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row, wide_of
@@ -26,7 +26,10 @@ def _product_and_bias(
 ) -> Any:
     if beta != 1 or alpha != 1:
         return None
-    return im.arithmetic("add", [_product(im, out, a, b), bias], out)
+    before, im.precise = im.precise, False  # the library rounds once
+    found = im.arithmetic("add", [_product(im, out, a, b), bias], out)
+    im.precise = before
+    return found
 
 
 def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
@@ -235,8 +238,7 @@ def _max_pool(
     rank = len(im.shape(x))
     if any(pads):
         width = (0,) * (rank - len(kernel)) + tuple(pads)
-        lowest = {"float16": -65504.0}.get(out, -3.3895313892515355e38)
-        x = im.g.add("pad", x, low=width, high=width, value=lowest)
+        x = im.g.add("pad", x, low=width, high=width, value=-inf)
     view = _windows(im, x, kernel, stride, (0,), dilation)
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.frontend.importer import HALVES, Importer, Row, rounded, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from tile_types.tile import Extent
 
@@ -39,7 +39,15 @@ def _negation(im: Importer, out: str, a: Any) -> Any:
 
 
 def _floats(operator: str) -> Row:
-    return lambda im, out, *operands: im.floats(operator, operands, out)
+    """Return the row of real functions; those that we approximate for float32 alone stay calls in float64."""
+
+    def row(im: Importer, out: str, *operands: Any) -> Any:
+        return None if out == "float64" and operator in SINGLE else im.floats(operator, operands, out)
+
+    return row
+
+
+SINGLE = ("tanh", "erf")
 
 
 def _error_function(im: Importer, out: str, x: Any) -> Any:
@@ -48,18 +56,23 @@ def _error_function(im: Importer, out: str, x: Any) -> Any:
 
 
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    if rounding_mode == "floor" and out.startswith("float"):
-        return im.cast(im.g.add("floor", im.apply("div", [a, b], wide_of(out))), out)
     return None if rounding_mode is not None else im.floats("div", [a, b], out)
 
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
     def row(im: Importer, out: str, a: Any, b: Any) -> Any:
+        a, b = _as_compared(im, a, b), _as_compared(im, b, a)
         common = _common_type(im, a, b)
         value = im.apply(operator, [b, a] if swapped else [a, b], common)
         return im.g.add("negation", value) if negated else value
 
     return row
+
+
+def _as_compared(im: Importer, value: Any, other: Any) -> Any:
+    """Return a number as the type of what it is compared with holds it; others as they are."""
+    halves = im.is_value(other) and im.ttype(other) in HALVES
+    return rounded(value, im.ttype(other)) if halves and isinstance(value, int | float) else value
 
 
 def _common_type(im: Importer, a: Any, b: Any) -> str:
@@ -228,7 +241,7 @@ def _unbound(im: Importer, out: str, x: str, axis: int = 0) -> Any:
 
 
 def _joined(im: Importer, out: str, parts: Sequence[str], axis: int = 0) -> Any:
-    kept = [im.cast(part, out) for part in parts if im.shape(part) != (0,)]
+    kept = [im.cast(part, out) for part in parts if im.shape(part) != (0,)] or [im.cast(parts[0], out)]
     return kept[0] if len(kept) == 1 else im.g.add("concat", *kept, axis=axis % len(im.shape(kept[0])))
 
 
@@ -261,8 +274,14 @@ def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fals
 
 
 def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
-    negative = im.reduce("reduce_max", im.arithmetic("neg", [x], out), _axes(im, x, axes), keep)
-    return im.arithmetic("neg", [negative], out)
+    """Negate around the greatest; of integers ``-1 - x``, which all of them have."""
+
+    def turned(value: str) -> str:
+        if "int" in out:
+            return im.arithmetic("sub", [-1, value], out)
+        return im.arithmetic("neg", [value], out)
+
+    return turned(im.reduce("reduce_max", turned(x), _axes(im, x, axes), keep))
 
 
 def _axes(im: Importer, x: str, axes: Any) -> list[int]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import Shape, canonical, product
@@ -21,6 +25,18 @@ def wide_of(ttype: str) -> str:
 WIDE = ("float32", "float64", "int64", "int32")
 """Types that arithmetic keeps; narrower floats are computed in float32 and rounded where they are stored."""
 
+HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+"""Types of 16 bits -> those of numpy."""
+
+EXACT = 1 << 53
+"""Whole numbers up to which a float64 holds all."""
+
+
+def rounded(value: float, ttype: str) -> float:
+    """Return a number as a type of `HALVES` holds it; beyond its largest, infinity."""
+    with np.errstate(over="ignore"):
+        return float(HALVES[ttype](value))
+
 
 class Importer:
     """A `GraphBuilder` with the vocabulary of tensor libraries.
@@ -35,6 +51,8 @@ class Importer:
         """Which results of the operator at hand the program uses."""
         self.stated: Shape = ()
         """The shape that the operator's first result is known to have, where the program states it."""
+        self.precise = False
+        """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
         """Whether a launch costs more than what a kernel of its own would do better."""
 
@@ -67,8 +85,16 @@ class Importer:
         return self.g.tile(value).ttype.name
 
     def number(self, value: float, ttype: str) -> str:
-        """Return a number as a value of rank 0."""
-        return self.g.add("constant", value=float(value), type=ttype, name="number")
+        """Return a number as a value of rank 0, as its type holds it.
+
+        Equal attributes are taken for one: zeros of two signs are not.
+        """
+        if ttype in HALVES:
+            value = rounded(value, ttype)
+        if value == 0 and math.copysign(1, value) < 0:
+            return self.g.add("neg", self.number(0, ttype))
+        whole = isinstance(value, int) and "int" in ttype and abs(value) > EXACT
+        return self.g.add("constant", value=value if whole else float(value), type=ttype, name="number")
 
     def cast(self, value: str, ttype: str) -> str:
         """Return a value in another type."""
@@ -77,7 +103,7 @@ class Importer:
         if ttype == "bool":
             zero = self.number(0, self.ttype(value))
             return self.g.add("negation", self.g.add("equal", value, zero))
-        return self.g.add("convert", value, type=ttype)
+        return self.g.add("convert", value, type=ttype, exact=self.precise and ttype in HALVES)
 
     def operand(self, value: Any, ttype: str) -> str:
         """Return a value or a Python number as a value of a type; numbers keep their own meaning."""
@@ -85,7 +111,7 @@ class Importer:
             return self.cast(value, ttype)
         if isinstance(value, str):
             return self.g.add("size", extent=canonical(value), type=ttype)
-        return self.number(float(value), ttype)
+        return self.number(value, ttype)
 
     def apply(self, operator: str, operands: Sequence[Any], ttype: str) -> str:
         """Apply an element-wise row to operands of one type."""

@@ -74,7 +74,7 @@ class Imported:
     limits: tuple[tuple[Extent, Extent], ...] = ()
 
 
-def import_onnx(source: Any, problem: Problem) -> Imported:
+def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
     """Import a model.
 
     Parameters
@@ -83,6 +83,8 @@ def import_onnx(source: Any, problem: Problem) -> Imported:
         Path of the file, or `onnx.ModelProto`.
     problem
         Gives the normal form of a product whose weight is annotated with a type.
+    precise
+        Whether each operator's result is rounded to its type, and operators stay those of the file.
 
     Raises
     ------
@@ -91,21 +93,22 @@ def import_onnx(source: Any, problem: Problem) -> Imported:
     ImportRefused
         If it uses an operator, a version or a form that no table has; the message names it.
     """
-    file = open_onnx(source)
     try:
-        return Walk(file, problem).imported()
+        return Walk(open_onnx(source), problem, precise).imported()
     except LadderError:
         raise
     except Exception as error:  # the file is others': whatever it makes fail is one class of error
-        raise ImportRefused(f"{file.title} cannot be imported: {type(error).__name__}: {error}") from error
+        what = "the model" if isinstance(source, onnx.ModelProto) else str(source)
+        raise ImportRefused(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 class Walk:
     """Goes through a model node by node."""
 
-    def __init__(self, file: OnnxFile, problem: Problem) -> None:
+    def __init__(self, file: OnnxFile, problem: Problem, precise: bool = False) -> None:
         self.file, self.problem = file, problem
         self.im = Importer(identifier(file.model.graph.name) or "model")
+        self.im.precise = precise
         self.values: dict[str, Value] = {}
         self.sources: dict[str, Source] = {}
         self.held: list[torch.Tensor] = []
@@ -152,11 +155,11 @@ class Walk:
         if not results:
             raise ImportRefused(f"{self.file.title} computes nothing: its outputs depend on no input")
         graph = prune(self.im.g.finish(*results))
-        if DOMAIN not in {entry.domain for entry in self.file.model.opset_import}:
+        if not self.im.precise and DOMAIN not in {entry.domain for entry in self.file.model.opset_import}:
             graph = rewrite(graph, SPELT_ATTENTION)  # what Ladder wrote stays as it was
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
-        return Program(graph, sources, tuple(found), (), tuple(self.held))
+        return Program(graph, sources, tuple(found), (), tuple(self.held), precise=self.im.precise)
 
     # values ----------------------------------------------------------------------------------------
     def input(self, at: int, info: Any) -> None:
@@ -203,11 +206,8 @@ class Walk:
         if value.symbolic:
             return self._sizes(value)
         flat = value.array.reshape(-1)
-        first = value.array.reshape(-1)[:1].astype(np.float64)
-        if len(first) and np.isfinite(first[0]) and (flat == flat[0]).all():
-            return self.im.g.add(
-                "constant", value=float(first[0]), shape=value.shape, type=value.ttype, name="number"
-            )
+        if len(flat) and flat.tobytes() == flat[:1].tobytes() * len(flat) and is_plain(flat[0]):
+            return self.im.expand(self.im.number(flat[0].item(), value.ttype), value.shape)
         self.held.append(as_tensor(value.array))
         name = self.im.g.input("stored", value.ttype, value.shape)
         self.sources[name] = Source("held", (len(self.held) - 1,))
@@ -304,6 +304,12 @@ class Walk:
                 f"{title(node)} gives {tile.ttype}{show_shape(tile.shape)}, the file states"
                 f" {ttype}{show_shape(stated)} for {name!r}"
             )
+
+
+def is_plain(number: Any) -> bool:
+    """Tell whether a number is finite, and no zero below 0: then it may be an attribute."""
+    found = float(number)
+    return np.isfinite(found) and not (found == 0 and np.signbit(found))
 
 
 def find_row(node: Any) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -185,8 +186,7 @@ def _max_pool(call: Call) -> Any:
     kernel = list(call.given["kernel_shape"])
     strides, dilations = _steps(call, len(kernel))
     low, high = _pads(call, call.shape(0)[2:], kernel)
-    lowest = {"float16": -65504.0}.get(call.out, -3.3895313892515355e38)
-    x, padding = _with_pads(call, call.tensor(0), low, high, lowest)
+    x, padding = _with_pads(call, call.tensor(0), low, high, -inf)
     x, settings = _as_image(call, x, kernel, strides, padding, dilations)
     ceil_mode = bool(call.given.get("ceil_mode", 0))
     row = MODEL_ROWS["max_pool2d_with_indices.default"]

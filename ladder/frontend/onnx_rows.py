@@ -200,6 +200,8 @@ def _gathered(call: Call) -> Any:
     extent, ids = call.shape(0)[axis], known.array.reshape(-1).tolist()
     if ids and not isinstance(extent, int):  # checked when the model is called
         call.walk.limits.append((max(max(ids) + 1, -min(ids)), extent))
+    elif ids and not -extent <= min(ids) <= max(ids) < extent:
+        raise call.refuse(f"an index of {min(ids)} to {max(ids)} lies outside of axis {axis} of {extent}")
     places = [total([extent, at]) if at < 0 else at for at in ids]
     step = _stride(places)
     if step is None:

@@ -25,6 +25,7 @@ from ladder.frontend.functions import name_functions
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
+    MOVES,
     PARAMETER,
     Serves,
     dense_gemm,
@@ -62,6 +63,7 @@ def import_fx(
     *,
     join: bool = False,
     packed_for: str = "",
+    precise: bool = False,
 ) -> Program:
     """Import a graph.
 
@@ -78,6 +80,8 @@ def import_fx(
     packed_for
         Target whose kernels compute products of plain halves, on packed copies, where `schedules.dense`
         finds that they serve; empty: none.
+    precise
+        Whether each operator's result is rounded as torch does, and operators stay those of the graph.
 
     Raises
     ------
@@ -85,14 +89,18 @@ def import_fx(
         If it changes torch's state, or its shapes depend on values, or it computes in types that tile graphs
         lack; the message says which.
     """
-    traced = to_aten(module, examples)
+    traced = to_aten(module, examples, precise)
     arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
     for node, value in zip(arguments, examples, strict=True):
         node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
-    return _Walk(traced, name, join, served_on(packed_for)).program()
+    walk = _Walk(traced, name, join, served_on(packed_for))
+    walk.im.precise = precise
+    return walk.program()
 
 
-def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
+def to_aten(
+    module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
+) -> torch.fx.GraphModule:
     """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
     _refuse_state(module)
     prepared = _with_whole_operators(module)
@@ -104,7 +112,8 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         traced = _functional(run, examples)
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
-    name_functions(traced)
+    if not precise:
+        name_functions(traced)
     return traced
 
 
@@ -294,6 +303,16 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
     return node.target in STRIDED or (draws(node) and not own)
 
 
+def shows_copy(node: torch.fx.Node) -> bool:
+    """Tell whether a value lies in a copy that lies otherwise: plans drop copies on which calls may rely."""
+    while str(node.target) in MOVES or str(node.target) in ("aten.unsqueeze.default", "aten.squeeze.dim"):
+        node = node.args[0]  # type: ignore[assignment]
+    if str(node.target) != "aten.clone.default":
+        return False
+    before, after = (other.meta["val"].stride() for other in (node.args[0], node))  # type: ignore[union-attr]
+    return [*map(str, before)] != [*map(str, after)]
+
+
 def draws(node: torch.fx.Node) -> bool:
     """Tell whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -357,7 +376,7 @@ class _Walk:
         names = {node.name for node in graph.inputs}
         sources = {name: source for name, source in self.sources.items() if name in names}
         held, count = tuple(self.held), len(self.positions)
-        return Program(graph, sources, tuple(found), updates, held, count, self.sizes)
+        return Program(graph, sources, tuple(found), updates, held, count, self.sizes, self.im.precise)
 
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
@@ -417,7 +436,7 @@ class _Walk:
             arguments = [self.argument(value) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
             found = row(self.im, TYPES[_first_result(node).dtype], *arguments, **keywords)
-            if found is not None and self._is_as_stated(node, found):
+            if found is not None and self._gives_all(found) and self._is_as_stated(node, found):
                 return found
         except ImportRefused:
             raise
@@ -425,6 +444,10 @@ class _Walk:
             if not _is_open(node):  # what is open may be more than rows can tell
                 faults.tolerated(error, f"{node.target} runs in torch")
         return self.call(node)
+
+    def _gives_all(self, found: Any) -> bool:
+        """Tell whether a row gives every result that is used: of norms most give no statistics."""
+        return not isinstance(found, tuple) or all(found[at] is not None for at in self.im.used)
 
     def _is_as_stated(self, node: torch.fx.Node, found: Any) -> bool:
         """Tell whether what the rows infer is what torch infers; open sizes may be spelt otherwise.
@@ -490,6 +513,9 @@ class _Walk:
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
         """Return copies of what an operator reads in the order of memory, that lie as in the program."""
         found: dict[torch.fx.Node, str] = {}
+        for source in node.all_input_nodes:
+            if self.values.get(source) and shows_copy(source):
+                found[source] = self._of_strides(LAID_OUT, source)
         for source in node.all_input_nodes if depends_on_strides(node) else ():
             value = source.meta["val"]
             if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:

@@ -75,7 +75,7 @@ def _each(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 ATTRIBUTE_KINDS: Mapping[str, Callable[[object], bool]] = {
     "int": _is_int,
-    "number": lambda value: isinstance(value, float),
+    "number": lambda value: isinstance(value, float) or _is_int(value),
     "flag": lambda value: isinstance(value, bool),
     "name": lambda value: isinstance(value, str),
     "type": lambda value: isinstance(value, str),

@@ -177,6 +177,7 @@ def _reduce(name: str, reference: Any, field: Any, lax: str, abstract: Any) -> O
 
 
 _TYPE = Attribute("type", None)
+_EXTREME = "NaN if an operand is; of zeros of two signs, either"
 _INDEXED = {"spec": Attribute("name"), "sizes": Attribute("sizes", ()), "pad": Attribute("flag", False)}
 _BLOCK_ONLY = ("block",)
 
@@ -204,7 +205,7 @@ _CONVERSIONS = (
     Operator(
         "encode", (1, 1), shapes.same, numeric.encode, None, _named("encode"), "other",
         attributes={"type": Attribute("type")}, result_type=shapes.target_type,
-        flops=flops_per_element(1), doc="round to the nearest value of a type, saturating",
+        flops=flops_per_element(1), doc="round to the nearest value of a type, saturating; NaN has no code",
     ),
     Operator(
         "elements", (1, 1), shapes.same, numeric.elements, finite.elements, _projection,
@@ -239,8 +240,8 @@ _ELEMENTWISE = (
     ),
     _binary("mul", np.multiply, finite.calls("multiply"), scalars.multiply, "multilinear"),
     _binary("div", np.divide, finite.calls("divide"), scalars.divide, "division"),
-    _binary("maximum", np.maximum, None, scalars.maximum, "other"),
-    _binary("minimum", np.minimum, None, scalars.minimum, "other"),
+    _binary("maximum", np.maximum, None, scalars.maximum, "other", doc=_EXTREME),
+    _binary("minimum", np.minimum, None, scalars.minimum, "other", doc=_EXTREME),
     _unary(
         "neg", np.negative, finite.calls("negate"), scalars.negate, "multilinear", 1, abstract=_negated,
     ),
@@ -256,7 +257,7 @@ _ELEMENTWISE = (
     _unary("sigmoid", numeric.sigmoid, finite.sigmoid, scalars.sigmoid, "exp", 7),
     _unary("silu", numeric.silu, finite.silu, scalars.silu, "exp", 8),
     _unary("tanh", np.tanh, finite.tanh, scalars.tanh, "exp", 8),
-    _unary("relu", lambda x: np.maximum(x, 0), None, scalars.relu, "other", 1),
+    _unary("relu", lambda x: np.maximum(x, 0), None, scalars.relu, "other", 1, doc=_EXTREME),
     _unary("gelu", numeric.gelu, None, scalars.gelu, "other", 20),
     _unary("gelu_tanh", numeric.gelu_tanh, None, scalars.gelu_tanh, "other", 14),
 )  # fmt: skip

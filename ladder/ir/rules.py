@@ -33,9 +33,8 @@ def _fold_converts(match: Match) -> str | None:
     middle, source = match.tile("inner").ttype.name, match.tile("x").ttype.name
     if not _holds(middle, source):
         return None
-    return match.builder.add(
-        "convert", match["x"], level=match.root.tile.level, type=match.root.tile.ttype.name
-    )
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    return match.builder.add("convert", match["x"], level=match.root.tile.level, **attributes)
 
 
 CONVERT_FOLDING: Rules = (

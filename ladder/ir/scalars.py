@@ -209,10 +209,6 @@ ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.0614
 """Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7."""
 
 
-GELU_IS_X = 12.0
-"""Where the tail is beyond the last bit of a float32; at infinity it would be ``inf * 0``."""
-
-
 def complementary_erf(x: Any) -> Any:
     """Return ``1 - erf(x)`` for x >= 0 to 1.5e-7 (Abramowitz & Stegun 7.1.26): no device library."""
     one = _like(x, 1.0)
@@ -224,11 +220,11 @@ def complementary_erf(x: Any) -> Any:
 
 
 def gelu(x: Any) -> Any:
-    """Return ``x * (1 + erf(x / sqrt 2)) / 2``, as ``max(x, 0) - |x| * erfc(|x| / sqrt 2) / 2``."""
+    """Return ``x * (1 + erf(x / sqrt 2)) / 2``, of ``erfc(|x| / sqrt 2) / 2`` or what it lacks to 1."""
     magnitude = kept(absolute(x))
     tail = complementary_erf(kept(magnitude * _like(x, math.sqrt(0.5))))
-    found = relu(x) - magnitude * _like(x, 0.5) * tail
-    return _tirx().Select(_like(x, GELU_IS_X) < x, x, found)
+    below = kept(tail * _like(x, 0.5))
+    return x * _tirx().Select(x < _like(x, 0.0), below, _like(x, 1.0) - below)
 
 
 def gelu_tanh(x: Any) -> Any:

@@ -15,7 +15,7 @@ from ladder.ir.common import merge_equal
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.ir.scalars import ERF_COEFFICIENTS, ERF_NEAR, ERF_SERIES, GELU_IS_X
+from ladder.ir.scalars import ERF_COEFFICIENTS, ERF_NEAR, ERF_SERIES
 
 
 @dataclass
@@ -78,8 +78,8 @@ def _erf(f: Formula, x: str) -> str:
 def _gelu(f: Formula, x: str) -> str:
     magnitude = f("abs", x)
     tail = _complementary_erf(f, f("mul", magnitude, math.sqrt(0.5)))
-    found = f("sub", f("maximum", x, 0.0), f("mul", f("mul", magnitude, 0.5), tail))
-    return f("select", f("less", GELU_IS_X, x), x, found)
+    below = f("mul", tail, 0.5)
+    return f("mul", x, f("select", f("less", x, 0.0), below, f("sub", 1.0, below)))
 
 
 def _gelu_tanh(f: Formula, x: str) -> str:

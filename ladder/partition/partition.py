@@ -52,8 +52,9 @@ Users = Mapping[str, list[Node | None]]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
+FOUND = (rewriting("attention spelt out", SPELT_OUT),)
+
 ATTENTION = (
-    rewriting("attention spelt out", SPELT_OUT),
     rewriting("views of its operands", LAYOUT_FOLDING),
     rewriting("attention takes in what lies around it", ATTENTION_FORMS),
     rewriting("queries by tokens", QUERY_LAYOUT),
@@ -64,10 +65,14 @@ ATTENTION = (
 IMAGES = (rewriting("few channels", FEW_CHANNELS),)
 
 
-def simplify(graph: Graph, device: TileDevice | None = None) -> Graph:
-    """Return the graph without what changes nothing; as the device's kernels take attention and images."""
+def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = False) -> Graph:
+    """Return the graph without what changes nothing; as the device's kernels take attention and images.
+
+    If ``precise``, several operators do not become one: it would round otherwise.
+    """
     gpu = device is not None and device.is_gpu
-    further = (*ATTENTION, *IMAGES) if device is not None and has_kernels(device) else ()
+    ours = device is not None and has_kernels(device)
+    further = (*(() if precise else FOUND), *ATTENTION, *IMAGES) if ours else ()
     return run_passes(graph, (*FIRST, *CHANNELS[gpu], *LAST, *further))
 
 

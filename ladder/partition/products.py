@@ -106,6 +106,9 @@ class Products:
             if following is None:
                 reason = f"%{value} has several readers"
                 break
+            if is_exact(following):
+                reason = "rounded before what follows"
+                break
             trial = members | {following.name} | self.vectors(following, value)
             if not get_operator(following.operator).elementwise and following.operator != "convert":
                 reason = f"{following.operator} is no epilogue"
@@ -188,8 +191,10 @@ class Products:
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
             following = self.single_reader(value)
-            if following is None or not (
-                get_operator(following.operator).elementwise or following.operator == "convert"
+            if (
+                following is None
+                or is_exact(following)
+                or not (get_operator(following.operator).elementwise or following.operator == "convert")
             ):
                 break
             members, value = members | {following.name} | self.widened(following, value), following.name
@@ -224,6 +229,7 @@ class Products:
         if self.graph.tile(following.name).ttype == node.tile.ttype:
             return members
         same = back is not None and back.operator == "convert" and back.tile.ttype == node.tile.ttype
+        same = same and back is not None and not is_exact(back)
         return members | {back.name} if same and back is not None else set()
 
     def is_bias(self, value: str, product: Node) -> bool:
@@ -240,6 +246,11 @@ class Products:
         """Return a part that torch computes."""
         region = extract(self.graph, members, [output])
         return Part("product", region, outside_inputs(self.graph, members), (output,), "computed by torch")
+
+
+def is_exact(node: Node) -> bool:
+    """Tell whether a node is a conversion that rounds where it stands."""
+    return node.operator == "convert" and bool(dict(node.attributes).get("exact", False))
 
 
 def source_of(graph: Graph, value: str) -> str:

@@ -58,6 +58,8 @@ def _extended(
 ) -> Part | None:
     """Return a chain that also puts rows, or None if that is no loop over rows."""
     members = {n.name for n in part.graph.nodes if n.operator != "input"} | {*views, node.name}
+    if graph.producer(node.inputs[1]).name in members:
+        return None  # where rows go is read from memory
     inside = all(reader is not None and reader.name in members for reader in users[source])
     outputs = [value for value in part.outputs if value != source or not inside]
     if not _is_chain(graph, members, [*outputs, node.inputs[2]], node.name):

@@ -144,14 +144,15 @@ def layouts(*roots: Any) -> list[Any]:
 
 
 def layout(tensor: torch.Tensor, seen: dict[int, int]) -> Any:
-    """Return strides (of axes that have any), offset, version and memory of a tensor."""
+    """Return strides (of axes that have any), offset in memory that others show, version and memory."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return None
     tensor = tensor.as_subclass(torch.Tensor)
     steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     version = None if tensor.is_inference() else tensor._version
-    memory = seen.setdefault(tensor.untyped_storage().data_ptr(), len(seen))
-    return steps if tensor.numel() else None, tensor.storage_offset(), version, memory
+    place = tensor.untyped_storage().data_ptr()
+    offset = tensor.storage_offset() if place in seen else None
+    return steps if tensor.numel() else None, offset, version, seen.setdefault(place, len(seen))
 
 
 def random_states() -> list[int]:

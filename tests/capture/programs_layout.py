@@ -112,6 +112,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "asked": lambda x: (x * 2 if (x * 2).is_contiguous() else x.exp(), (x * 2).stride()),
     "complexes": lambda x: torch.view_as_real(torch.complex(x, x * 2)),
     "unfolded": lambda x: (x * 2).unfold(1, 2, 1),
+    "expanded": lambda x: ((x * 2)[:, :1].expand(SHAPE), x.exp().sum(1, keepdim=True).expand(SHAPE)),
     "storage": lambda x: (x.exp() * 2).untyped_storage().nbytes(),
     "diagonal": lambda x: ((x + 1).diagonal(0, 1, 2), (x + 1).movedim(1, 3)),
 }
@@ -137,6 +138,10 @@ programs(
     ),
     layout_open_transposed=lambda: calls(
         lambda x: x * 3, *[lambda n=n: (normal(4, n).t(),) for n in (2, 3, 4, 5, 6, 7)]
+    ),
+    layout_open_parts=lambda: calls(
+        lambda x: ((x * 2)[1:], (x.t() + 1)[:, ::2], x.exp()[:1].expand(x.shape[0], 4), (x * 3)[:, 1]),
+        *[lambda n=n: (normal(n, 4),) for n in (2, 3, 4, 5, 6, 7, 3)],
     ),
     layout_open_as_strided=lambda: calls(
         lambda x: torch.as_strided(x.t() * 2, (6,), (1,)),

@@ -138,7 +138,22 @@ def _kept_view_read_late(x: Any, y: Any) -> Any:
     return view * 1, y.sum()
 
 
+def _exchanged(x: Any, y: Any) -> Any:
+    before = x.clone()
+    x.copy_(y)
+    y.copy_(before)
+    return x - y
+
+
+def _kept_as_it_was(x: Any, y: Any) -> Any:
+    before, also = x + 0, y.reshape(2, 3).clone()
+    x.add_(y)
+    y.zero_()
+    return before, also
+
+
 WRITERS = (
+    *(_exchanged, _kept_as_it_was),
     *(_add_first, _both_added, _second_into_first, _both_written, _item_set, _halves_exchanged),
     *(_read_before_and_after, _through_a_view, _out_argument, _views_returned, _masked, _kept_view_read_late),
 )

@@ -85,4 +85,5 @@ def test_a_backend_takes_the_graphs():
     ((module, examples),) = seen
     assert [id(item) for item in examples] == [id(x), id(y)]
     assert captured.graphs == [module]
-    assert "guard: " in captured.explain()
+    assert "guard: " not in captured.explain()
+    assert "guard: " in captured.explain(guards=True)

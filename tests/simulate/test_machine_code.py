@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,23 @@ from amd_kernels import run
 from tvm.script import tirx as T
 
 import ladder
+from ladder.api.lowered import Lowered
+from ladder.cli.operands import cancellation, make_operands
+from ladder.cli.problem import Problem
 from ladder.lower import builder as b
 from ladder.lower.build import emit_quantizer
 from ladder.lower.gpu.quantize import Quantization
 from ladder.lower.rocm import dialect as d
-from ladder.runtime.compile import ANY_M
+from ladder.runtime.compile import ANY_M, Request
+from ladder.runtime.packed import pack
 from ladder.runtime.tokens import quantize_tokens
 from ladder.simulate import operator, simulate_launch
 from ladder.simulate.amd import calls_for
+from schedules.legal import is_legal
+from schedules.policy import rank
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
+from tile_types.errors import LadderError
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950")
 
@@ -43,6 +51,8 @@ MFMA = GpuSchedule("mfma", 16, 64, 64, 2, 4, 2, placement="accumulator", warp_ro
 WIDE = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="accumulator")
 OPERAND = GpuSchedule("mfma", 32, 64, 64, 2, 4, placement="operand")
 MFMA32 = GpuSchedule("mfma32", 64, 128, 64, 2, 4, placement="accumulator")
+
+LEGAL = {"mfma": WIDE, "dot": DOT, "mfma32": MFMA32}
 
 PRODUCTS = {
     "mfma": ("gfx942", "int4", "float16", "float16", 13, MFMA),
@@ -108,6 +118,89 @@ def test_ties_of_quantizers_go_to_even_of_the_rounded_product() -> None:
     expected, expected_scale = quantize_tokens(torch.from_numpy(x), "int8")
     np.testing.assert_array_equal(scale, expected_scale.numpy())
     np.testing.assert_array_equal(codes, expected.numpy())
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_products_are_rounded_before_sums_take_them(uniform: bool) -> None:
+    """Also those of numbers that are the same in all lanes."""
+    with b.function("k") as kernel:
+        x, y = b.tensor("x", (3, 64), "float32"), b.tensor("y", (64,), "float32")
+        _, lane = d.launch(1, 64)
+        place = 0 if uniform else lane
+        b.store(y, d.separate(x[0, place] * x[1, place]) + x[2, place], lane)
+    given = np.random.default_rng(0).uniform(1, 2, (3, 64)).astype(np.float32)
+    given[2] = -(given[0] * given[1])
+    found = np.full(64, np.nan, np.float32)
+    result = simulate_launch(kernel.func, [given, found], calls=calls_for("gfx942"), stage="code")
+    assert not result.findings, result.report()
+    assert not found.any()
+
+
+# ---- all families, by --long -------------------------------------------------------------------------
+WEIGHTS = (
+    "int4",
+    "nf4",
+    "mxfp4",
+    "int3",
+    "fp6_e3m2",
+    "fp8_e4m3",
+    "nvfp4",
+    "ternary",
+    "int8",
+    "float16",
+    "uint2",
+)
+ACTIVATIONS = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
+TOKENS = {"dot": 3, "mfma": 19, "mfma32": 45}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_products(arch: str, long_test: None) -> None:
+    for weight, activation, (pipeline, m) in product(WEIGHTS, ACTIVATIONS, TOKENS.items()):
+        zero = "float" if weight == "uint2" and activation in ("float16", "bfloat16") else "none"
+        group = None if weight.startswith(("mx", "nv", "float")) else 32
+        target = f"rocm/{arch}"
+        problem = Problem(weight, activation, group, m, 99, 330, zero=zero, target=target, seed=m)
+        try:
+            gemm, device = problem.gemm, problem.device
+            ranked = (found.schedule for found in rank(gemm, device, m))
+            schedule = next((found for found in ranked if found.pipeline == pipeline), LEGAL[pipeline])
+            if not is_legal(gemm, device, schedule):
+                continue
+            operands = make_operands(problem, gemm)
+        except LadderError:  # the core does not hold the weight's values, or there is none
+            continue
+        exact = operands.x.double().numpy() @ np.asarray(operands.weight.dequantize("float64")).T
+        if operands.token_scale is not None:
+            exact = exact * operands.token_scale.double().numpy()[:, None]
+        lowered = Lowered(Request(gemm, device.name, Plan(((ANY_M, schedule),))))
+        result = operator.simulate(
+            lowered, operands.x, pack(gemm, device, operands.weight), None, operands.token_scale,
+            expected=exact, cancellation=cancellation(operands, exact), stage="code",
+        )  # fmt: skip
+        assert not result.findings, f"{arch} {weight} {activation} {schedule}: {result.report()}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_all_chains(arch: str, machine_code: None, long_test: None) -> None:
+    for seed in range(300 + ARCHITECTURES.index(arch), 420, 3):
+        chains.check(seed, f"rocm/{arch}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", experts.CASES)
+def test_all_experts(name: str, machine_code: None, long_test: None) -> None:
+    result, _ = experts.simulated(name)
+    assert not result.findings, result.report()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "target"), test_quantize._kernels())
+def test_all_quantizers(case: str, target: str, machine_code: None, long_test: None) -> None:
+    if target.startswith("rocm"):
+        test_quantize.test_codes_and_scales(case, target)
 
 
 # ---- what goes wrong is found ------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import shutil
@@ -19,7 +20,9 @@ import pytest
 from ladder import knobs
 from ladder.ir.gemm import Gemm
 from ladder.runtime import cache
+from ladder.runtime.build import Kernel
 from ladder.runtime.cache import Identity, KernelCache, cache_key
+from ladder.runtime.compile import load_entry
 from schedules.schedule import GpuSchedule
 from targets.cpu import cpu_device
 from tile_types import TType
@@ -224,6 +227,36 @@ def test_damaged_entry_is_a_logged_miss_and_is_replaced(
     repaired = kernels.store("k1", library, {"second": True})
     assert repaired.manifest["second"] is True
     assert kernels.lookup("k1") == repaired
+
+
+def test_a_library_that_changes_after_it_was_found_is_not_loaded(kernels: KernelCache, library: Path) -> None:
+    entry = kernels.store("k1", library, {"entry": "f"})
+    entry.library.write_bytes(b"\x7fELF another")
+    with pytest.raises(CacheError, match="was changed since it was found"):
+        load_entry(Kernel(entry.library, entry.manifest, True, dict), "cpu")
+
+
+def test_libraries_are_loaded_from_a_private_folder_by_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tvm_ffi
+
+    from ladder.runtime import library as loading
+
+    seen = []
+
+    def load(path: str) -> dict[str, object]:
+        found = Path(path)
+        assert found.read_bytes() == b"\x7fELF"
+        seen.append((found.parent.parent, found.parent.stat().st_mode & 0o777, found.name))
+        return {}
+
+    monkeypatch.setattr(tvm_ffi, "load_module", load)
+    with knobs.override(cache_dir=tmp_path / "cache"):
+        loading.load_library(b"\x7fELF", "../x.so")
+    digest = hashlib.sha256(b"\x7fELF").hexdigest()
+    assert seen == [(tmp_path / "cache" / "tmp", 0o700, f"{digest}.so")]
+    assert not list((tmp_path / "cache" / "tmp").iterdir())
 
 
 def test_unwritable_folder_is_a_readable_error(tmp_path: Path, library: Path) -> None:

@@ -100,6 +100,8 @@ class Values:
         """Comparisons that the values made so far leave to run time."""
         self.assumed: dict[Any, bool] = {}
         """Comparisons that a branch around has decided."""
+        self.assumptions: list[tuple[tuple[Expr, Expr], bool]] = []
+        """The same as expressions: a decision on one boundary says something of others."""
         self.guards: list[Expr] = []
         """Those on which it depends whether the value being made may be read."""
         self.zeroed: set[str] = set()
@@ -230,11 +232,24 @@ class Values:
         if isinstance(position, int) and isinstance(boundary, int):
             return position < boundary
         known = self.assumed.get(self.key("below", (position, boundary)))
+        if known is None:
+            known = self.follows(position, boundary)
         if known is not None:
             return known
         if self.analyzer.can_prove(position < boundary):
             return True
         return False if self.analyzer.can_prove(position >= boundary) else None
+
+    def follows(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return what assumptions on other boundaries say of ``position < boundary``; None if nothing."""
+        for (other, limit), holds in self.assumptions:
+            if not is_same(other, position):
+                continue
+            if holds and self.analyzer.can_prove(limit <= boundary):
+                return True
+            if not holds and self.analyzer.can_prove(boundary <= limit):
+                return False
+        return None
 
     def dependents(self, values: Iterable[str]) -> set[str]:
         """Return some values and all that are made of them."""
@@ -276,11 +291,13 @@ class Values:
         """Take ``position < boundary`` as decided."""
         key = self.key("below", comparison)
         self.assumed[key] = holds
+        self.assumptions.append((comparison, holds))
         self.forget()
         try:
             yield
         finally:
             del self.assumed[key]
+            self.assumptions.pop()
             self.forget()
 
     def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:

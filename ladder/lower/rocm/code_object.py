@@ -117,6 +117,35 @@ def read_resources(binary: bytes) -> dict[str, dict[str, int]]:
     raise CompilerError("the code object has no AMDGPU metadata")
 
 
+SYMBOL_TABLES = (2, 11)
+"""Types of sections of symbols: SHT_SYMTAB, SHT_DYNSYM."""
+
+SYMBOL_BYTES = 24
+
+
+def code_bytes(binary: bytes, kernel: str) -> int:
+    """Return the size of a kernel's machine code in a linked code object.
+
+    Raises
+    ------
+    CompilerError
+        If the file has no such symbol.
+    """
+    (sections,) = struct.unpack_from("<Q", binary, 0x28)
+    size, count = struct.unpack_from("<HH", binary, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQI", binary, sections + index * size) for index in range(count)]
+    for _, kind, _, _, offset, length, link in headers:
+        if kind not in SYMBOL_TABLES:
+            continue
+        names = headers[link][4]
+        for at in range(offset, offset + length, SYMBOL_BYTES):
+            name, _, _, _, _, found = struct.unpack_from("<IBBHQQ", binary, at)
+            start = names + name
+            if binary[start : binary.index(b"\0", start)].decode() == kernel:
+                return int(found)
+    raise CompilerError(f"the code object has no kernel {kernel!r}")
+
+
 def _metadata(binary: bytes) -> Iterator[Mapping[str, Any]]:
     """Yield the maps of all metadata notes of a 64-bit little-endian ELF file."""
     (sections,) = struct.unpack_from("<Q", binary, 0x28)

@@ -67,7 +67,8 @@ def prepare(program: Program, device: TileDevice) -> Prepared:
 def simplified(program: Program, device: TileDevice) -> Program:
     """Return a program as it is partitioned: simplified, with parameters folded into weights."""
     plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
-    folded = fold(simplify(program.graph, device), plain)
+    graph = simplify(program.graph, device, precise=program.precise)
+    folded = fold(graph, () if program.precise else plain)
     sources = dict(program.sources)
     for name, graph in folded.made.items():
         read = tuple((plain[node.name].at[0],) for node in graph.inputs)

@@ -70,6 +70,8 @@ class Program:
     sizes
         Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself. Sizes
         that the shapes of inputs show need not be here.
+    precise
+        Whether every operator's result is rounded as the program has it, and none is computed with another.
     """
 
     graph: Graph
@@ -79,3 +81,4 @@ class Program:
     held: tuple[Any, ...] = field(default=(), compare=False)
     arguments: int = 0
     sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    precise: bool = False

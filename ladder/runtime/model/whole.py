@@ -72,12 +72,12 @@ class WholeModel:
         if self.limits:
             self._check_limits(values)
         try:
-            found = self.executable(*values)
+            computed = self.executable(*values)
         except Exception as error:
             if self.libraries is None:
                 refuse_contradiction(error)
             raise
-        return build(self.results, (*found, *values))
+        return build(self.results, (*computed, *values))
 
     @property
     def where(self) -> torch.device:

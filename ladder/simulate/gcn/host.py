@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.lower.passes import as_generated
+from ladder.lower.rocm.code_object import code_bytes
 from ladder.simulate.amd import calls_for
 from ladder.simulate.expressions import GlobalBuffer
 from ladder.simulate.gcn.launch import Report, run
+from ladder.simulate.gcn.listing import GcnError, encoded_bytes, parse_listing
 from ladder.simulate.launch import bind_extents
 from ladder.simulate.memory import Tensor
 from ladder.simulate.program import Node, Plain
@@ -98,8 +100,25 @@ def execute(function: Any, device: TileDevice, arrays: Sequence[Array | int]) ->
 
     name = str(function.attrs["global_symbol"])
     with tempfile.TemporaryDirectory(prefix="ladder-gcn-") as folder, tvm_turn():
-        source = compile_functions({name: function}, device, Path(folder) / "kernel.so").source
+        compiled = compile_functions({name: function}, device, Path(folder) / "kernel.so")
+    found = launches(function, device, arrays)
+    for launch in found:
+        require_same_code(compiled.source, compiled.binary, launch.kernel)
     return [
-        run(source, launch.kernel, device.arch, launch.arguments, launch.grid, launch.threads)
-        for launch in launches(function, device, arrays)
+        run(compiled.source, launch.kernel, device.arch, launch.arguments, launch.grid, launch.threads)
+        for launch in found
     ]
+
+
+def require_same_code(assembly: str, binary: bytes, kernel: str) -> None:
+    """Check that the code object holds as many bytes of code as the assembly's instructions take.
+
+    Raises
+    ------
+    GcnError
+        If it does not: they are not of the same kernel.
+    """
+    written = sum(map(encoded_bytes, parse_listing(assembly, kernel).instructions))
+    held = code_bytes(binary, kernel)
+    if written != held:
+        raise GcnError(f"the assembly of {kernel} takes {written} bytes, the code object has {held}")

@@ -99,6 +99,49 @@ class Instruction:
         return int(self.modifiers[name], 0) if name in self.modifiers else default
 
 
+INLINE = {"0.5", "1.0", "2.0", "4.0", "0.15915494", "0.15915494309189532"}
+"""Floating-point constants that take no bytes of their own, beside their negatives."""
+
+SHORT = (
+    "s_movk_",
+    "s_addk_",
+    "s_mulk_",
+    "s_cmpk_",
+    "s_nop",
+    "s_waitcnt",
+    "s_setprio",
+    "s_sleep",
+    "s_cbranch",
+    "s_branch",
+)
+"""Scalar instructions whose operand lies within their four bytes."""
+
+LONG = ("s_load", "ds_", "global_")
+"""Instructions of eight bytes, whatever their operands."""
+
+ALONE = {"v_readfirstlane_b32", "v_accvgpr_mov_b32", "v_nop"}
+"""Vector instructions of four bytes that are written without a suffix."""
+
+
+def encoded_bytes(i: Instruction) -> int:
+    """Return the bytes of an instruction's encoding (CDNA3 ISA, "Microcode Formats")."""
+    if i.op.startswith(LONG):
+        return 8
+    if i.op.startswith(SHORT):
+        return 4
+    if i.op.startswith("v_") and i.form != "e32" and i.op not in ALONE:
+        return 8
+    return 8 if i.op.startswith(("v_fmaak", "v_fmamk")) or any(map(_takes_bytes, i.operands)) else 4
+
+
+def _takes_bytes(operand: Operand) -> bool:
+    """Tell whether an operand is a constant that follows its instruction."""
+    text = operand.text
+    if operand.kind != "literal" or text.lstrip("-") in INLINE:
+        return False
+    return not (re.fullmatch(r"-?\d+", text) and -16 <= int(text) <= 64)
+
+
 @dataclass
 class Listing:
     """A kernel's code.

@@ -475,9 +475,7 @@ class _Test:
         p = draw_large_prime(self.generator) if large else draw_prime(self.generator)
         q, omega = (2, p - 1) if large else ((p - 1) // 2, _OMEGA)
         free = self.mode.uninterpreted
-        fields = [
-            Field(p, q, omega, logs, unknowns, free, exponents) for unknowns in self._unknowns()
-        ]
+        fields = [Field(p, q, omega, logs, unknowns, free, exponents) for unknowns in self._unknowns()]
         drawing = fields[0]
 
         def variable(shape: tuple[int, ...]) -> Residues:

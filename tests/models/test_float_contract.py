@@ -1,0 +1,178 @@
+"""Captured programs on special values, in 16 bits and at extents 0 and 1, as torch computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ladder
+
+NAN, INF = math.nan, math.inf
+VALUES = (
+    *(NAN, INF, -INF, 0.0, -0.0, 2.0**-149, 1e-40, 2.0**-126, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -0.5),
+    *(1.5, 2.5, -2.5, 0.1, 12.5, -88.0, 88.9, -100.0, 2.0**24 + 2, 300.7),
+)
+
+Function = Callable[[Any, Any], Any]
+
+ELEMENTWISE: Mapping[str, Function] = {
+    "cancelled": lambda x, y: (x + y) - y,
+    "rounded by a large number": lambda x, y: (x + 12582912.0) - 12582912.0,
+    "compensation": lambda x, y: y - ((x + y) - x),
+    "product cancelled": lambda x, y: x * y - y * x,
+    "difference of squares": lambda x, y: x * x - y * y,
+    "nothing": lambda x, y: (x - x, x * 0, x * -0.0, x + 0.0, x + -0.0, 0.0 / x, x / 0.0),
+    "itself": lambda x, y: (x == x, x != x, x < x, ~(x < y), x >= y),
+    "scalars compared": lambda x, y: (x == 0.1, x <= 3.4e38, x < 0.1, x != 0),
+    "tests": lambda x, y: (torch.isnan(x), torch.isinf(y), torch.isfinite(x), torch.nan_to_num(y)),
+    "bounds": lambda x, y: (
+        x.clamp(-1, 2),
+        torch.clamp(x, y, y + 1),
+        torch.maximum(x, y),
+        torch.minimum(x, y),
+    ),
+    "truth": lambda x, y: (x.bool(), torch.logical_not(y), torch.logical_and(x, y), x.bool().float()),
+    "choice": lambda x, y: (torch.where(x > y, x, y), x.masked_fill(y > 0, -INF), torch.where(x > 0, x, 0.1)),
+    "whole": lambda x, y: (torch.floor(x), torch.round(y), torch.floor_divide(x, y)),
+    "powers": lambda x, y: (x**0, x**2, x**3),
+}
+"""Programs that give torch's bits but for signs of NaN, and of zeros of extremes."""
+
+CLOSE: Mapping[str, Function] = {
+    "softmax": lambda x, y: (torch.softmax(x + y, -1), torch.softmax(y[:, 7:9], -1)),
+    "softmax of nothing": lambda x, y: torch.softmax(x * 0 - INF, -1),
+    "norms": lambda x, y: (F.layer_norm(y[:, 10:18], (8,)), F.rms_norm(y[:, 10:18], (8,))),
+    "extremes": lambda x, y: (y.amax(-1), x.amax(0), y.amin(-1), x[3:].amin(0), y.max()),
+    "sums": lambda x, y: (x[1:9].sum(-1), x[3:8].mean(0), y[:, 10:18].var(-1)),
+    "pooling": lambda x, y: (
+        F.max_pool2d(x[None, None], 3, 2, 1), F.max_pool2d((y * 0 - INF)[None, None], 3, 2, 1),
+        F.avg_pool2d(x[None, None, 10:], 2),
+    ),
+    "functions": lambda x, y: (F.gelu(y[:, 10:]), F.silu(x), torch.tanh(x), torch.exp(y), torch.log(x)),
+}  # fmt: skip
+"""Programs whose sums and functions are rounded otherwise."""
+
+
+def twice(compiled: Any, *arguments: Any) -> Any:
+    """Call a compiled function until its plan runs."""
+    with torch.no_grad():
+        compiled(*arguments)
+        return compiled(*arguments)
+
+
+def each(value: Any) -> Sequence[torch.Tensor]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def pairs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.tensor(VALUES).to(dtype)
+    count = len(values)
+    return values.repeat_interleave(count).reshape(count, count), values.repeat(count).reshape(count, count)
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    for a, b in zip(each(got), each(want), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elements_are_those_of_torch(name: str) -> None:
+    x, y = pairs(torch.float32)
+    compiled = ladder.compile(ELEMENTWISE[name])
+    assert_equal(twice(compiled, x, y), ELEMENTWISE[name](x, y))
+    assert not compiled.refused
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_precise_rounds_between_operators(dtype: torch.dtype) -> None:
+    """All programs at once, but for one with a number that float16 lacks."""
+
+    def program(x: Any, y: Any) -> Any:
+        steps = x + 1 + 1 + 1, x / y * y, F.relu(x * y) - y, torch.sqrt(x * x - y * y)
+        rest = (f(x, y) for name, f in ELEMENTWISE.items() if "large number" not in name)
+        return (*steps, *(part for found in rest for part in each(found)))
+
+    x, y = pairs(dtype)
+    assert_equal(twice(ladder.compile(program, precise=True), x, y), program(x, y))
+
+
+def test_sixteen_bits_stay_wide_unless_precise() -> None:
+    x = torch.full((64,), 256.0, dtype=torch.bfloat16)
+
+    def program(x: Any) -> Any:
+        return x + 1 + 1 + 1
+
+    assert twice(ladder.compile(program), x)[0] == 260
+    assert twice(ladder.compile(program, precise=True), x)[0] == program(x)[0] == 256
+
+
+def test_precise_keeps_operators_apart() -> None:
+    """A batch norm is not folded into a convolution, nor GELU found in what is spelt out."""
+    weight, scale = torch.randn(8, 4, 3, 3), torch.rand(8) + 0.5
+
+    def program(x: Any) -> Any:
+        x = F.batch_norm(F.conv2d(x, weight), scale, scale, scale, scale)
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+
+    x = torch.randn(1, 4, 6, 6)
+    compiled = ladder.compile(program, precise=True)
+    twice(compiled, x)
+    assert "erf" in compiled.plan()
+    assert "gelu" not in compiled.plan()
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_sums_and_functions(name: str) -> None:
+    x, y = pairs(torch.float32)
+    want = CLOSE[name](x, y)
+    for a, b in zip(each(twice(ladder.compile(CLOSE[name]), x, y)), each(want), strict=True):
+        torch.testing.assert_close(a, b, rtol=4e-6, atol=3e-7, equal_nan=True)
+
+
+def test_integers() -> None:
+    """Of 8 bits they wrap around; the least of a type is a value as any other; 2**60 + 1 is no float."""
+    low = torch.tensor([[-(2**31), 5, 7], [2**31 - 1, 0, 1]], dtype=torch.int32)
+    small = torch.tensor([[100, -100, 127], [-128, 3, 1]], dtype=torch.int8)
+
+    def program(low: Any, small: Any) -> Any:
+        wide = low.long() + (2**60 + 1)
+        sums = small + small, (small + small).float() * 0.5, (small * 3) < 0
+        return low.amin(-1), low.amax(-1), small.amin(0), wide, *sums, low.to(torch.uint8), small.bool()
+
+    assert_equal(twice(ladder.compile(program), low, small), program(low, small))
+
+
+CASTS = tuple(
+    getattr(torch, name)
+    for name in ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+)
+
+
+def test_casts() -> None:
+    """From each type to each: to integers what they hold, to booleans NaN as well."""
+    finite = torch.tensor([0.0, -0.0, 1.0, 1.9, 2.5, 100.0, 127.0, 0.5, 3.0, 255.5, 77.0, 1e-40])
+    every = torch.cat([finite, torch.tensor([NAN, INF, -INF, -1.5])])
+
+    def program(*sources: Any) -> Any:
+        whole = (x.to(t) for x in sources[:8] for t in CASTS)
+        return (*whole, *(x.to(t) for x in sources[8:] for t in (*CASTS[:3], torch.bool)))
+
+    sources = (*(finite.to(t) for t in CASTS), *(every.to(t) for t in CASTS[:3]))
+    assert_equal(twice(ladder.compile(program), *sources), program(*sources))
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 7), (7, 1), (3, 0, 2)])
+def test_extents_zero_and_one(shape: tuple[int, ...]) -> None:
+    """Sums of nothing are 0 and their means NaN."""
+
+    def program(x: Any) -> Any:
+        return torch.relu(x) + 1, x.sum(-1), x.mean(0), torch.softmax(x, -1), x.transpose(0, -1) * 2
+
+    x = torch.randn(shape)
+    for a, b in zip(twice(ladder.compile(program), x), program(x), strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True)

@@ -1,0 +1,50 @@
+"""Assembly of AMD GPUs as the emulator reads it: operands, modifiers, encoded sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.simulate.gcn.launch import Program
+from ladder.simulate.gcn.listing import GcnError, Listing, encoded_bytes, parse_instruction
+
+
+@pytest.mark.parametrize(
+    ("line", "size"),
+    [
+        ("s_mov_b32 s5, 0x10001", 8),
+        ("s_mov_b32 s5, -16", 4),
+        ("s_movk_i32 s22, 0x6400", 4),
+        ("s_load_dwordx4 s[12:15], s[0:1], 0x20", 8),
+        ("v_add_f32_e32 v0, 1.0, v13", 4),
+        ("v_mul_f32_e32 v1, 0x4f7ffffe, v1", 8),
+        ("v_add_f32_dpp v30, v30, v30 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1", 8),
+        ("v_fmaak_f32 v4, 0.5, v4, 0xc2880000", 8),
+        ("v_readfirstlane_b32 s14, v1", 4),
+        ("v_mfma_f32_16x16x16_f16 v[26:29], v[22:23], v[86:87], 0", 8),
+        ("ds_write2st64_b32 v92, v3, v4 offset1:16", 8),
+    ],
+)
+def test_encoded_sizes(line: str, size: int) -> None:
+    assert encoded_bytes(parse_instruction(line)) == size
+
+
+def test_operands_and_modifiers() -> None:
+    i = parse_instruction("v_fma_mixlo_f16 v6, -v10, |v12|, v[0:1] op_sel:[1,0] op_sel_hi:[0,0,1]")
+    assert (i.op, i.form) == ("v_fma_mixlo_f16", "")
+    assert [(o.kind, o.index, o.count) for o in i.operands] == [
+        ("v", 6, 1),
+        ("v", 10, 1),
+        ("v", 12, 1),
+        ("v", 0, 2),
+    ]
+    assert i.operands[1].negated
+    assert i.operands[2].absolute
+    assert i.bits("op_sel", (0, 0, 0)) == (1, 0, 0)
+    assert i.registers == {6, 10, 12, 0, 1}
+    assert parse_instruction("s_and_saveexec_b64 s[0:1], vcc").registers == {512, 513, 512 + 106, 512 + 107}
+
+
+def test_unknown_instructions_are_named() -> None:
+    unknown = [parse_instruction("v_frobnicate_f32 v0, v1"), parse_instruction("s_endpgm")]
+    with pytest.raises(GcnError, match="v_frobnicate_f32"):
+        Program(Listing("kernel", unknown))
