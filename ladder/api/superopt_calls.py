@@ -165,7 +165,8 @@ def text_of(found: Recorded, tensors: Sequence[torch.Tensor], pattern: Sequence[
     numbers = {id(tensor): first for tensor, first in zip(tensors, pattern, strict=True)}
     names: dict[torch.fx.Node, str] = {}
     examples = iter(found.examples)
-    lines = []
+    lines: list[str] = []
+    renamed: Any = torch.fx.node.map_arg
     for node in found.module.graph.nodes:
         if node.op == "placeholder":
             example = next(examples)
@@ -173,7 +174,7 @@ def text_of(found: Recorded, tensors: Sequence[torch.Tensor], pattern: Sequence[
             names[node] = f"held {id(example)}" if number is None else f"<input {number}>"
             continue
         names[node] = f"%{len(lines)}"
-        arguments = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: _Named(names[n]))
+        arguments = renamed((node.args, node.kwargs), lambda n: _Named(names[n]))
         lines.append(f"{node.op} {node.target} {arguments}")
     return "\n".join([*lines, str(found.order)])
 
