@@ -241,7 +241,7 @@ def _unbound(im: Importer, out: str, x: str, axis: int = 0) -> Any:
 
 
 def _joined(im: Importer, out: str, parts: Sequence[str], axis: int = 0) -> Any:
-    kept = [im.cast(part, out) for part in parts if im.shape(part) != (0,)]
+    kept = [im.cast(part, out) for part in parts if im.shape(part) != (0,)] or [im.cast(parts[0], out)]
     return kept[0] if len(kept) == 1 else im.g.add("concat", *kept, axis=axis % len(im.shape(kept[0])))
 
 

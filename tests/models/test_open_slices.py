@@ -68,3 +68,16 @@ def test_lengths_of_slices_have_one_spelling() -> None:
     assert larger("n", 0) == "n"
     assert smaller("n", 0) == 0
     assert total([larger("n", "m"), smaller("n", "m")]) == total(["n", "m"])
+
+
+def test_tensors_without_elements() -> None:
+    """A join reads none of what has none, in the kernels as compiled."""
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    held = [onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "c")]
+    nodes = [h.make_node("Exp", ["x"], ["e"]), h.make_node("Concat", ["e", "c"], ["y"], axis=0)]
+    takes = [h.make_tensor_value_info("x", kind, ["n", 3])]
+    graph = h.make_graph(nodes, "g", takes, [h.make_tensor_value_info("y", kind, None)], held)
+    compiled = ladder.compile(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8))
+    for n in (2, 0, 1):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), torch.cat([x.exp(), torch.ones(2, 3)]))

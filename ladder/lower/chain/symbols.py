@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,8 +13,14 @@ from ladder.ir.ops import get_operator
 
 
 def size_names(graph: Graph) -> tuple[str, ...]:
-    """Return the names of all sizes as they first occur: a kernel takes them first, as integers."""
-    return extents.size_names(extent for node in graph.nodes for extent in _extents(node))
+    """Return the names of all sizes as they first occur: a kernel takes them first, as integers.
+
+    Names that are numbered have that order: it is the one of the names that they stand for, whose terms may
+    come in another order in an extent.
+    """
+    names = extents.size_names(extent for node in graph.nodes for extent in _extents(node))
+    numbered = all(re.fullmatch(r"n\d+", name) for name in names)
+    return tuple(sorted(names, key=lambda name: int(name[1:]))) if numbered else names
 
 
 def with_plain_names(graph: Graph) -> Graph:

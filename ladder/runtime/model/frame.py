@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from ladder.ir.build import bind
 from ladder.partition.puts import numbered, written
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
@@ -31,7 +33,9 @@ from targets import get_device
 from tile_types.errors import ShapeError
 
 if TYPE_CHECKING:
+    from ladder.ir.graph import Graph
     from ladder.runtime.model.executable import Executable
+    from tile_types.tile import Extent
 
 Slots = list[Any]
 Bound = Callable[[Slots], None]
@@ -54,9 +58,9 @@ class State:
     extents
         What steps ask for, as `Now.known` has it.
     some_empty
-        Whether a tensor that a chain of open sizes reads or writes has no elements.
+        Whether a value of a chain of open sizes has no elements.
     replay
-        The CUDA graph; None on CPUs.
+        The CUDA graph; None on CPUs, and where chains are computed by reference.
     """
 
     buffers: list[torch.Tensor]
@@ -93,7 +97,7 @@ class Frame:
         for name, tensor in owner.held.items():
             self.slots[self.slot[name]] = tensor
         chains = (step.part for step in plan.steps if step.part.kind == "chain" and step.sizes)
-        shapes = {plan.tiles[value].shape for part in chains for value in (*part.inputs, *part.outputs)}
+        shapes = {tile.shape for part in chains for node in part.graph.nodes for tile in node.tiles}
         self.counted = [evaluator(shape, self.now.names) for shape in shapes]
         self.sizes: Sizes = ()
         self.some_empty = False
@@ -133,9 +137,10 @@ class Frame:
             self.states.clear()  # what lies in the memory before would keep it
         elif len(self.states) >= STATES:
             self.states.pop(next(iter(self.states)))
-        replay = Replay(self) if self.owner.where.type == "cuda" else None
+        some_empty = 0 in elements
+        replay = Replay(self) if self.owner.where.type == "cuda" and not some_empty else None
         extents = self.now.evaluated(sizes)
-        self.states[sizes] = state = State(buffers, extents, 0 in elements, replay)
+        self.states[sizes] = state = State(buffers, extents, some_empty, replay)
         return state
 
     def run(self, values: Sequence[Any]) -> list[Any]:
@@ -264,6 +269,8 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
     reads = tuple(frame.slot[value] for value in step.part.inputs if value not in in_place)
     writes = tuple((frame.slot[value], frame.target(value)) for value in step.part.outputs)
     numbers_of_rows = _rows_to_check(frame, step)
+    names = frame.now.names
+    extents = evaluator(_extents_within(step.part.graph), names) if step.sizes else lambda sizes: ()
 
     def run(slots: Slots) -> None:
         operands = [slots[slot] for slot in reads]
@@ -277,12 +284,32 @@ def _bind_chain(frame: Frame, step: Step) -> Bound:
         if (entry is None or frame.some_empty) and not any(result.numel() for result in results):
             return
         into = [y if y.is_contiguous() and not y.data_ptr() % ALIGNMENT else _copied(y) for y in results]
-        entry(*numbers(), *map(_at_least_1d, operands), *map(_at_least_1d, into))
+        if frame.some_empty and 0 in extents(frame.sizes):
+            given = [slots[frame.slot[value]] for value in step.part.inputs]
+            by_reference(bind(step.part.graph, dict(zip(names, frame.sizes, strict=True))), given, into)
+        else:
+            entry(*numbers(), *map(_at_least_1d, operands), *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
             if copy is not result:  # an argument that lies otherwise
                 result.copy_(copy)
 
     return run
+
+
+def _extents_within(graph: Graph) -> tuple[Extent, ...]:
+    """Return the extents of all values of a chain."""
+    return tuple(dict.fromkeys(e for node in graph.nodes for tile in node.tiles for e in tile.shape))
+
+
+def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Compute a chain by the table's reference: kernels do not read tensors that have no elements."""
+    from ladder.ir import evaluate
+
+    given = [x.detach().cpu() for x in operands]
+    arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
+    found = evaluate(graph, arrays)
+    for value, result in zip(found if isinstance(found, tuple) else (found,), results, strict=True):
+        result.copy_(torch.from_numpy(np.array(value)))
 
 
 def _rows_to_check(frame: Frame, step: Step) -> list[tuple[int, Callable[[], tuple[int, ...]]]]:
