@@ -25,6 +25,7 @@ from ladder.frontend.functions import name_functions
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
+    MOVES,
     PARAMETER,
     Serves,
     dense_gemm,
@@ -302,6 +303,16 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
     return node.target in STRIDED or (draws(node) and not own)
 
 
+def shows_copy(node: torch.fx.Node) -> bool:
+    """Tell whether a value lies in a copy that lies otherwise: plans drop copies on which calls may rely."""
+    while str(node.target) in MOVES or str(node.target) in ("aten.unsqueeze.default", "aten.squeeze.dim"):
+        node = node.args[0]  # type: ignore[assignment]
+    if str(node.target) != "aten.clone.default":
+        return False
+    before, after = (other.meta["val"].stride() for other in (node.args[0], node))  # type: ignore[union-attr]
+    return [*map(str, before)] != [*map(str, after)]
+
+
 def draws(node: torch.fx.Node) -> bool:
     """Tell whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -502,6 +513,9 @@ class _Walk:
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
         """Return copies of what an operator reads in the order of memory, that lie as in the program."""
         found: dict[torch.fx.Node, str] = {}
+        for source in node.all_input_nodes:
+            if self.values.get(source) and shows_copy(source):
+                found[source] = self._of_strides(LAID_OUT, source)
         for source in node.all_input_nodes if depends_on_strides(node) else ():
             value = source.meta["val"]
             if source in self.positions or not isinstance(value, torch.Tensor) or not self.values[source]:

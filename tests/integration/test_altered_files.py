@@ -15,10 +15,10 @@ SLOW = 20.0
 
 @pytest.mark.parametrize("kind", ["ladder", "onnx"])
 def test_a_sample_of_altered_files(kind: str, tmp_path: Path) -> None:
-    counts, faults = altered_files.survey(kind, 40, DAY, tmp_path, SLOW)
+    counts, faults = altered_files.survey(kind, 25, DAY, tmp_path, SLOW)
     assert not faults, "\n".join(faults)
-    assert sum(counts.values()) == 40
-    assert sum(count for (_, outcome), count in counts.items() if outcome == "error") >= 20
+    assert sum(counts.values()) == 25
+    assert sum(count for (_, outcome), count in counts.items() if outcome == "error") >= 10
 
 
 @pytest.mark.slow

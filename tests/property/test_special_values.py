@@ -6,6 +6,7 @@ On CPUs compiled and run, on GPUs simulated. Rows that only add, multiply, compa
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -81,6 +82,12 @@ APART = {"gelu": 2e-7, "gelu_tanh": 2e-7, "erf": 2e-7}
 """Rows whose error is relative to their operand, or to 1."""
 
 
+DAY = int(os.environ["LADDER_TEST_DAY"])
+
+TTYPES = ("float32", ("float16", "bfloat16")[DAY % 2])
+"""The types of a day."""
+
+
 def test_every_row_is_here() -> None:
     rows = {name for name, row in OPERATORS.items() if row.elementwise}
     assert rows == {*EXACT, *TRUTHS, *CLOSE, "select"}
@@ -120,7 +127,7 @@ def _where(found: torch.Tensor) -> list[tuple[int, ...]]:
     return [tuple(place) for place in found.nonzero().tolist()]
 
 
-@pytest.mark.parametrize("ttype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("ttype", TTYPES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_exact_rows(target: str, ttype: str) -> None:
     names = tuple(EXACT)
@@ -130,7 +137,7 @@ def test_exact_rows(target: str, ttype: str) -> None:
         assert_same(got, want, name, x, y, signed=name not in ZEROS)
 
 
-@pytest.mark.parametrize("ttype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("ttype", TTYPES)
 @pytest.mark.parametrize("target", TARGETS)
 def test_close_rows(target: str, ttype: str) -> None:
     names = tuple(CLOSE)
@@ -148,3 +155,46 @@ def test_close_rows(target: str, ttype: str) -> None:
         close |= (got.isnan() & want.isnan()) | (got == want)
         wrong = [tuple(float(v[at]) for v in (x, y, got, want)) for at in _where(~close)]
         assert not wrong, f"{name}: (operands, got, torch) {wrong[:5]}"
+
+
+REDUCED = {"reduce_sum": torch.Tensor.sum, "reduce_max": torch.Tensor.amax}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_reductions(target: str) -> None:
+    """Each special value at another place of its row, among numbers and alone; along either axis."""
+    rows = torch.arange(32 * 40).reshape(32, 40) % 7 - 3.0
+    rows[torch.arange(32), torch.arange(32)] = torch.tensor([v if abs(v) < 1e30 else NAN for v in SPECIAL])
+    alone = torch.tensor(SPECIAL)[:, None].repeat(1, 40)
+    for x, axis in ((rows, 1), (rows.t().contiguous(), 0), (alone, 1)):
+        g = GraphBuilder("reduced")
+        value = g.input("x", "float32", tuple(x.shape))
+        graph = g.finish(*(g.add(name, value, axis=axis, keep=False) for name in REDUCED))
+        for function, got in zip(REDUCED.values(), run_chain(graph, (x,), target), strict=True):
+            torch.testing.assert_close(got, function(x, axis), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_conversions(target: str) -> None:
+    """Between all types; to integers what they hold, and exact ones to 16 bits within a kernel."""
+    whole = torch.tensor([0.0, -0.0, 1.0, 1.9, 2.5, 100.0, 127.0, 0.5, 3.0, 77.0, 1e-40, 30.0]).repeat(4)
+    pairs = [(source, name) for source in TORCH for name in TORCH if name != source]
+    given = {source: whole.to(TORCH[source]) for source in TORCH}
+    g = GraphBuilder("converted")
+    inputs = {source: g.input(source, source, (48,)) for source in TORCH}
+    graph = g.finish(*(g.add("convert", inputs[source], type=name) for source, name in pairs))
+    found = run_chain(graph, tuple(given.values()), target)
+    for (source, name), got in zip(pairs, found, strict=True):
+        assert_same(got, given[source].to(TORCH[name]), f"{source} to {name}", given[source])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_exact_conversions(target: str) -> None:
+    """Round within a kernel, also what overflows and what is subnormal."""
+    values, halves = torch.tensor(SPECIAL), ("float16", "bfloat16")
+    g = GraphBuilder("rounded")
+    x = g.input("x", "float32", (32,))
+    rounded = [g.add("convert", x, type=half, exact=True) for half in halves]
+    graph = g.finish(*(g.add("convert", value, type="float32") for value in rounded))
+    for half, got in zip(halves, run_chain(graph, (values,), target), strict=True):
+        assert_same(got, values.to(TORCH[half]).float(), half, values)

@@ -120,6 +120,22 @@ def test_ties_of_quantizers_go_to_even_of_the_rounded_product() -> None:
     np.testing.assert_array_equal(codes, expected.numpy())
 
 
+@pytest.mark.parametrize("uniform", [True, False])
+def test_products_are_rounded_before_sums_take_them(uniform: bool) -> None:
+    """Also those of numbers that are the same in all lanes."""
+    with b.function("k") as kernel:
+        x, y = b.tensor("x", (3, 64), "float32"), b.tensor("y", (64,), "float32")
+        _, lane = d.launch(1, 64)
+        place = 0 if uniform else lane
+        b.store(y, d.separate(x[0, place] * x[1, place]) + x[2, place], lane)
+    given = np.random.default_rng(0).uniform(1, 2, (3, 64)).astype(np.float32)
+    given[2] = -(given[0] * given[1])
+    found = np.full(64, np.nan, np.float32)
+    result = simulate_launch(kernel.func, [given, found], calls=calls_for("gfx942"), stage="code")
+    assert not result.findings, result.report()
+    assert not found.any()
+
+
 # ---- all families, by --long -------------------------------------------------------------------------
 WEIGHTS = (
     "int4",

@@ -14,6 +14,7 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.ir import scalars
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -22,6 +23,7 @@ from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram
 from ladder.lower.blocks.copies import GridPlace
 from ladder.lower.blocks.cpu_packed import PackedMatrix
 from ladder.lower.blocks.schedule import BlockSchedule
+from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
@@ -285,7 +287,9 @@ class CpuBlock:
 
 
 def _combine(operator: str, x: Expr, y: Expr) -> Expr:
-    return T.max(x, y) if operator == "reduce_max" else x + y
+    if operator == "reduce_sum":
+        return x + y
+    return LLVM_FUNCTIONS["maximum"](x, y) if scalars.is_float(x) else T.max(x, y)
 
 
 @contextmanager

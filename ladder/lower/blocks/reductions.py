@@ -22,6 +22,7 @@ from ladder.lower.blocks.values import (
     inverse,
     zeros,
 )
+from ladder.lower.cuda.functions import FUNCTIONS
 from ladder.lower.gpu.instructions import emit_step
 from tile_types.errors import ScheduleError
 
@@ -37,8 +38,8 @@ def add(x: Expr, y: Expr) -> Expr:
 
 
 def greater(x: Expr, y: Expr) -> Expr:
-    """Return the maximum."""
-    return T.max(x, y)
+    """Return the maximum, NaN if one is."""
+    return FUNCTIONS["maximum"](x, y)
 
 
 COMBINE: Mapping[str, Callable[[Expr, Expr], Expr]] = {"reduce_sum": add, "reduce_max": greater}

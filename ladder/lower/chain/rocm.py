@@ -48,6 +48,13 @@ FAR = 2.0**96
 """Beyond which the reciprocal of a float32 is near the subnormal ones, or would be one of them."""
 
 
+def _product(a: Expr, b: Expr) -> Expr:
+    """Return a product that no sum takes in."""
+    if str(a.ty.dtype) not in ("float16", "float32"):
+        return LLVM_FUNCTIONS["mul"](a, b)
+    return d.separate(scalars.multiply(a, b))
+
+
 def _exponential(x: Expr) -> Expr:
     """Return a power of two: V_EXP makes 0 of subnormal results, which are taken 64 binary digits higher."""
     if str(x.ty.dtype) != "float32":
@@ -86,7 +93,11 @@ def _either(condition: Expr, yes: float, no: float) -> Expr:
 class RocmDialect(Dialect):
     """AMD GPUs, of waves with 64 lanes or 32."""
 
-    functions: ClassVar[Mapping[str, Callable[..., Expr]]] = LLVM_FUNCTIONS
+    functions: ClassVar[Mapping[str, Callable[..., Expr]]] = {
+        **LLVM_FUNCTIONS,
+        "mul": _product,
+        "square": lambda x: _product(x, x),
+    }
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = {
         "exp": _exponential,
         "div": _quotient,

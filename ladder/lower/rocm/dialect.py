@@ -81,6 +81,26 @@ def intrinsic(dtype: str, name: str, *operands: Expr) -> Expr:
     return T.call_llvm_pure_intrin(dtype, name, *operands)
 
 
+IN_ORDER = 0x03020100
+"""V_PERM's selector of the bytes of its second operand as they are."""
+
+
+def separate(value: Expr) -> Expr:
+    """Return a float16 or float32 product such that LLVM does not join it with a sum to one multiply-add.
+
+    Of a value that is the same in all lanes LLVM compiles no ``llvm.arithmetic.fence``.
+    """
+    if str(value.ty.dtype) == "float16":
+        word = separate_word(T.Cast("uint32", as_type(value, "uint16")))
+        return as_type(T.Cast("uint16", word), "float16")
+    return as_type(separate_word(as_type(value, "uint32")), str(value.ty.dtype))
+
+
+def separate_word(word: Expr) -> Expr:
+    """Return a word by way of an instruction that LLVM sees nothing through."""
+    return intrinsic("uint32", "llvm.amdgcn.perm", word, word, T.uint32(IN_ORDER))
+
+
 def cross_lane(dtype: str, name: str, *operands: Expr) -> Expr:
     """Emit, here, a call of an LLVM intrinsic that reads registers of other lanes, and return its result.
 

@@ -112,8 +112,14 @@ def _sum(node: Node, now: Now, where: torch.device) -> Run:
 
 
 def _largest(node: Node, now: Now, where: torch.device) -> Run:
-    given, dtype = node_attributes(node), _type(node)
-    return lambda x: x.amax(given["axis"], keepdim=given["keep"]).to(dtype)
+    given, dtype, shape = node_attributes(node), _type(node), now.numbers(node.tile.shape)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        if not x.numel():  # torch has no largest of no elements
+            return torch.full(shape(), -float("inf"), dtype=dtype, device=where)
+        return x.amax(given["axis"], keepdim=given["keep"]).to(dtype)
+
+    return run
 
 
 def _concat(node: Node, now: Now, where: torch.device) -> Run:

@@ -1,0 +1,43 @@
+"""A sample of torch's operator database as plans; `benchmarks.opinfo` tries all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from benchmarks import opinfo
+from ladder.runtime.model import build
+
+OPERATORS = (
+    *("add", "cat", "clamp", "cumsum", "diff", "index_select", "logsumexp", "mean", "native_layer_norm"),
+    *("nn.functional.embedding_bag", "nn.functional.gelu", "nn.functional.max_pool2d", "nonzero", "pow"),
+    *("softmax", "sum", "transpose", "uniform", "var_mean", "where"),
+)
+"""Of every kind that importers treat differently: rows, calls, results of unknown size, random numbers."""
+
+MOST = 4
+
+
+@pytest.fixture(scope="module")
+def operators() -> dict[str, Any]:
+    return {opinfo.title(info): info for info, _ in opinfo.wanted_operators(OPERATORS)}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operator(name: str, operators: dict[str, Any]) -> None:
+    with torch.no_grad(), patch.dict(vars(build), {"build_kernels": opinfo.in_torch}):
+        row = opinfo.row_of(operators[name], "float32", MOST)
+    assert row.counts.get("right", 0) + row.counts.get("refused", 0) == sum(row.counts.values()), row.notes
+    assert name == "nonzero" or set(row.counts) == {"right"}
+
+
+def test_a_wrong_result_is_found(operators: dict[str, Any]) -> None:
+    (sample,) = opinfo.samples_of(operators["add"], torch.float32, 1)
+    with torch.no_grad():
+        (wanted,) = opinfo.eager_run([sample])
+    assert "error" in opinfo.difference(wanted + 1, wanted)
+    assert "dtype" in opinfo.difference(wanted.double(), wanted)
+    assert opinfo.difference(wanted * (1 + 1e-7), wanted) == ""
