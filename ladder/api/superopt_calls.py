@@ -1,19 +1,20 @@
 """What a superoptimized function takes and returns, checked at every call.
 
 Kernels are for shapes, types and devices, compute no gradients and write into nothing that they are given.
-So arguments may be the same tensor, lie in each other's memory, or be results of earlier calls: the program
-was recorded of distinct tensors, and is right for all.
+So arguments may lie in each other's memory or be results of earlier calls. Where some are the same tensor,
+the function may ask whether they are: it is recorded again for each such pattern, once, and must be the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.fx
 
+from ladder.api.tensor_program import Recorded, decoded, recorded
 from tile_types.errors import ConversionError, DeviceError, DTypeError, ShapeError
 from tile_types.quantized import QuantizedTensor
 
@@ -82,16 +83,33 @@ class Contract:
         In order.
     strides
         Of each result.
+    function
+        The function.
+    graph
+        What it computes of distinct tensors, as text.
+    patterns
+        Which arguments may be the same tensor: for each, the number of the first that is the same.
     """
 
     name: str
     arguments: tuple[Argument, ...]
     strides: tuple[tuple[int, ...], ...]
+    function: Callable[..., Any]
+    graph: str
+    patterns: set[tuple[int, ...]] = field(default_factory=set)
 
     @staticmethod
-    def of(name: str, inputs: Sequence[Any], results: Sequence[torch.Tensor]) -> Contract:
-        """Return the contract of a function by its examples and what it returned for them."""
-        return Contract(name, tuple(map(Argument.of, inputs)), tuple(result.stride() for result in results))
+    def of(
+        function: Callable[..., Any], inputs: Sequence[Any], tensors: Sequence[torch.Tensor], found: Recorded
+    ) -> Contract:
+        """Return the contract of a function by its examples, their copies, and what was recorded of these."""
+        arguments = tuple(map(Argument.of, inputs))
+        strides = tuple(result.stride() for result in found.results)
+        apart = tuple(range(len(inputs)))
+        graph = text_of(found, tensors, apart)
+        contract = Contract(found.name, arguments, strides, function, graph, {apart})
+        contract.require_pattern(inputs)
+        return contract
 
     def require(self, inputs: Sequence[Any]) -> None:
         """Check the arguments of a call.
@@ -107,6 +125,27 @@ class Contract:
             raise ShapeError(f"{self.name} takes {len(self.arguments)} tensors, got {len(inputs)}")
         for number, (argument, given) in enumerate(zip(self.arguments, inputs, strict=True)):
             argument.require(f"input {number} of {self.name}", given)
+        self.require_pattern(inputs)
+
+    def require_pattern(self, inputs: Sequence[Any]) -> None:
+        """Check that the function computes the same where some of its arguments are the same tensor."""
+        firsts: dict[int, int] = {}
+        pattern = tuple(firsts.setdefault(id(given), number) for number, given in enumerate(inputs))
+        if pattern not in self.patterns:
+            self._learn(pattern, inputs)
+
+    def _learn(self, pattern: tuple[int, ...], inputs: Sequence[Any]) -> None:
+        made = copies(self.name, decoded(inputs))
+        tensors = [made[first] for first in pattern]
+        with torch.random.fork_rng():
+            found = recorded(self.function, tensors)
+        numbers = [number for number, first in enumerate(pattern) if number != first]
+        if text_of(found, tensors, pattern) != _merged(self.graph, pattern):
+            raise ConversionError(
+                f"{self.name} computes something else where its input {numbers[0]} is input"
+                f" {pattern[numbers[0]]}: give it a copy"
+            )
+        self.patterns.add(pattern)
 
     def laid_out(self, results: Any) -> Any:
         """Return results with the strides that the function's own have."""
@@ -119,6 +158,42 @@ def _with_strides(result: torch.Tensor, strides: tuple[int, ...]) -> torch.Tenso
     if result.stride() == strides:
         return result
     return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def text_of(found: Recorded, tensors: Sequence[torch.Tensor], pattern: Sequence[int]) -> str:
+    """Return a recorded graph as text, which calls inputs by their numbers."""
+    numbers = {id(tensor): first for tensor, first in zip(tensors, pattern, strict=True)}
+    names: dict[torch.fx.Node, str] = {}
+    examples = iter(found.examples)
+    lines: list[str] = []
+    renamed: Any = torch.fx.node.map_arg
+    for node in found.module.graph.nodes:
+        if node.op == "placeholder":
+            example = next(examples)
+            number = numbers.get(id(example))
+            names[node] = f"held {id(example)}" if number is None else f"<input {number}>"
+            continue
+        names[node] = f"%{len(lines)}"
+        arguments = renamed((node.args, node.kwargs), lambda n: _Named(names[n]))
+        lines.append(f"{node.op} {node.target} {arguments}")
+    return "\n".join([*lines, str(found.order)])
+
+
+class _Named:
+    """A node by its name, as part of a text."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _merged(graph: str, pattern: Sequence[int]) -> str:
+    """Return a text with inputs that are the same called so."""
+    for number, first in enumerate(pattern):
+        graph = graph.replace(f"<input {number}>", f"<input {first}>")
+    return graph
 
 
 # ---- examples --------------------------------------------------------------------------------------------

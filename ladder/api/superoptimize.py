@@ -197,7 +197,7 @@ def superoptimize(
     )
     found = recorded(function, tensors)
     require_pure(found.name, found.module, given, tensors)
-    contract = Contract.of(found.name, inputs, found.results)
+    contract = Contract.of(function, inputs, tensors, found)
     try:
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))

@@ -75,6 +75,10 @@ def opaque(x: Any) -> Any:
 def chosen(condition: Any, yes: Any, no: Any) -> Any:
     """Return a choice by way of its bits: TVM looks for bounds of choices in exponential time."""
     tirx, dtype = _tirx(), str(yes.ty.dtype)
+    if type(condition).__name__ == "IntImm":  # TVM has no bits of a choice that folds to 0
+        return yes if condition.value else no
+    if type(yes).__name__ == type(no).__name__ == "IntImm" and yes.value == no.value:
+        return yes
     found = tirx.Select(condition, yes, no)
     if dtype == "bool":
         return found

@@ -37,7 +37,7 @@ class Box:
         return hash(self.value)
 
     def __lt__(self, other: Any) -> Any:
-        return self.value < other
+        return self.value < getattr(other, "value", other)
 
     def __getitem__(self, index: Any) -> Any:
         if index >= abs(self.value):

@@ -319,6 +319,19 @@ def test_arguments_may_share_memory(cache: None) -> None:
         assert torch.allclose(found(x, w), fused_product(x, w), rtol=1e-5, atol=1e-6)
 
 
+def test_functions_that_ask_whether_arguments_are_one_tensor(cache: None) -> None:
+    def asking(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.silu(x @ w) * (2.0 if x is w else 3.0)
+
+    x, w = draw(16, 16).float(), draw(16, 32)[:, :16].contiguous().float()
+    found = ladder.superoptimize(asking, [x, w], limits=SQUARE, trials=1)
+    assert torch.allclose(found(x, w), asking(x, w), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConversionError, match="something else where its input 1 is input 0"):
+        found(x, x)
+    with pytest.raises(ConversionError, match="something else"):
+        ladder.superoptimize(asking, [x, x], trials=1)
+
+
 def test_calls_are_held_to_the_contract(cache: None) -> None:
     x, w = draw(16, 16).float(), draw(16, 16).float()
     found = ladder.superoptimize(fused_product, [x, w], limits=SQUARE, trials=1)

@@ -50,6 +50,9 @@ LATE = "out of time before the proof"
 UNLIMITED = 1 << 62
 """Bytes that tensors of a kernel may take: they lie in device memory."""
 
+TILE = 8
+"""Extents of tiles in the stability test: enough elements that errors are no accidents."""
+
 SMALL = 2
 """Extent of every factor in the test of each candidate."""
 
@@ -394,12 +397,13 @@ def _finish(
 
 
 def _stability(structure: Structure, program: Program, seed: int) -> Stability:
-    """Test at sums of 16 steps of 4 elements, with the constants that belong to these sizes.
+    """Test at tiles of 8 elements a side and 16 steps, with the constants that belong to these sizes.
 
     Two loop dimensions have 8 steps each.
     """
     mapping = structure.mapping
-    factors = {name: 2 for d in program.sizes for name in mapping.factors(d)}
+    names = [name for dimension in program.sizes for name in mapping.factors(dimension)]
+    factors = {name: TILE if name.endswith("t") else 2 for name in names}
     factors.update({f"{dimension}l": 16 // len(mapping.loops) for dimension in mapping.loops})
     changed, small = at_factors(structure, program, factors)
     return check_stability(instantiate(changed, small, factors), small.graph(), seed=seed)

@@ -210,6 +210,8 @@ def certify(
                     spent += _defined(where, each, entropy)
                 return replace(found, delta=spent)
             failed.append(found)
+            if found.verdict == "different":
+                break
     except VerificationError as error:
         return Certificate("refused", str(error))
     return most_telling(failed)

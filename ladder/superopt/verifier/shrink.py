@@ -185,8 +185,9 @@ def verify_for_all_extents(
         pair = abstracted(first, second, prove, each / 2)
         if pair is not None:
             number = len(WAYS) + 1
-            last = _for_all(*pair, each / 2, (*entropy, number), [FREE], domains=(first, second))
-            tried += [last] if last[0].equal else []  # different functions may be equal after all
+            last, at = _for_all(*pair, each / 2, (*entropy, number), [FREE], domains=(first, second))
+            if last.equal:  # else nothing follows: different functions may be equal after all
+                tried.append((replace(last, delta=last.delta + each / 2), at))
     certificates = [certificate for certificate, _ in tried]
     found = certificates[-1] if certificates[-1].equal else most_telling(certificates)
     extents = tried[certificates.index(found)][1]

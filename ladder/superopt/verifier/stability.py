@@ -79,13 +79,6 @@ def _one_hot(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
     return np.asarray(np.eye(columns)[generator.integers(0, columns, shape[:-1])]).reshape(shape)
 
 
-def _outlier(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
-    """One element far above the rest, as activations of language models have."""
-    values = generator.standard_normal(shape)
-    values.flat[:: max(1, values.size // 2)] *= 256.0
-    return np.asarray(values)
-
-
 def _largest(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
     """Magnitudes near the largest finite number."""
     signs = generator.choice([-1.0, 1.0], shape)
@@ -100,14 +93,14 @@ CLASSES: dict[str, Callable[[np.random.Generator, Shape, TType], Array]] = {
     "uniform": _uniform, "normal": _scaled(1.0), "small": _scaled(2.0**-12), "large": _scaled(2.0**8),
     "mean 10": _around(10.0), "mean -10": _around(-10.0), "mean 100": _around(1e2),
     "mean 1000": _around(1e3), "mean 10000": _around(1e4),
-    "wide range": _decades, "outlier": _outlier, "zeros": _zeros, "half zeros": _sparse,
-    "cancelling": _alike, "cancelling sums": _alternating, "one-hot": _one_hot,
+    "wide range": _decades, "zeros": _zeros, "half zeros": _sparse,
+    "cancelling": _alike, "alternating": _alternating, "one-hot": _one_hot,
     "largest": _largest,
 }  # fmt: skip
 """Name -> ``(generator, shape, type) -> values``."""
 
-ALONE = ("largest",)
-"""Classes of one input at a time: products of two such values are not finite."""
+ALONE = ("largest", "alternating")
+"""Classes of one input at a time: of two such, products are not finite, or sums are of rounding alone."""
 
 EDGE = 2.0**-8
 """Where results exceed this part of the largest finite number they may overflow: sums in another order do."""
