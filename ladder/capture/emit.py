@@ -6,8 +6,7 @@ import gc
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import compress, groupby
-from operator import not_
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,6 @@ from ladder.capture.loops import rolled
 from ladder.capture.segment import CaptureError, Check, Node, Segment, Step
 from ladder.capture.shapes import Differing
 from ladder.capture.sites import FAILED, MAX_CHECKS, Assumed, Record, Site
-from ladder.capture.tensor_memory import Watched, can_watch
 from ladder.capture.tensors import (
     STATE,
     Aliasing,
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
 
 ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
 """Methods of tensors that change what autograd does, and no numbers."""
-
-FEW = 8
-"""Tensors that are asked as quickly as their memory is read."""
 
 
 @contextmanager
@@ -166,14 +161,8 @@ def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
         else:
             _check_each(segment, rows)
     bulk.sort(key=lambda pair: pair[0].pinned)
-    stays = [node.pinned and not left_open and can_watch(node.obj) for node, left_open in bulk]
-    if sum(stays) < FEW:
-        stays = [False] * len(bulk)
-    asked, watched = [*compress(bulk, map(not_, stays))], [*compress(bulk, stays)]
-    checks = [
-        bulk_check([node.obj for node, _ in pairs], [o for _, o in pairs]) for pairs in (asked, watched)
-    ]
-    if any(pairs and check is None for pairs, check in zip((asked, watched), checks, strict=True)):
+    check = bulk_check([node.obj for node, _ in bulk], [left for _, left in bulk])
+    if bulk and check is None:
         chosen = {id(node) for node, _ in bulk}
         for node, _, rows, _ in segment.metadata:
             _check_each(segment, rows if id(node) in chosen else [])
@@ -182,7 +171,7 @@ def _tensor_lines(segment: Segment) -> tuple[list[str], list[str]]:
         if left_open:
             segment.check(f"{node.var}.is_contiguous()", f"{segment.paths.get(node.var)} is contiguous")
     segment.checks.append(Check("True", None, f"metadata of {len(bulk)} tensors", None))
-    pairs = [*_asking(segment, asked, checks[0]), *_watching(segment, watched, checks[1])]
+    pairs = [*_asking(segment, bulk, check)]
     return [line for line, _ in pairs], [learning for _, learning in pairs]
 
 
@@ -201,16 +190,6 @@ def _asking(segment: Segment, tensors: list[Open], check: Any) -> Iterator[tuple
     differs = Differing([segment.paths.get(node.var, "") for node in given], [node.obj for node in given])
     condition = f"if not {segment.constant(check)}({names}*{pinned}): return "
     yield f"{condition}{len(segment.checks)}", f"{condition}{segment.constant(differs)}({names})"
-
-
-def _watching(segment: Segment, tensors: list[Open], check: Any) -> Iterator[tuple[str, str]]:
-    """Yield the line that compares the memory of tensors that stay, in both forms."""
-    if not tensors:
-        return
-    memory = Watched([node.obj for node, _ in tensors], check)
-    same, again = segment.constant(memory.same), segment.constant(memory.again)
-    line = f"if not ({same}() or {again}()): return {len(segment.checks)}"
-    yield line, line
 
 
 def _guard_lines(

@@ -30,13 +30,14 @@ from ladder.capture.kinds import (
     parts,
     same_value,
 )
-from ladder.capture.memory import class_dict, is_field
 from ladder.capture.nodes import Check, Dynamic, Node, Step
 from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
 from ladder.capture.table import ABSENT, WHOLE, Field, Table
 from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
 from ladder.capture.words import words
 
+FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
+"""What of a function that stays is compared in bulk."""
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 """Immutable containers, and what makes one of the tuple of its parts."""
 
@@ -170,7 +171,12 @@ class Segment:
             if not (by_identity(value) or by_value(value)):
                 self.pin(value, path)
             return value
-        if parent.pinned and is_field(parent.obj, key) and not by_value(value):
+        if (
+            parent.pinned
+            and type(parent.obj) is types.FunctionType
+            and key in FUNCTION_FIELDS
+            and not by_value(value)
+        ):
             self.table.add(parent.obj, Field(key), value, path)
             if not by_identity(value):
                 self.pin(value, path)
@@ -272,7 +278,7 @@ class Segment:
         if (id(owner), f"={name}") in self._classes:
             return
         self._classes.add((id(owner), f"={name}"))
-        here = class_dict(owner)
+        here = owner.__dict__
         self.keep.append(here)
         path = f"{owner.__module__}.{owner.__qualname__}.{name}"
         value = here.get(name, ABSENT)
