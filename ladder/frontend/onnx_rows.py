@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,16 @@ def _chosen(call: Call) -> Any:
 def _is_nan(call: Call) -> Any:
     x = call.tensor(0)
     return call.im.g.add("negation", call.im.g.add("equal", x, x))
+
+
+def _is_infinite(call: Call) -> Any:
+    """Compare with the infinities that are asked for."""
+    asked = (("detect_positive", inf), ("detect_negative", -inf))
+    wanted = [number for name, number in asked if call.given.get(name, 1)]
+    found = [ATEN["eq.Tensor"](call.im, "bool", call.tensor(0), number) for number in wanted]
+    if not found:
+        return call.im.expand(call.im.number(0, "bool"), call.shape(0))
+    return found[0] if len(found) == 1 else call.im.g.add("either", *found)
 
 
 def _kept(call: Call) -> Any:
@@ -332,6 +343,7 @@ ARITHMETIC: dict[str, Row] = {
     "CastLike": _cast_like,
     "Where": _chosen,
     "IsNaN": _is_nan,
+    "IsInf": _is_infinite,
     "Identity": lambda call: call.inputs[0],
     "Dropout": _kept,
 }  # fmt: skip

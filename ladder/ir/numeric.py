@@ -142,6 +142,11 @@ def reduction(function: Callable[..., Any]) -> Reference:
     return reference
 
 
+def greatest(x: Array, **keywords: Any) -> Any:
+    """Return the maximum along an axis, of nothing the least there is."""
+    return np.max(x, initial=-np.inf, **keywords)
+
+
 def rescale(values: Values, attributes: Attributes) -> Any:
     """Sum over iterations of ``x * exp(m - max m)``: the online softmax accumulator."""
     x, local = values

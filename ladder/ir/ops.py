@@ -264,7 +264,7 @@ _ELEMENTWISE = (
 
 _REDUCTIONS = (
     _reduce("reduce_sum", np.sum, finite.reduce_sum, "multilinear", _reduced("sum")),
-    _reduce("reduce_max", np.max, finite.reduce_max, "maximum", _shift),
+    _reduce("reduce_max", numeric.greatest, finite.reduce_max, "maximum", _shift),
 )
 
 _MOVES = (

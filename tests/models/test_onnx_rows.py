@@ -105,6 +105,8 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "CastLike": ("CastLike", [X.round().astype(np.int64), X], {}),
     "Where": ("Where", [X > 0, X, np.array(0, np.float32)], {}),
     "IsNaN": ("IsNaN", [np.where(X > 1, np.nan, X)], {}),
+    "IsInf": ("IsInf", [np.where(X > 1, np.inf, np.where(X < -1, -np.inf, X))], {}),
+    "IsInf below": ("IsInf", [np.where(X < 0, -np.inf, np.inf)], {"detect_positive": 0}),
     "Identity": ("Identity", [X], {}),
     "Dropout": ("Dropout", [X], {}),
     "Size": ("Add", [np.array(3, np.int64), np.array(4, np.int64)], {}),

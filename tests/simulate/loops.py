@@ -13,6 +13,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import tvm
 
 from ladder.simulate.values import MASKS, NUMPY
 
@@ -61,6 +62,16 @@ CALLS = {
     "isnan": "np.isnan({})",
 }
 """Call -> Python."""
+
+
+LLVM = {
+    "llvm.arithmetic.fence": "{}",
+    "llvm.rint": "np.rint({})",
+    "llvm.maximum": "np.maximum({}, {})",
+    "llvm.minimum": "np.minimum({}, {})",
+    "llvm.fmuladd": "({} * {} + {})",
+}
+"""Intrinsic -> Python."""
 
 
 class OutsideError(AssertionError):
@@ -335,4 +346,7 @@ class _Writer:
         if name == "reinterpret":
             types = _element(str(e.args[0].ty)), _element(str(e.ty))
             return f"_bits({operands[0]}, {types[0]!r}, {types[1]!r})"
+        if name == "call_llvm_pure_intrin":
+            intrinsic = tvm.get_global_func("target.llvm_get_intrinsic_name")(int(e.args[0].value))
+            return LLVM[str(intrinsic)].format(*operands[1:])
         return CALLS[name].format(*operands)

@@ -161,14 +161,14 @@ def test_all_products(arch: str, long_test: None) -> None:
         zero = "float" if weight == "uint2" and activation in ("float16", "bfloat16") else "none"
         group = None if weight.startswith(("mx", "nv", "float")) else 32
         target = f"rocm/{arch}"
-        problem = Problem(weight, activation, group, m, 99, 330, zero=zero, target=target, seed=m)
+        form = Problem(weight, activation, group, m, 99, 330, zero, output="float32", target=target, seed=m)
         try:
-            gemm, device = problem.gemm, problem.device
+            gemm, device = form.gemm, form.device
             ranked = (found.schedule for found in rank(gemm, device, m))
             schedule = next((found for found in ranked if found.pipeline == pipeline), LEGAL[pipeline])
             if not is_legal(gemm, device, schedule):
                 continue
-            operands = make_operands(problem, gemm)
+            operands = make_operands(form, gemm)
         except LadderError:  # the core does not hold the weight's values, or there is none
             continue
         exact = operands.x.double().numpy() @ np.asarray(operands.weight.dequantize("float64")).T

@@ -14,6 +14,9 @@ from ladder.simulate.gcn.listing import EXEC, M0, VCC, GcnError, Instruction, Op
 from ladder.simulate.values import Array
 
 LANES = 64
+MOST_VECTOR, MOST_LOCAL = 63, 15
+"""Largest values of VMCNT and LGKMCNT."""
+
 ONES = 0xFFFFFFFF
 EVERY = (1 << LANES) - 1
 
@@ -88,7 +91,10 @@ class Wave:
 
     # ---- waits ---------------------------------------------------------------------------------------
     def issue(self, queue: deque[Outstanding], entry: Outstanding) -> None:
-        """Note a memory instruction."""
+        """Note a memory instruction; hardware holds it back while its counter is at its largest."""
+        most = MOST_VECTOR if queue is self.vector_memory else MOST_LOCAL
+        if len(queue) >= most:
+            self.wait(queue, most - 1)
         queue.append(entry)
         self.pending = self.pending | entry.results
 

@@ -1,0 +1,146 @@
+"""Greedy decoding by transformers' own Llama over a static cache, batch 1, Python's loop included.
+
+``python -m benchmarks.transformers_decode [--layers 32] [--weights float16 int4] [--output FILE]``
+
+The model has the shape of Llama-3.1-8B and random weights. Ways that take turns: eager, ``torch.compile``
+in mode ``reduce-overhead`` (float16 only) and `ladder.compile`. Each decodes the same prompt; the time of a
+token is that of one call of the model and of choosing the next token from it. Errors are those of the
+logits of the first decoded token against eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ladder
+from benchmarks.harness import environment
+
+SHAPE = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
+}
+Model = Callable[..., Any]
+
+
+def model_of(layers: int, device: str, **shape: Any) -> Any:
+    """Return a Llama with random weights in float16 on `device`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(num_hidden_layers=layers, **{**SHAPE, **shape})
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device(device):
+            return LlamaForCausalLM(config).eval()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Decoding:
+    """One sequence that is decoded by `model`, over a cache of its own."""
+
+    def __init__(self, model: Model, config: Any, prompt: torch.Tensor, room: int) -> None:
+        from transformers import StaticCache
+
+        self.model = model
+        self.cache = StaticCache(config=config, max_cache_len=prompt.shape[1] + room)
+        self.position = torch.arange(prompt.shape[1], device=prompt.device)
+        self.token, self.logits = prompt, torch.empty(0)
+
+    def step(self) -> None:
+        """Decode one token, or the prompt at the first call."""
+        torch.compiler.cudagraph_mark_step_begin()
+        found = self.model(
+            self.token, past_key_values=self.cache, use_cache=True, cache_position=self.position
+        )
+        self.logits = found.logits[:, -1:].clone()
+        self.token = self.logits.argmax(-1)
+        self.position = self.position[-1:] + 1
+
+
+def decoded(model: Model, config: Any, prompt: torch.Tensor, warm: int, tokens: int) -> dict[str, Any]:
+    """Decode, and return what was chosen, the first logits, seconds until warm and milliseconds per token."""
+    begun = time.perf_counter()
+    work = Decoding(model, config, prompt, warm + tokens + 1)
+    work.step()
+    work.step()
+    first = work.logits.float()
+    for _ in range(warm):
+        work.step()
+    torch.cuda.synchronize()
+    ready, times, chosen = time.perf_counter() - begun, [], []
+    for _ in range(tokens):
+        start = time.perf_counter()
+        work.step()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+        chosen.append(int(work.token))
+    return {"ms": statistics.median(times), "first_s": ready, "tokens": chosen, "logits": first}
+
+
+def ways_of(model: Any, weights: str) -> dict[str, Callable[[], Model]]:
+    """Return how to run a model, by name."""
+    ways: dict[str, Callable[[], Model]] = {"eager": lambda: model}
+    if weights == "float16":
+        ways["torch reduce-overhead"] = lambda: torch.compile(model, mode="reduce-overhead")
+    ways["ladder"] = lambda: ladder.compile(model)
+    return ways
+
+
+def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
+    """Decode with one type of weights in every way; print and return the figures."""
+    model = model_of(arguments.layers, "cuda")
+    if weights != "float16":
+        ladder.quantize_(model, weights, group_size=128)
+    prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
+    rows: dict[str, Any] = {}
+    for name, make in ways_of(model, weights).items():
+        fast = make()
+        found = decoded(fast, model.config, prompt, arguments.warm, arguments.tokens)
+        reference = rows.get("eager", found)
+        logits = found.pop("logits")
+        found["error"] = float((logits - reference.get("kept", logits)).norm() / logits.norm())
+        found["same_tokens"] = sum(a == b for a, b in zip(found["tokens"], reference["tokens"], strict=True))
+        if name == "ladder":
+            found["explain"] = fast.explain()
+        rows[name] = {**found, "kept": logits}
+        print(
+            f"{weights:8} {name:22} {found['ms']:7.3f} ms per token, ready after {found['first_s']:.1f} s,"
+            f" error {found['error']:.1e}, {found['same_tokens']}/{arguments.tokens} tokens",
+            flush=True,
+        )
+        print(found.get("explain", ""), flush=True)
+    return {name: {key: row[key] for key in row if key != "kept"} for name, row in rows.items()}
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--weights", nargs="+", default=["float16", "int4"])
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--warm", type=int, default=8, help="tokens before those that are timed")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    with torch.no_grad():
+        results = {weights: measured(arguments, weights) for weights in arguments.weights}
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps({"environment": environment(), **results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
+
+``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--output FILE]``
+
+A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
+``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
+weights, and called with inputs that repeat and change; every call is compared with eager. ``--graphs-only``
+runs captured graphs operator by operator, which tests capture alone. The libraries come with the extra
+``zoo``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ladder
+from ladder.capture import Captured, capture
+from ladder.capture.sites import run_as_is
+from ladder.capture.words import words
+
+Inputs = dict[str, torch.Tensor]
+Made = tuple[torch.nn.Module, list[Inputs]]
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "embedding_size": 64,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "dim": 64,
+    "hidden_dim": 128,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_layers": 2,
+    "n_head": 4,
+    "n_heads": 4,
+    "emb_dim": 64,
+    "num_heads": 4,
+    "num_attention_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "ffn_dim": 128,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "image_size": 32,
+    "patch_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 0,
+}
+"""Sizes of configurations, where a configuration has them."""
+
+PARTICULAR: dict[str, dict[str, Any]] = {
+    "mamba2": {"num_heads": 8, "expand": 2, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 8},
+}
+"""What the sizes of a configuration must be together."""
+
+HF = words(
+    """
+    llama mistral qwen2 qwen3 gemma gemma2 phi phi3 stablelm olmo olmo2 starcoder2 cohere cohere2
+    granite helium glm glm4 nemotron persimmon smollm3 arcee bitnet mixtral qwen2_moe qwen3_moe olmoe
+    granitemoe phimoe gpt_oss gpt2 gpt_neo gpt_neox gptj opt bloom falcon mpt codegen biogpt xglm mamba
+    mamba2 rwkv bert roberta electra albert distilbert mobilebert deberta deberta-v2 modernbert mpnet
+    convbert nystromformer xlm-roberta ernie roformer rembert fnet t5 bart mbart pegasus marian
+    blenderbot m2m_100 vit deit beit swin swinv2 dinov2 convnext convnextv2 resnet regnet mobilenet_v1
+    mobilenet_v2 poolformer segformer
+    """
+)
+"""Model types of transformers that are run by default."""
+
+TIMM = words(
+    """
+    resnet18 mobilenetv3_small_100 efficientnet_b0 convnext_atto vit_tiny_patch16_224
+    deit_tiny_patch16_224 mixer_s32_224 regnetx_002 ghostnet_100 edgenext_xx_small
+    """
+)
+
+TORCHVISION = words(
+    """
+    resnet18 mobilenet_v3_small squeezenet1_1 shufflenet_v2_x0_5 efficientnet_b0 vgg11_bn
+    """
+)
+
+SHAPES = [(2, 16), (2, 16), (3, 9), (4, 21), (5, 13)]
+"""Batches and lengths of the inputs; `ORDER` says which are given when."""
+ORDER = (0, 0, 0, 1, 2, 0, 3, 4, 0)
+TOLERANCE = 2e-4
+"""Of the greatest magnitude of a result in float32, which other orders of sums keep to."""
+
+
+class AsIs:
+    """A backend that runs graphs operator by operator, and takes all that capture gives."""
+
+    conditionals = True
+    dynamic_shapes = True
+    numbers = False
+
+    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        """Return what runs a graph."""
+        return run_as_is(module, examples)
+
+
+def all_names() -> list[str]:
+    """Return the models that are run by default."""
+    return [*(f"hf/{n}" for n in HF), *(f"timm/{n}" for n in TIMM), *(f"tv/{n}" for n in TORCHVISION)]
+
+
+def made(name: str) -> Made:
+    """Return a model with random weights, and its inputs."""
+    library, _, kind = name.partition("/")
+    torch.manual_seed(0)
+    _import_torchvision()
+    if library == "hf":
+        return _transformers(kind)
+    if library == "timm":
+        import timm
+
+        model = timm.create_model(kind, pretrained=False)
+        size = model.default_cfg.get("input_size", (3, 224, 224))[-1]
+        return model.eval(), [{"x": _noise(i, batch, 3, size, size)} for i, (batch, _) in enumerate(SHAPES)]
+    import torchvision
+
+    model = torchvision.models.get_model(kind, weights=None)
+    return model.eval(), [{"x": _noise(i, batch, 3, 64, 64)} for i, (batch, _) in enumerate(SHAPES)]
+
+
+_operators: list[Any] = []
+"""Libraries of operators that were declared, which live as long as they are held."""
+
+
+def _import_torchvision() -> None:
+    """Import torchvision, also where its compiled part is for another torch: no model here needs it."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    if not _operators and not hasattr(torch.ops.torchvision, "nms"):
+        declared = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+        _operators.append(declared)
+    import torchvision  # noqa: F401
+
+
+def _noise(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _transformers(kind: str) -> Made:
+    from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+
+    default = CONFIG_MAPPING[kind]()
+    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
+        given["num_key_value_heads"] = given["num_attention_heads"]
+    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads"):
+        if isinstance(getattr(default, field, None), list | tuple):
+            given.pop(field, None)
+    config = CONFIG_MAPPING[kind](**{**given, **PARTICULAR.get(kind, {})})
+    try:
+        model = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        model = AutoModel.from_config(config)
+    with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(2.0)
+    return model.eval(), [_inputs_of(model, config, seed) for seed in range(len(SHAPES))]
+
+
+def _inputs_of(model: Any, config: Any, seed: int) -> Inputs:
+    batch, length = SHAPES[seed]
+    if model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 32)
+        return {"pixel_values": _noise(seed, batch, config.num_channels, size, size)}
+    drawn = torch.Generator().manual_seed(seed)
+    inputs = {"input_ids": torch.randint(3, 128, (batch, length), generator=drawn)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, 128, (batch, 5), generator=drawn)
+    return inputs
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Yield the tensors in a result, and in what it holds."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from leaves(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from leaves(item)
+    elif type(value).__module__.startswith("transformers.cache_utils"):
+        yield from leaves(vars(value))
+    elif hasattr(value, "keys") and isinstance(getattr(value, "keys", None), torch.Tensor):
+        yield from (value.keys, value.values)
+
+
+def difference(expected: Any, found: Any) -> float:
+    """Return the greatest difference of two results relative to the expected one's greatest magnitude."""
+    pairs = list(zip(leaves(expected), leaves(found), strict=True))
+    worst = 0.0
+    for left, right in pairs:
+        if left.shape != right.shape or left.dtype is not right.dtype:
+            return float("inf")
+        if left.numel():
+            off = (left.double() - right.double()).abs().max() / left.double().abs().max().clamp_min(1e-12)
+            worst = max(worst, float(off.nan_to_num(0.0 if left.isnan().equal(right.isnan()) else torch.inf)))
+    return worst
+
+
+def best_ms(function: Any, inputs: Inputs, rounds: int = 20) -> float:
+    """Return the least time of one call in milliseconds."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        function(**inputs)
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times)
+
+
+def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
+    """Run one model; return its outcome, the worst difference, splits and times."""
+    model, inputs = made(name)
+    eager = copy.deepcopy(model)
+    fast: Captured = capture(model, backend=AsIs()) if graphs_only else ladder.compile(model)
+    worst, seconds = 0.0, []
+    with torch.no_grad():
+        for number in ORDER:
+            torch.manual_seed(0)
+            expected = eager(**copy.deepcopy(inputs[number]))
+            torch.manual_seed(0)
+            start = time.perf_counter()
+            found = fast(**copy.deepcopy(inputs[number]))
+            seconds.append(round(time.perf_counter() - start, 3))
+            worst = max(worst, difference(expected, found))
+        times = {"eager_ms": best_ms(eager, inputs[0]), "ladder_ms": best_ms(fast, inputs[0])}
+    splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
+    refused = list(getattr(fast, "refused", []))
+    return {
+        "name": name,
+        "outcome": fast.outcome,
+        "right": worst <= TOLERANCE,
+        "worst": worst,
+        "splits": splits,
+        "refused": refused,
+        "seconds": seconds,
+        **times,
+    }
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--graphs-only", action="store_true")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.names or all_names():
+        try:
+            row = run(name, graphs_only=arguments.graphs_only)
+        except Exception as error:
+            row = {
+                "name": name,
+                "outcome": "failed",
+                "right": False,
+                "error": f"{type(error).__name__}: {error}",
+            }
+            traceback.print_exc(limit=-2)
+        rows.append(row)
+        ratio = row["ladder_ms"] / row["eager_ms"] if "eager_ms" in row else float("nan")
+        print(
+            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager",
+            *row.get("splits", [])[:3],
+            row.get("error", "")[:150],
+            flush=True,
+        )
+    whole, right = (sum(test(row) for row in rows) for test in (_is_whole, _is_right))
+    print(f"{len(rows)} models: {whole} in one graph, {right} right")
+    if arguments.output is not None:
+        versions = {"torch": torch.__version__, "ladder": ladder.__version__}
+        arguments.output.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1))
+
+
+def _is_whole(row: dict[str, Any]) -> bool:
+    return bool(row["outcome"] == "whole")
+
+
+def _is_right(row: dict[str, Any]) -> bool:
+    return bool(row["right"])
+
+
+if __name__ == "__main__":
+    main()
