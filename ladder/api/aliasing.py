@@ -15,6 +15,7 @@ from operator import is_not
 from typing import Any
 
 import torch
+import torch._dispatch.python
 import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -34,7 +35,7 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
         return known
     mode, fakes = without_values(examples)
     before = [version_of(value) for value in fakes]
-    with mode:
+    with mode, torch._dispatch.python.enable_python_dispatcher():  # open sizes: not all of C++ takes them
         results = module.forward(*fakes)
     writes = before != [version_of(value) for value in fakes]
     return aliasing_of(fakes, results, writes=writes, before=before)

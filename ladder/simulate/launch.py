@@ -125,7 +125,7 @@ def simulate_launch(
     Parameters
     ----------
     function
-        A TIRx PrimFunc as the emitters build it, before TVM's passes.
+        A TIRx PrimFunc as the emitters build it, or as `ladder.lower.passes.as_it_runs` leaves it.
     arrays
         C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order, numbers
         for integer arguments. Outputs are overwritten.
