@@ -44,7 +44,8 @@ def model_of(layers: int, device: str, **shape: Any) -> Any:
     torch.set_default_dtype(torch.float16)
     try:
         with torch.device(device):
-            return LlamaForCausalLM(config).eval()
+            model: Any = LlamaForCausalLM(config)
+            return model.eval()
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -62,7 +63,7 @@ class Decoding:
 
     def step(self) -> None:
         """Decode one token, or the prompt at the first call."""
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         found = self.model(
             self.token, past_key_values=self.cache, use_cache=True, cache_position=self.position
         )
@@ -108,7 +109,7 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
     rows: dict[str, Any] = {}
     for name, make in ways_of(model, weights).items():
-        fast = make()
+        fast: Any = make()
         found = decoded(fast, model.config, prompt, arguments.warm, arguments.tokens)
         reference = rows.get("eager", found)
         logits = found.pop("logits")

@@ -141,13 +141,13 @@ def made(name: str) -> Made:
     if library == "timm":
         import timm
 
-        model = timm.create_model(kind, pretrained=False)
+        model: Any = timm.create_model(kind, pretrained=False)
         size = model.default_cfg.get("input_size", (3, 224, 224))[-1]
         return model.eval(), [{"x": _noise(i, batch, 3, size, size)} for i, (batch, _) in enumerate(SHAPES)]
     import torchvision
 
-    model = torchvision.models.get_model(kind, weights=None)
-    return model.eval(), [{"x": _noise(i, batch, 3, 64, 64)} for i, (batch, _) in enumerate(SHAPES)]
+    network: Any = torchvision.models.get_model(kind, weights=None)
+    return network.eval(), [{"x": _noise(i, batch, 3, 64, 64)} for i, (batch, _) in enumerate(SHAPES)]
 
 
 _operators: list[Any] = []
@@ -159,7 +159,7 @@ def _import_torchvision() -> None:
     if importlib.util.find_spec("torchvision") is None:
         return
     if not _operators and not hasattr(torch.ops.torchvision, "nms"):
-        declared = torch.library.Library("torchvision", "FRAGMENT")
+        declared: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             declared.define(f"{name}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
         _operators.append(declared)
@@ -171,20 +171,21 @@ def _noise(seed: int, *shape: int) -> torch.Tensor:
 
 
 def _transformers(kind: str) -> Made:
-    from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
+    import transformers
 
-    default = CONFIG_MAPPING[kind]()
+    models: Any = transformers
+    default = models.CONFIG_MAPPING[kind]()
     given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
     if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
         given["num_key_value_heads"] = given["num_attention_heads"]
     for field in ("hidden_sizes", "embed_dim", "depths", "num_heads"):
         if isinstance(getattr(default, field, None), list | tuple):
             given.pop(field, None)
-    config = CONFIG_MAPPING[kind](**{**given, **PARTICULAR.get(kind, {})})
+    config = models.CONFIG_MAPPING[kind](**{**given, **PARTICULAR.get(kind, {})})
     try:
-        model = AutoModelForCausalLM.from_config(config)
+        model = models.AutoModelForCausalLM.from_config(config)
     except ValueError:
-        model = AutoModel.from_config(config)
+        model = models.AutoModel.from_config(config)
     with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -451,8 +451,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if not serves(gemm, schedule.pipeline):
         yield f"the pipeline does not serve {', '.join(gemm.extras)}"
     if device.cores_for(gemm.activation) and not device.cores_for(gemm.activation, schedule.pipeline):
-        others = ", ".join(_pipelines(gemm, device))
-        yield f"no core multiplies {gemm.activation} in this pipeline; use {others}"
+        others = dict.fromkeys(name for core in device.cores_for(gemm.activation) for name in core.pipelines)
+        yield f"no core multiplies {gemm.activation} in this pipeline; use {', '.join(others)}"
     for field in AXES:
         value, allowed = getattr(schedule, field), getattr(rule, field)
         if allowed and value not in allowed:
@@ -467,11 +467,6 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     yield from _window_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
-
-
-def _pipelines(gemm: Gemm, device: TileDevice) -> list[str]:
-    """Return the pipelines in which a device multiplies a problem's activations."""
-    return list(dict.fromkeys(name for core in device.cores_for(gemm.activation) for name in core.pipelines))
 
 
 def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

@@ -10,8 +10,8 @@ import operator
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, reduce
-from typing import Any, Literal
+from functools import reduce
+from typing import Any
 
 import torch
 import torch._dispatch.python
@@ -19,9 +19,9 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ladder import faults
+from ladder.frontend.aten_graphs import to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
-from ladder.frontend.functions import name_functions
 from ladder.frontend.importer import Importer
 from ladder.frontend.joined import (
     HALVES,
@@ -48,12 +48,6 @@ from ladder.runtime.model.sizes import NUMBER
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
-
-KEPT = ("silu", "gelu", "hardtanh", "embedding", "arange", "im2col")
-"""Operators that torch would take apart and that are rows of ours."""
-
-STATEFUL = ("set_", "manual_seed", "autocast", "seed", "_enter", "_exit")
-"""How the names of functions begin that change torch's global state."""
 
 
 def import_fx(
@@ -96,156 +90,6 @@ def import_fx(
     walk = _Walk(traced, name, join, served_on(packed_for))
     walk.im.precise = precise
     return walk.program()
-
-
-def to_aten(
-    module: torch.fx.GraphModule, examples: Sequence[Any], precise: bool = False
-) -> torch.fx.GraphModule:
-    """Return the graph in ATen's core operators, with shapes, free of changes in place but of inputs."""
-    _refuse_state(module)
-    prepared = _with_whole_operators(module)
-
-    def run(*arguments: Any) -> Any:
-        return prepared(*arguments)
-
-    try:
-        traced = _functional(run, examples)
-    except Exception as error:  # whatever tracing cannot do, the program itself still can
-        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
-    if not precise:
-        name_functions(traced)
-    return traced
-
-
-def _functional(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
-    """Trace; a graph that changes tensors in place, or is not traced as it is, is first made functional."""
-    try:
-        traced = _traced(run, examples)
-    except RuntimeError:
-        traced = None
-    if traced is not None and not any(_changes_in_place(node) for node in traced.graph.nodes):
-        return traced
-    traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
-    if any(_changes_in_place(node) and node.args[0].op != "placeholder" for node in traced.graph.nodes):
-        # decompositions changed something of their own
-        traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
-    return traced
-
-
-def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphModule:
-    """Trace with fake tensors: those of the examples if they are fake, with their symbolic sizes."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
-    mode = next((value.fake_mode for value in fakes), None)
-    way: Literal["fake", "real"] = "fake" if mode is None else "real"
-    trace = make_fx(run, decomposition_table=dict(decompositions()), tracing_mode=way)
-    with torch.no_grad():
-        if mode is None:
-            with torch._guards.tracing(None):  # torch.compile's own would leave sizes open
-                return trace(*examples)
-        before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
-        try:
-            with (
-                mode,
-                torch._dispatch.python.enable_python_dispatcher(),
-            ):  # what is made of no tensor is fake too
-                return trace(*examples)
-        finally:
-            mode.allow_non_fake_inputs = before
-
-
-def _changes_in_place(node: torch.fx.Node) -> bool:
-    """Tell whether a traced operator changes an argument."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
-
-
-@cache
-def decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """Return torch's decompositions into core operators, without those of `KEPT`.
-
-    Operators that draw random numbers stay whole too: their parts would draw others.
-    """
-    from torch._decomp import core_aten_decompositions
-
-    table: Any = core_aten_decompositions()
-    random = torch.Tag.nondeterministic_seeded
-    return {
-        op: row
-        for op, row in table.items()
-        if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
-    }
-
-
-def _refuse_state(module: torch.fx.GraphModule) -> None:
-    for node in module.graph.nodes:
-        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-        if name.startswith(STATEFUL):
-            raise ImportRefused(f"{name} changes the state of torch")
-
-
-def matrix_linear(input: Any, weight: Any, bias: Any = None) -> Any:
-    """Return ``torch.nn.functional.linear`` by the rows of one matrix, however the input lies."""
-    count = 1
-    for extent in input.shape[:-1]:
-        count = count * extent
-    rows = input.reshape(count, input.shape[-1])
-    result = torch.mm(rows, weight.t()) if bias is None else torch.addmm(bias, rows, weight.t())
-    return result.reshape(*input.shape[:-1], weight.shape[0])
-
-
-def contiguous_bernoulli(x: Any, p: float, **options: Any) -> Any:
-    """Return ``torch.bernoulli(x, p)`` as it draws: in the order of the axes, however x lies."""
-    return x.new_empty(x.shape).bernoulli_(p, **options)
-
-
-def strided_dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Return ``torch.nn.functional.dropout``, whose numbers come in the order in which x lies on a CPU."""
-    if not training or p in (0, 1) or x.is_contiguous() or x.device.type != "cpu":
-        return torch.nn.functional.dropout(x, p, training, inplace)
-    noise = torch.ops.ladder.bernoulli(x, torch.empty_like(x).stride(), 1 - p).div_(1 - p)
-    return x.mul_(noise) if inplace else x * noise
-
-
-_LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
-_ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention)
-
-
-def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return the graph with attention as one operator, and linear layers as products of two matrices.
-
-    Tracing would take attention apart, and make products of tensors of some linear layers.
-    """
-    graph = torch.fx.Graph()
-    output = graph.graph_copy(module.graph, {})
-    graph.output(output)
-    for node in graph.nodes:
-        aten = node.target is torch.ops.aten.scaled_dot_product_attention.default
-        if node.op == "call_function" and (node.target in _ATTENTION or aten):
-            _name_attention(node)
-        if node.op == "call_function" and node.target in _LINEAR:
-            node.target = matrix_linear
-        if node.op == "call_function" and node.target is torch.nn.functional.dropout:
-            node.target = strided_dropout
-        if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:
-            node.target = contiguous_bernoulli
-    return torch.fx.GraphModule(module, graph)
-
-
-def _name_attention(node: torch.fx.Node) -> None:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if given.pop("dropout_p", 0.0):
-        return
-    given.pop("enable_gqa", None)
-    node.target = torch.ops.ladder.attention.default
-    node.args = tuple(given.pop(name) for name in ("query", "key", "value"))
-    node.kwargs = {
-        "mask": given.get("attn_mask"),
-        "causal": bool(given.get("is_causal", False)),
-        "scale": given.get("scale"),
-    }
 
 
 TYPES = {

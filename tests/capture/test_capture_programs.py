@@ -21,7 +21,7 @@ STRESS = (
     "scalars",
     "idioms",
 )
-ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "effects", "modes")
+ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *ADVERSARIAL)
 NAMES: dict[str, list[str]] = {}
 for home in HOMES:

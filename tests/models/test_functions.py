@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladder.frontend.torch_fx import to_aten
+from ladder.frontend.aten_graphs import to_aten
 
 ROOT = math.sqrt(2 / math.pi)
 
