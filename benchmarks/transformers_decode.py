@@ -53,16 +53,19 @@ def model_of(layers: int, device: str, **shape: Any) -> Any:
 class Decoding:
     """One sequence that is decoded by `model`, over a cache of its own."""
 
-    def __init__(self, model: Model, config: Any, prompt: torch.Tensor, room: int) -> None:
+    def __init__(self, eager: Any, model: Model, prompt: torch.Tensor, room: int) -> None:
         from transformers import StaticCache
 
-        self.model = model
+        config = eager.config
+        self.model = eager
         self.cache = StaticCache(config=config, max_cache_len=prompt.shape[1] + room)
         self.position = torch.arange(prompt.shape[1], device=prompt.device)
         self.token, self.logits = prompt, torch.empty(0)
+        self.step()  # the prompt, eagerly: it makes the cache's tensors, which a graph may then rely on
+        self.model = model
 
     def step(self) -> None:
-        """Decode one token, or the prompt at the first call."""
+        """Decode one token."""
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         found = self.model(
             self.token, past_key_values=self.cache, use_cache=True, cache_position=self.position
@@ -72,11 +75,10 @@ class Decoding:
         self.position = self.position[-1:] + 1
 
 
-def decoded(model: Model, config: Any, prompt: torch.Tensor, warm: int, tokens: int) -> dict[str, Any]:
+def decoded(eager: Any, model: Model, prompt: torch.Tensor, warm: int, tokens: int) -> dict[str, Any]:
     """Decode, and return what was chosen, the first logits, seconds until warm and milliseconds per token."""
     begun = time.perf_counter()
-    work = Decoding(model, config, prompt, warm + tokens + 1)
-    work.step()
+    work = Decoding(eager, model, prompt, warm + tokens + 1)
     work.step()
     first = work.logits.float()
     for _ in range(warm):
@@ -109,8 +111,10 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     prompt = torch.randint(0, 1000, (1, arguments.context), device="cuda")
     rows: dict[str, Any] = {}
     for name, make in ways_of(model, weights).items():
+        if name not in ("eager", *arguments.ways):
+            continue
         fast: Any = make()
-        found = decoded(fast, model.config, prompt, arguments.warm, arguments.tokens)
+        found = decoded(model, fast, prompt, arguments.warm, arguments.tokens)
         reference = rows.get("eager", found)
         logits = found.pop("logits")
         found["error"] = float((logits - reference.get("kept", logits)).norm() / logits.norm())
@@ -132,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--weights", nargs="+", default=["float16", "int4"])
+    parser.add_argument("--ways", nargs="+", default=["torch reduce-overhead", "ladder"])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--warm", type=int, default=8, help="tokens before those that are timed")
     parser.add_argument("--tokens", type=int, default=32)

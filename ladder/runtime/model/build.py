@@ -29,7 +29,7 @@ from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.plan import Plan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
 from schedules.schedule import Plan as SchedulePlan
-from tile_types.errors import MissingToolError
+from tile_types.errors import MissingToolError, ScheduleError
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +178,9 @@ def build_kernels(
 
 
 def _without_kernel(error: Exception) -> str:
-    """Return why a part runs in torch; a missing tool is no fault, anything else is."""
+    """Return why a part runs in torch; a missing tool or a limit of kernels is no fault, anything else is."""
+    if isinstance(error, ScheduleError):
+        return f"torch's: {error}"
     if isinstance(error, MissingToolError):
         faults.warn_once(str(error), f"kernels are not built, their parts run in torch: {error}")
         return f"torch's: {error}"
