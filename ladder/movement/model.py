@@ -89,7 +89,7 @@ def warp_addresses(graph: MovementGraph, move: Move) -> np.ndarray:
     lanes = np.minimum(starts[:, None] + np.arange(WARP), vectors - 1)
     flat = lanes[..., None] * width + np.arange(width)
     found, inside = addresses(move.pattern, source.shape, unravel(flat, result.shape))
-    return np.where(inside, found, -1)
+    return np.broadcast_to(np.where(inside, found, -1), flat.shape)  # a tensor of rank 0 has one address
 
 
 def sectors_per_warp(graph: MovementGraph, move: Move) -> float:

@@ -117,3 +117,11 @@ def test_text_shows_levels_and_costs() -> None:
     assert "partial reduce_sum" in text
     assert "sync warp" in text
     assert text.endswith("// 1 launches; moved: warp 1536 B, device 6400 B; syncs: warp 1")
+
+
+def test_numbers_are_mapped_too() -> None:
+    """A chain of a tensor of rank 0, as the positions of static caches are."""
+    g = GraphBuilder("counted")
+    one = g.add("constant", value=1, type="int64")
+    graph = g.finish(g.add("add", g.input("count", "int64", ()), one))
+    assert ranked(graph)
