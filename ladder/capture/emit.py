@@ -229,8 +229,17 @@ def _check_distinct(segment: Segment) -> None:
         changed |= issubclass(kind, torch.Tensor) and segment.changes_tensors
         changed |= kind in segment.distinct
         if changed and len(nodes) > 1:
-            names = sorted({f"id({node.var})" for node in nodes})
-            segment.check(f"len({{{', '.join(names)}}}) == {len(names)}", f"{kind.__name__}s are distinct")
+            _check_group(segment, kind, nodes)
+
+
+def _check_group(segment: Segment, kind: type, nodes: list[Node]) -> None:
+    """Guard that objects of one type are distinct; those that stay are known to be."""
+    stay = frozenset(id(node.obj) for node in nodes if node.var in segment.space)
+    names = sorted({f"id({node.var})" for node in nodes if node.var not in segment.space})
+    if names:
+        found, others = f"{{{', '.join(names)}}}", segment.constant(stay)
+        text = f"len({found} - {others}) == {len(names)}" if stay else f"len({found}) == {len(names)}"
+        segment.check(text, f"{kind.__name__}s are distinct")
 
 
 def live_steps(steps: list[Step], wanted: set[str]) -> tuple[list[Step], set[str]]:
