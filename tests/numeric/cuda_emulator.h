@@ -266,8 +266,15 @@ template <class H> static void ptx_sub2(uint32_t& d, uint32_t a, uint32_t b) {
 template <class H> static void ptx_mul2(uint32_t& d, uint32_t a, uint32_t b) {
   d = emu_each<H>([=](int s) { return emu_half<H>(a, s) * emu_half<H>(b, s); });
 }
+// a * b + c, such that rounding it to 16 bits rounds once: a tie that what was lost would break is moved off.
+static double emu_fma(double a, double b, double c) {
+  double product = a * b, sum = product + c, part = sum - product;  // the product is exact
+  double lost = (product - (sum - part)) + (c - part);
+  return std::isfinite(sum) && lost != 0 && (double)(float)sum == sum
+      ? std::nextafter(sum, lost > 0 ? INFINITY : -INFINITY) : sum;
+}
 template <class H> static void ptx_fma2(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
-  d = emu_each<H>([=](int s) { return emu_half<H>(a, s) * emu_half<H>(b, s) + emu_half<H>(c, s); });
+  d = emu_each<H>([=](int s) { return emu_fma(emu_half<H>(a, s), emu_half<H>(b, s), emu_half<H>(c, s)); });
 }
 template <__nv_fp8_interpretation_t F> static void ptx_narrow(uint16_t& d, uint32_t a) {
   uint32_t low = __nv_cvt_double_to_fp8(emu_half<__half>(a, 0), __NV_SATFINITE, F);
