@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from operator import is_not
+from operator import eq, is_not
 from typing import Any
 
 import torch
@@ -83,6 +83,10 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
+FEW = 8
+"""Tensors that may lie elsewhere than in the call before, and are compared one by one."""
+
+
 class Apart:
     """Says of arguments whether those that are written lie in memory of their own.
 
@@ -96,6 +100,9 @@ class Apart:
         self.written = frozenset(written)
         self.safe: list[int] = []
         """Addresses that were found to be apart."""
+        self.kept: list[tuple[int, int]] = []
+        """Where the memory begins and ends that is written, when that was found."""
+        self.read_only: list[bool] = []
 
     def __call__(self, values: Sequence[Any]) -> bool:
         """Look; where arguments lie as in the call before, that is known."""
@@ -103,16 +110,30 @@ class Apart:
             return True
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         places = [*map(torch.Tensor.data_ptr, tensors)]
-        if places == self.safe and all(map(is_not, tensors, tensors[1:])):
+        distinct = all(map(is_not, tensors, tensors[1:]))
+        if distinct and self._known(tensors, places):
+            self.safe = places
             return True
-        positions = (at for at, value in enumerate(values) if isinstance(value, torch.Tensor))
+        positions = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
         spans = sorted(
             (begin, begin + reach_of(value), at in self.written)
             for at, begin, value in zip(positions, places, tensors, strict=True)
         )
         found = _are_apart(spans)
         self.safe = places if found else []
+        self.kept = [span[:2] for span in spans if span[2]]
+        self.read_only = [at not in self.written for at in positions]
         return found
+
+    def _known(self, tensors: Sequence[torch.Tensor], places: Sequence[int]) -> bool:
+        """Tell whether only a few tensors lie elsewhere than before, none of or in what is written."""
+        if len(places) != len(self.safe):
+            return False
+        moved = [at for at, same in enumerate(map(eq, places, self.safe)) if not same]
+        if len(moved) > FEW or not all(self.read_only[at] for at in moved):
+            return False
+        spans = [(places[at], places[at] + reach_of(tensors[at])) for at in moved]
+        return all(until <= first or last <= begin for begin, until in spans for first, last in self.kept)
 
 
 def reach_of(value: torch.Tensor) -> int:

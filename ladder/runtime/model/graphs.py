@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from operator import eq, is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,7 @@ class Replay:
         self.calls = 0
         self.refused = ""
         self.graph: Any = None
-        self.seen: list[tuple[Any, int]] = []
+        self.seen: tuple[list[int], list[torch.Tensor], list[int]] | None = None
         self.moving: set[int] = set()
         self.copies: list[tuple[int, torch.Tensor]] = []
         self.results: list[Any] = []
@@ -66,12 +67,13 @@ class Replay:
 
     def note(self, values: Sequence[Any]) -> bool:
         """Compare arguments with those before; returns whether what was recorded still fits."""
-        now = [(value, value.data_ptr() if isinstance(value, torch.Tensor) else 0) for value in values]
-        before, self.seen = self.seen or now, now
+        places = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        tensors = [values[at] for at in places]
+        now = (places, tensors, [*map(torch.Tensor.data_ptr, tensors)])
+        before, self.seen = self.seen if self.seen and self.seen[0] == places else now, now
+        same = map(is_, tensors, before[1]), map(eq, now[2], before[2])
         changed = {
-            at
-            for at, (new, old) in enumerate(zip(now, before, strict=True))
-            if isinstance(new[0], torch.Tensor) and (new[0] is not old[0] or new[1] != old[1])
+            at for at, object_is, place_is in zip(places, *same, strict=True) if not (object_is and place_is)
         }
         fresh = changed - self.moving
         self.moving |= changed - self.written
