@@ -98,8 +98,8 @@ class Apart:
 
     def __init__(self, written: Iterable[int]) -> None:
         self.written = frozenset(written)
-        self.safe: list[int] = []
-        """Addresses that were found to be apart."""
+        self.safe: list[tuple[int, int]] = []
+        """Addresses and numbers of elements that were found to be apart."""
         self.kept: list[tuple[int, int]] = []
         """Where the memory begins and ends that is written, when that was found."""
         self.read_only: list[bool] = []
@@ -109,7 +109,7 @@ class Apart:
         if not self.written:
             return True
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        places = [*map(torch.Tensor.data_ptr, tensors)]
+        places = [*zip(map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.numel, tensors), strict=True)]
         distinct = all(map(is_not, tensors, tensors[1:]))
         if distinct and self._known(tensors, places):
             self.safe = places
@@ -117,7 +117,7 @@ class Apart:
         positions = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
         spans = sorted(
             (begin, begin + reach_of(value), at in self.written)
-            for at, begin, value in zip(positions, places, tensors, strict=True)
+            for at, (begin, _), value in zip(positions, places, tensors, strict=True)
         )
         found = _are_apart(spans)
         self.safe = places if found else []
@@ -125,14 +125,14 @@ class Apart:
         self.read_only = [at not in self.written for at in positions]
         return found
 
-    def _known(self, tensors: Sequence[torch.Tensor], places: Sequence[int]) -> bool:
+    def _known(self, tensors: Sequence[torch.Tensor], places: Sequence[tuple[int, int]]) -> bool:
         """Tell whether only a few tensors lie elsewhere than before, none of or in what is written."""
         if len(places) != len(self.safe):
             return False
         moved = [at for at, same in enumerate(map(eq, places, self.safe)) if not same]
         if len(moved) > FEW or not all(self.read_only[at] for at in moved):
             return False
-        spans = [(places[at], places[at] + reach_of(tensors[at])) for at in moved]
+        spans = [(places[at][0], places[at][0] + reach_of(tensors[at])) for at in moved]
         return all(until <= first or last <= begin for begin, until in spans for first, last in self.kept)
 
 

@@ -42,7 +42,8 @@ _PLAIN_HOMES = frozenset(
 _FUNCTION_FIELDS = {"__code__", "__defaults__", "__kwdefaults__", "__closure__", "__globals__", "__name__"}
 _TYPE_FIELDS = {"__name__", "__qualname__", "__mro__", "__bases__", "__module__", "__doc__", "__flags__"}
 _TYPE_GET: Any = type.__getattribute__
-_CACHED: Any = type(functools.cache(len))
+CACHED: Any = type(functools.cache(len))
+"""The type of functions behind `functools.cache`."""
 _TUPLE_GETTER = collections._tuplegetter  # type: ignore[attr-defined]
 
 
@@ -103,7 +104,7 @@ class Attributes(Symbolic):
         getter = self.segment.class_attribute(kind, "__getattribute__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
-        if kind is _CACHED and name.startswith("cache_"):
+        if kind is CACHED and name.startswith("cache_"):
             raise self.meets_statistics()
         if getattr(getter, "__objclass__", None) not in _PLAIN_HOMES:
             raise CaptureError(f"{kind.__qualname__} has its own native __getattribute__")
@@ -244,7 +245,7 @@ class Attributes(Symbolic):
             return found.__get__(value, kind)
         if described is types.BuiltinFunctionType:
             return found
-        if described is _CACHED:
+        if described is CACHED:
             return types.MethodType(found, value)
         if described is _TUPLE_GETTER and is_a(value, tuple):
             return self.tuple_item(value, found.__reduce__()[1][0])

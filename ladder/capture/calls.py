@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ladder.capture import natives, polyfills, tensors
-from ladder.capture.attributes import Attributes
+from ladder.capture.attributes import CACHED, Attributes
 from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
 from ladder.capture.modeled import FUNCTIONS, METHODS, call_cached
@@ -55,7 +55,6 @@ _DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__cod
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
 _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__")
-_CACHED: Any = type(functools.cache(len))
 _SCALARS = (int, float, bool, str, type(None))
 
 
@@ -101,7 +100,7 @@ class Calls(Attributes):
             operator.itemgetter: self._call_getter,
             operator.attrgetter: self._call_getter,
             weakref.ReferenceType: self._call_reference,
-            _CACHED: lambda function, args, kwargs: call_cached(self, function, args, kwargs),
+            CACHED: lambda function, args, kwargs: call_cached(self, function, args, kwargs),
         }
 
     def _call_method(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

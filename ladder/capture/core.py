@@ -329,7 +329,7 @@ class Core:
         return CaptureError("the statistics of a cached function")
 
     def leave(self, why: str) -> CaptureError:
-        """Give up this function for good: when objects die matters to it. Returns what to raise."""
+        """Drop this recording, for which it matters when objects die. Returns what to raise."""
         if self.recording and self.site is not None:
             self.site.note_leave(f"{why}, at {user_line(self.stack_lines())}")
             self.give_up()

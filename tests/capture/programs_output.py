@@ -15,10 +15,6 @@ import numpy as np
 import torch
 from capture_world import World, calls, normal, programs
 
-COUNT = 0
-HISTORY: list[Any] = []
-SETTINGS = {"scale": 2.0}
-
 
 def _x(*shape: int) -> Callable[[], tuple[Any, ...]]:
     return lambda: (normal(*(shape or (3, 4))),)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
+from ladder.api.aliasing import Apart
 from ladder.api.model import Compiled
 from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
@@ -300,3 +301,13 @@ def test_an_index_out_of_range_is_told() -> None:
                 with pytest.raises(IndexError):
                     call(target, x, torch.tensor([first]), torch.tensor([second]))
             assert torch.equal(mine, eager)
+
+
+def test_arguments_that_grow_into_what_is_written_are_noticed() -> None:
+    """Plans of open sizes get tensors that begin where they did and end elsewhere."""
+    memory = torch.zeros(40)
+    apart, written = Apart([1]), memory[10:20]
+    for count, expected in ((10, True), (10, True), (15, False), (10, True)):
+        assert apart([memory[:count], written]) is expected
+    assert apart([memory[:5], memory[10:20]])
+    assert not apart([memory[12:14], written])
