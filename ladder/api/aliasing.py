@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import eq, is_not
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dispatch.python
@@ -39,6 +39,14 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
         results = module.forward(*fakes)
     writes = before != [version_of(value) for value in fakes]
     return aliasing_of(fakes, results, writes=writes, before=before)
+
+
+def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.Tensor]:
+    """Return fakes of the tensors that a graph returns."""
+    mode, fakes = without_values(examples)
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        found = flat(module.forward(*fakes))
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -169,13 +177,47 @@ def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> No
         generator.set_state(state)
 
 
-def returning(run: Callable[..., Any], returned: Mapping[int, int]) -> Callable[..., Any]:
-    """Return what runs a plan and gives arguments that it writes: number of a result -> number of one."""
+class Part(NamedTuple):
+    """A result that is an argument which the graph writes, or lies in its memory.
+
+    `steps`, `offset`: its strides and first element, counted from the argument's; None if it is the argument.
+    """
+
+    argument: int
+    steps: tuple[int, ...] | None = None
+    offset: int = 0
+
+    def of(self, inputs: Sequence[Any], value: torch.Tensor) -> torch.Tensor:
+        """Return the result; where it reads the memory as another type, the plan's own `value`."""
+        whole: torch.Tensor = inputs[self.argument]
+        if self.steps is None:
+            return whole
+        if value.dtype is not whole.dtype:
+            return value
+        return whole.as_strided(value.shape, self.steps, whole.storage_offset() + self.offset)
+
+
+def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
+    """Return the results that lie in arguments which are written, by number."""
+    places = {expected.memory[at]: at for at in written}
+    results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
+    parts = dict[int, Part]()
+    for number, (first, place) in enumerate(results):
+        argument, lies = places.get(place), expected.strides[number]
+        if first in places.values():
+            parts[number] = Part(first)
+        elif argument is not None and lies is not None:
+            parts[number] = Part(argument, lies.steps, lies.offset - examples[argument].storage_offset())
+    return parts
+
+
+def returning(run: Callable[..., Any], parts: Mapping[int, Part]) -> Callable[..., Any]:
+    """Return what runs a plan and gives arguments that it writes, or parts of them, by number of a result."""
 
     def with_arguments(*inputs: Any) -> Any:
         found = list(run(*inputs))
-        for at, argument in returned.items():
-            found[at] = inputs[argument]
+        for at, part in parts.items():
+            found[at] = part.of(inputs, found[at])
         return tuple(found)
 
     return with_arguments
