@@ -335,9 +335,9 @@ def test_loaded_plans_refuse_arguments_in_what_they_write(tmp_path: Path) -> Non
     cache, x = torch.zeros(8), torch.ones(8)
     with torch.no_grad():
         loaded = ladder.load(ladder.compile(run).export(tmp_path / "model.ladder", cache, x))
-        cache = torch.zeros(8)
+        before = cache._version
         assert torch.equal(loaded(cache, x), torch.full((8,), 3.0))
         assert torch.equal(cache, torch.ones(8))
-        assert cache._version == 1
+        assert cache._version == before + 1
         with pytest.raises(ladder.AliasingError, match="share memory"):
             loaded(cache, cache)
