@@ -24,6 +24,7 @@ from ladder.capture.segment import CaptureError, Step
 
 if TYPE_CHECKING:
     from ladder.capture.core import Core
+    from ladder.capture.symbolic import Symbolic
 
 _UNSET = object()
 _VALUE = "value"
@@ -90,7 +91,7 @@ def ask_about_program(machine: Core, function: Any, args: tuple[Any, ...], kwarg
     return machine.part(function(*map(machine.plain, args), **kwargs))
 
 
-def scan(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def scan(machine: Symbolic, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call ``associative_scan``: one operator, if the function it combines by is nothing but its code."""
     combine, *rest = args
     if type(combine) is not types.FunctionType or combine.__closure__ or combine.__defaults__:
@@ -98,6 +99,7 @@ def scan(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
     if names - {"torch"}:
         raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
+    machine.settle_extents(torch.utils._pytree.tree_leaves((rest, kwargs)))
     return machine.operator(tensors.scanning(function, combine), tuple(rest), kwargs)
 
 

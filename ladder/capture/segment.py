@@ -158,6 +158,14 @@ class Segment:
         kind, value = self.constant(type(dynamic.value)), self.constant(dynamic.value)
         text = f"type({dynamic.var}) is {kind} and {same_value(dynamic.var, dynamic.value, value)}"
         self.check(text, f"{dynamic.var} == {dynamic.value!r}", self.paths.get(dynamic.var))
+        if dynamic.symbol is not None:
+            self.settle([dynamic.symbol])
+
+    def settle(self, extents: Iterable[Any]) -> None:
+        """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
+        if self.shapes is not None:
+            self.shapes.settle(extents)
+            self.unliftable |= {self.paths[name] for name in self.shapes.settled()}
 
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""

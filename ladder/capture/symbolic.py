@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,6 +57,11 @@ class Symbolic(Core):
             self.segment.fix_shapes(f"{name} is read")
         found = getattr(value, name)
         return found(*rest) if callable(found) else found
+
+    def settle_extents(self, values: Iterable[Any]) -> None:
+        """Settle the extents of tensors, for an operator whose parts depend on them."""
+        nodes = [self.segment.node(value) for value in values if is_a(value, torch.Tensor)]
+        self.segment.settle(extent for node in nodes if node.fake is not None for extent in node.fake.shape)
 
     def _extent(self, extent: Any) -> Any:
         if shapes.is_fixed(extent):
