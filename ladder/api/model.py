@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of, returning
+from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
@@ -242,12 +242,12 @@ def separated(
     ImportRefused
         If results of open sizes lie in arguments that are written: plans write into copies.
     """
-    expected, written = expected_aliasing(module, opened), [at for at, _ in executable.updates]
-    parts, is_open = parts_of_written(expected, examples, written), "open" in module.meta
+    expected, is_open = expected_aliasing(module, opened), "open" in module.meta
+    parts = parts_of_written(expected, examples, [at for at, _ in executable.updates])
     if is_open and any(part.steps is not None for part in parts.values()):
         raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
-    run = returning(executable, parts) if parts else executable
-    return Separated(run, run_as_is(module, examples), expected, written, is_open=is_open)
+    executable.gives(parts)
+    return Separated(executable, run_as_is(module, examples), expected, is_open=is_open)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:
