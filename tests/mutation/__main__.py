@@ -75,12 +75,12 @@ def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
 OUTCOMES = {0: "survived", 1: "killed"}
 
 
-def tried(tree: Path, number: int, fault: Fault) -> Outcome:
-    """Plant a fault and run its tests, then those of its area."""
+def tried(tree: Path, number: int, fault: Fault, *, narrow: bool) -> Outcome:
+    """Plant a fault and run its tests, then, unless ``narrow``, those of its area."""
     start = time.monotonic()
     code, by = 0, ""
     with planted(fault, tree, FIRST_STAMP + number):
-        for tests in (fault.tests, fault.wider):
+        for tests in (fault.tests, () if narrow else fault.wider):
             code, by = run_tests(tree, tests) if code == 0 and tests else (code, by)
     outcome = OUTCOMES.get(code, "broken")
     by = "" if outcome == "survived" else by.removeprefix("FAILED ")[:160]
@@ -112,6 +112,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description="plant faults, run tests")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of faults")
     parser.add_argument("--area", help="faults of one list")
+    parser.add_argument("--narrow", action="store_true", help="only the tests that faults name")
     parser.add_argument("--output", type=Path, help="JSON file of results; those in it are kept")
     parser.add_argument("--sound", action="store_true", help="run all their tests without a fault")
     options = parser.parse_args()
@@ -130,7 +131,7 @@ def main() -> int:
             return code
         outcomes = known(options.output)
         for number, fault in chosen:
-            row = outcomes[number] = tried(tree, number, fault)
+            row = outcomes[number] = tried(tree, number, fault, narrow=options.narrow)
             told = f"{number:3} {row.outcome:8} {row.seconds:6.1f} s  {fault.file}: {fault.says}  {row.by}"
             print(told, flush=True)
             if options.output is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from ir_examples import of_matmul_blocks, of_quantized, operands
@@ -73,6 +75,28 @@ def test_contract_becomes_matmul_with_operands_swapped_if_need_be():
     assert result.nodes[-1].inputs == ("a", "b")
     x = operands(graph)
     assert np.allclose(evaluate(result, x), x["a"] @ x["b"].T)
+
+
+@pytest.mark.parametrize("given", [{"sizes": (("c", 4),)}, {"sizes": (("c", 9),), "pad": True}])
+def test_contractions_of_parts_stay(given):
+    g = GraphBuilder("g")
+    a, b = g.input("a", "float32", (3, 8)), g.input("b", "float32", (8, 5))
+    graph = g.finish(g.add("contract", a, b, spec="x c, c y -> x y", type="float32", **given))
+    assert rewrite(graph, MATMUL_RECOGNITION) == graph
+
+
+@pytest.mark.parametrize("first", list(permutations(range(3))))
+def test_transposes_fold_to_their_composition(first):
+    for second in permutations(range(3)):
+        g = GraphBuilder("g")
+        x = g.input("x", "float32", (2, 3, 4))
+        graph = g.finish(
+            g.add("transpose", g.add("transpose", x, permutation=first), permutation=second)
+        )
+        result = rewrite(graph, LAYOUT_FOLDING)
+        assert len(result.nodes) <= 2
+        given = operands(graph)
+        assert np.array_equal(evaluate(result, given), evaluate(graph, given))
 
 
 def test_rewriting_reaches_into_block_graphs():
