@@ -4,8 +4,8 @@
     python -m tests.mutation --only 3 17 --output FILE      # some, and a record of them
     python -m tests.mutation --sound                        # the tests alone: all must pass without a fault
 
-A fault is killed where a test fails, or runs beyond the limit; a run that could not collect its tests counts as
-neither. Each run of tests has a cache of kernels of its own.
+A fault is killed where a test fails, or runs beyond the limit; a run that could not collect its tests counts
+as neither. Each run of tests has a cache of kernels of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -93,9 +93,9 @@ def known(path: Path | None) -> dict[int, Outcome]:
     if path is None or not path.exists():
         return {}
     rows = [Outcome(**row) for row in json.loads(path.read_text(encoding="utf-8"))["faults"]]
-    faults = dict(enumerate(read_faults()))
-    same = (row for row in rows if row.number in faults and faults[row.number].says == row.says)
-    return {row.number: row for row in same}
+    numbers = {(fault.file, fault.says): number for number, fault in enumerate(read_faults())}
+    same = (row for row in rows if (row.file, row.says) in numbers)
+    return {number: replace(row, number=number) for row in same for number in (numbers[row.file, row.says],)}
 
 
 def record(outcomes: Mapping[int, Outcome]) -> dict[str, object]:

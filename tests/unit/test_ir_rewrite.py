@@ -90,9 +90,7 @@ def test_transposes_fold_to_their_composition(first):
     for second in permutations(range(3)):
         g = GraphBuilder("g")
         x = g.input("x", "float32", (2, 3, 4))
-        graph = g.finish(
-            g.add("transpose", g.add("transpose", x, permutation=first), permutation=second)
-        )
+        graph = g.finish(g.add("transpose", g.add("transpose", x, permutation=first), permutation=second))
         result = rewrite(graph, LAYOUT_FOLDING)
         assert len(result.nodes) <= 2
         given = operands(graph)

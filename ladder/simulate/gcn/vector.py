@@ -366,7 +366,7 @@ def divide(i: Instruction, name: str) -> Step:
 
 
 def truth_table(i: Instruction, name: str) -> Step:
-    """``v_bitop3_b32`` and ``v_bitop3_b16``: any bitwise function of three words, or of their lower halves."""
+    """``v_bitop3_b32``, ``v_bitop3_b16``: any bitwise function of three words, or of their lower halves."""
     if set(i.modifiers) - {"bitop3"}:
         raise GcnError(f"the emulator does not know a modifier of {i.text}")
     inner = Instruction(i.text, i.op, i.form, i.operands, {})
