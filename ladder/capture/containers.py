@@ -25,6 +25,10 @@ from ladder.capture.tensors import is_plain_tensor
 from ladder.capture.words import words
 
 STOP = Absent()
+TEXTS = (str, bytes)
+"""Types of keys that equal no key of another type."""
+QUICK = (*TEXTS, int, type(None))
+"""Types of keys that are looked up alone: what else a dictionary holds is not read."""
 """What an exhausted iterator gives."""
 
 _MAPPINGS = (dict, OrderedDict)
@@ -422,13 +426,13 @@ class Containers(Calls):
         """Read one key, guarding no others; NULL if the general way must be taken."""
         key = rest[0]
         node = self.segment.node(owner)
-        if not is_constant(key) or (type(key) not in (str, int, type(None)) and not is_a(key, type)):
+        if not is_constant(key) or (type(key) not in QUICK and not is_a(key, type)):
             return NULL
         found = dict.get(owner, key, NULL)
         constant = self.segment.constant(key)
         path = f"{self.segment.paths.get(node.var, node.var)}[{key!r}]"
         # Another key may be equal and of another type: only keys of this very type are quick.
-        if any(other == key and type(other) is not type(key) for other in owner if type(key) is not str):
+        if any(other == key and type(other) is not type(key) for other in owner if type(key) not in TEXTS):
             return NULL
         if found is NULL:
             self.segment.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)

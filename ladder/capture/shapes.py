@@ -10,6 +10,7 @@ of the guard. Anything that does not go through fixes the extents after all: not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,15 +53,24 @@ def liftable(value: Any, numbers: bool) -> bool:
     return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
 
 
+@cache
+def environment_class() -> Any:
+    """Return torch's `ShapeEnv`, which does not look for the line of the program behind each symbol.
+
+    For its own messages torch would; and import its exporter first, to know its own files from the program's.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return type("Environment", (ShapeEnv,), {"_get_user_frame": lambda self: None})
+
+
 class Shapes:
     """The symbols of one segment."""
 
     def __init__(self) -> None:
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
         # Equal extents are different symbols until something asks them to be equal.
-        self.env = ShapeEnv(duck_shape=False)
+        self.env = environment_class()(duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env)
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
