@@ -14,7 +14,7 @@ import torch
 
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import by_identity, by_value, is_a, is_constant
-from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.nodes import CaptureError, Dynamic, Node
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import Symbolic
 from ladder.capture.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
@@ -87,7 +87,7 @@ class Attributes(Symbolic):
         return getattr(value, name)
 
     def _object_attr(self, value: Any, kind: type, name: str) -> Any:
-        fallback = self.segment.class_attribute(kind, "__getattr__")
+        fallback = self.heap.class_attribute(kind, "__getattr__")
         if fallback is NULL:
             return self._attribute(value, kind, name)
         if not is_a(fallback, types.FunctionType):
@@ -101,7 +101,7 @@ class Attributes(Symbolic):
 
     def _attribute(self, value: Any, kind: type, name: str) -> Any:
         """Return what ``__getattribute__`` gives."""
-        getter = self.segment.class_attribute(kind, "__getattribute__")
+        getter = self.heap.class_attribute(kind, "__getattribute__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (value, name), {})
         if kind is CACHED and name.startswith("cache_"):
@@ -112,7 +112,7 @@ class Attributes(Symbolic):
 
     def generic_attribute(self, value: Any, kind: type, name: str) -> Any:
         """Return ``object.__getattribute__(value, name)``; `kind` is the type of `value`."""
-        found = self.segment.class_attribute(kind, name)
+        found = self.heap.class_attribute(kind, name)
         described = type(found)
         if found is not NULL and hasattr(described, "__get__") and _is_data(described):
             return self.bind(found, value, kind)
@@ -129,57 +129,55 @@ class Attributes(Symbolic):
         if inside is NULL:
             return NULL
         node = self.dict_node(value, inside)
-        path = f"{self.segment.paths.get(node.var, node.var)}[{name!r}]"
+        path = f"{self.heap.guard.path(node.var)}[{name!r}]"
         if name not in inside:
-            self.segment.absent(node, name, f"{name!r} not in {node.var}", path)
+            self.heap.absent(node, name, f"{name!r} not in {node.var}", path)
             return NULL
-        return self.segment.load(node, name, inside[name], f"{node.var}[{name!r}]", path)
+        return self.heap.load(node, name, inside[name], f"{node.var}[{name!r}]", path)
 
     def dict_node(self, value: Any, inside: dict[str, Any]) -> Node:
         """Return the node of the instance dictionary of `value`."""
-        segment = self.segment
-        known = segment.find(inside)
+        heap = self.heap
+        known = heap.find(inside)
         if known is not None:
             return known
-        owner = segment.node(value)
+        owner = heap.node(value)
         plain = type(value).__getattribute__ is _OBJECT_GET
-        text = (
-            f"{owner.var}.__dict__" if plain else f"{segment.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
-        )
+        text = f"{owner.var}.__dict__" if plain else f"{heap.constant(_OBJECT_GET)}({owner.var}, '__dict__')"
         if not owner.external:
-            node = segment.fresh(inside, text, {owner.var})
+            node = heap.fresh(inside, text, {owner.var})
             node.parents = {owner.var, *owner.parents}
             node.seen.update(inside)
             return node
-        path = segment.paths.get(owner.var, _brief_path(value))
+        path = heap.guard.paths.get(owner.var, _brief_path(value))
         if owner.pinned and plain:
-            segment.table.instances[id(value)] = (value, inside)
-            return segment.pin(inside, f"{path}.__dict__")
-        node = Node(inside, segment.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
-        return segment.add(node)
+            heap.guard.table.instances[id(value)] = (value, inside)
+            return heap.pin(inside, f"{path}.__dict__")
+        node = Node(inside, heap.guard.bind(text, f"{path}.__dict__"), external=True, stable=owner.stable)
+        return heap.add(node)
 
     def namespace_item(self, names: dict[str, Any], name: str, home: str, missing: Any) -> Any:
         """Return an entry of a module dictionary."""
-        node = self.segment.pin(names)
+        node = self.heap.pin(names)
         if name not in names:
             raise CaptureError(f"{home}.{name} is computed by the module")
-        return self.segment.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+        return self.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
 
     # classes ----------------------------------------------------------------------------------
     def _class_attr(self, value: type, name: str) -> Any:
         meta = type(value)
         if name in _TYPE_FIELDS:
             return self._type_field(value, name)
-        if meta is not type and self.segment.class_attribute(meta, "__getattribute__") != _TYPE_GET:
+        if meta is not type and self.heap.class_attribute(meta, "__getattribute__") != _TYPE_GET:
             raise CaptureError("a metaclass with its own __getattribute__")
-        over = self.segment.class_attribute(meta, name)
+        over = self.heap.class_attribute(meta, name)
         if over is not NULL and _is_data(type(over)):
             raise CaptureError("a data descriptor of a metaclass")
-        found = self.segment.class_attribute(value, name)
+        found = self.heap.class_attribute(value, name)
         if found is NULL:
             if over is not NULL:
                 return self.bind(over, value, meta)
-            if self.segment.class_attribute(meta, "__getattr__") is not NULL:
+            if self.heap.class_attribute(meta, "__getattr__") is not NULL:
                 raise CaptureError("an attribute computed by a metaclass")
             return getattr(value, name)
         return self._bound_to_class(found, value, name)
@@ -187,8 +185,8 @@ class Attributes(Symbolic):
     def _type_field(self, value: type, name: str) -> Any:
         found = getattr(value, name)
         if by_identity(found) or by_value(found):
-            owner = self.segment.constant(value)
-            self.segment.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
+            owner = self.heap.constant(value)
+            self.heap.meet(found, f"{owner}.{name}", f"{owner}.{name}", stable=True)
         return found
 
     def _bound_to_class(self, found: Any, value: type, name: str) -> Any:
@@ -209,7 +207,7 @@ class Attributes(Symbolic):
             return super
         order = kind.__mro__
         for home in order[order.index(this) + 1 :]:
-            self.segment.class_attribute(home, name)
+            self.heap.class_attribute(home, name)
             if name in home.__dict__:
                 found = home.__dict__[name]
                 if not hasattr(type(found), "__get__"):
@@ -220,7 +218,7 @@ class Attributes(Symbolic):
     def part(self, value: Any) -> Any:
         """Return `value`, a read-only part of a constant, after pinning it."""
         if self.recording and not is_constant(value):
-            self.segment.pin(value)
+            self.heap.pin(value)
         return value
 
     # descriptors ------------------------------------------------------------------------------
@@ -253,7 +251,7 @@ class Attributes(Symbolic):
             return self._slot(found, value)
         if described is types.GetSetDescriptorType:
             return self._computed(found, value, kind)
-        getter = self.segment.class_attribute(described, "__get__")
+        getter = self.heap.class_attribute(described, "__get__")
         if is_a(getter, types.FunctionType):
             return self.call_function(getter, (found, value, kind), {})
         raise CaptureError(f"a descriptor of type {described.__qualname__}")
@@ -263,9 +261,9 @@ class Attributes(Symbolic):
             inside = found.__get__(value)
         except AttributeError:
             raise CaptureError(f"the slot {found.__name__} is unset") from None
-        node = self.segment.node(value)
-        text = f"{self.segment.constant(found)}.__get__({node.var})"
-        return self.segment.load(node, found, inside, text, f"{node.var}.{found.__name__}")
+        node = self.heap.node(value)
+        text = f"{self.heap.constant(found)}.__get__({node.var})"
+        return self.heap.load(node, found, inside, text, f"{node.var}.{found.__name__}")
 
     def _computed(self, found: Any, value: Any, kind: type) -> Any:
         name = found.__name__
@@ -286,32 +284,32 @@ class Attributes(Symbolic):
         raise CaptureError(f"the computed attribute {kind.__qualname__}.{name}")
 
     def _function_field(self, value: Any, name: str) -> Any:
-        node = self.segment.node(value)
-        return self.segment.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
+        node = self.heap.node(value)
+        return self.heap.load(node, name, getattr(value, name), f"{node.var}.{name}", f"{node.var}.{name}")
 
     def _error_field(self, found: Any, value: Any, name: str) -> Any:
-        inside, node = found.__get__(value), self.segment.find(value)
+        inside, node = found.__get__(value), self.heap.find(value)
         if node is None or not node.external:
             return inside
-        return self.segment.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
+        return self.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")
 
     def _tensor_attr(self, value: Any, name: str) -> Any:
         if not is_plain_tensor(value):
             raise CaptureError("an attribute of a tensor subclass")
-        node = self.segment.node(value)
+        node = self.heap.node(value)
         if name in VIEWS_BY_ATTRIBUTE or name == "data":
             return self.operator(getattr, (value, name), {})
-        if name in METADATA and not node.dynamic:
+        if name in METADATA and not self.trace.is_dynamic(node.var):
             self.meet_metadata(value, name)
             return self.open_metadata(value, name, ()) if self.is_open(value) else getattr(value, name)
         if name == "grad" and node.external:
             # Within a segment no gradient changes: backward passes and assignments split.
-            return self.segment.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
+            return self.heap.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")
         raise CaptureError(f"the tensor attribute {name}")
 
     def meet_metadata(self, value: torch.Tensor, name: str) -> None:
         """Guard metadata that do not follow from what is guarded of every tensor."""
-        node = self.segment.node(value)
+        node = self.heap.node(value)
         if name not in UNGUARDED or name in node.seen:
             return
         if not node.external:
@@ -321,8 +319,8 @@ class Attributes(Symbolic):
         node.seen.add(name)
         found = getattr(value, name)
         text = f"{node.var}.{name}{'()' if callable(found) else ''}"
-        found = self.segment.constant(found() if callable(found) else found)
-        self.segment.check(f"{text} == {found}", f"{node.var}.{name}")
+        found = self.heap.constant(found() if callable(found) else found)
+        self.heap.guard.check(f"{text} == {found}", f"{node.var}.{name}")
 
     # stores -----------------------------------------------------------------------------------
     def store_attr(self, value: Any, name: str, item: Any) -> None:
@@ -337,7 +335,7 @@ class Attributes(Symbolic):
         kind = type(value)
         if is_a(value, type | types.ModuleType):
             raise CaptureError("an attribute of a class or module is set")
-        setter = self.segment.class_attribute(kind, "__setattr__")
+        setter = self.heap.class_attribute(kind, "__setattr__")
         if is_a(setter, types.FunctionType):
             self.call_in_statement(setter, (value, name, item))
             return
@@ -347,7 +345,7 @@ class Attributes(Symbolic):
 
     def store_plain(self, value: Any, name: str, item: Any, setter: Any = _OBJECT_SET) -> None:
         """Do ``object.__setattr__(value, name, item)``, by that name or another."""
-        found = self.segment.class_attribute(type(value), name)
+        found = self.heap.class_attribute(type(value), name)
         if type(found) is property and found.fset is not None:
             self.call_in_statement(self.part(found.fset), (value, item))
             return
@@ -355,16 +353,16 @@ class Attributes(Symbolic):
         if found is not NULL and _is_data(type(found)) and not slot:
             raise CaptureError(f"the data descriptor {name} is set")
         inside = instance_dict(value)
-        node = self.segment.node(value) if slot or inside is NULL else self.dict_node(value, inside)
+        node = self.heap.node(value) if slot or inside is NULL else self.dict_node(value, inside)
         item = self.settled(item, keep=True)
         uses: set[str] = set()
-        owner = self.segment.reference(value, uses)
-        text = f"{self.segment.constant(setter)}({owner}, {name!r}, "
-        text += f"{self.segment.reference(item, uses)})"
+        owner = self.heap.reference(value, uses)
+        text = f"{self.heap.constant(setter)}({owner}, {name!r}, "
+        text += f"{self.heap.reference(item, uses)})"
         setter(value, name, self.unlifted(item))
         node.wrote(found if slot else name, item)
-        targets = [node, self.segment.node(value)]
-        self.segment.change(text, targets, uses)
+        targets = [node, self.heap.node(value)]
+        self.heap.change(text, targets, uses)
 
     def delete_attr(self, value: Any, name: str) -> None:
         """Do ``del value.name``."""
@@ -375,7 +373,7 @@ class Attributes(Symbolic):
         self.recorded(self._delete, (value, name), (delattr, (value, name)))
 
     def _delete(self, value: Any, name: str) -> None:
-        deleter = self.segment.class_attribute(type(value), "__delattr__")
+        deleter = self.heap.class_attribute(type(value), "__delattr__")
         if is_a(deleter, types.FunctionType):
             self.call_in_statement(deleter, (value, name))
             return
@@ -388,7 +386,7 @@ class Attributes(Symbolic):
         inside = instance_dict(value)
         if inside is NULL:
             raise CaptureError("an attribute is deleted natively")
-        found = self.segment.class_attribute(type(value), name)
+        found = self.heap.class_attribute(type(value), name)
         if type(found) is property and found.fdel is not None:
             self.call_in_statement(self.part(found.fdel), (value,))
             return
@@ -398,12 +396,12 @@ class Attributes(Symbolic):
             delattr(value, name)  # raises
         node = self.dict_node(value, inside)
         uses: set[str] = set()
-        owner = self.segment.reference(value, uses)
+        owner = self.heap.reference(value, uses)
         object.__delattr__(value, name)
         node.wrote(name)
-        self.segment.change(
-            f"{self.segment.constant(object.__delattr__)}({owner}, {name!r})",
-            [node, self.segment.node(value)],
+        self.heap.change(
+            f"{self.heap.constant(object.__delattr__)}({owner}, {name!r})",
+            [node, self.heap.node(value)],
             uses,
         )
 

@@ -16,16 +16,17 @@ import torch
 import torch.fx
 
 from ladder.capture.clones import Clones
-from ladder.capture.conditionals import Side, folded, without_unused_parts
+from ladder.capture.conditionals import Side, folded
 from ladder.capture.core import Ending, Leaving
-from ladder.capture.emit import graph_results, live_steps, return_ending
+from ladder.capture.emit import return_ending
 from ladder.capture.frames import NULL, Frame
-from ladder.capture.indices import Proven
 from ladder.capture.kinds import is_a
 from ladder.capture.machine import Machine
-from ladder.capture.segment import CaptureError, Node, Step
+from ladder.capture.mock import graph_results, live_steps
+from ladder.capture.nodes import CaptureError, Node, Step
 from ladder.capture.sites import DEEPEST
 from ladder.capture.tensors import autocast_state, torch_state
+from ladder.capture.trace import Apart, Value
 
 if TYPE_CHECKING:
     from ladder.capture.record import Plan
@@ -46,13 +47,11 @@ class Abandoned(Leaving):
 
 
 class _Kept(NamedTuple):
-    """What a segment had before a side of a branch, and what must be the same after it."""
+    """What there was before a side of a branch, and what must be the same after it."""
 
     nodes: dict[int, Node]
     steps: list[Step]
-    graph_values: list[Node]
-    graph_nodes: set[torch.fx.Node]
-    proven: Proven
+    trace: Apart
     frames: list[Any]
     state: tuple[Any, ...]
 
@@ -126,7 +125,7 @@ class Branches(Machine):
         plain = [*map(self.unlifted, values)]
         known = site.sides(tuple(plain))
         changed = {number for record in known.values() for number in record.changed}
-        clones = Clones(self.segment, [*self.steps_before(), *self.segment.steps], plan.uses)
+        clones = Clones(self.heap, [*self.steps_before(), *self.heap.steps], plan.uses)
         if (
             paused
             or not site.may_join(known)
@@ -134,7 +133,7 @@ class Branches(Machine):
             or not clones.owns(values, changed)
         ):
             return
-        if len(known) == 1 and (self.segment.changes_tensors or self.segment.random):
+        if len(known) == 1 and (self.trace.changes_tensors or self.trace.random):
             return  # a run on the side that is not known must leave no trace
         actual = bool(args[0]) if found is NULL else found
         if actual not in known:
@@ -149,9 +148,9 @@ class Branches(Machine):
         raise self._joined(fork, sorted(known), condition, actual)
 
     def _condition(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
-        inputs: list[Node] = []
+        inputs: list[Value] = []
         given, named = self._fx(args, inputs), self._fx(kwargs, inputs)
-        if any(node.dynamic for node in inputs):
+        if any(value.dynamic for value in inputs):
             raise CaptureError("a condition whose shape depends on values")
         found: torch.fx.Node = given[0] if function is bool else self._fx_call(function, given, named)
         return found
@@ -168,7 +167,7 @@ class Branches(Machine):
             sides[holds], ends[holds] = self._side(fork, holds)
             self.supposed = before
         loops = bool(getattr(self.captured.backend, "loops", False))
-        nodes = folded(self.segment.graph, condition, sides, self.segment.modules, loops=loops)
+        nodes = folded(self.trace.graph, condition, sides, self.trace.modules, loops=loops)
         holds_name, *names = [self._graph_value(node) for node in nodes]
         depth = 1 + max(end.ending.depth for end in ends.values())
         ending = Ending([], {holds_name, *names}, depth, returns=True)
@@ -184,10 +183,7 @@ class Branches(Machine):
         return Joined(ends[actual].result, ending)
 
     def _graph_value(self, node: torch.fx.Node) -> str:
-        made = Node(None, self.segment.fresh_name(), external=False)
-        made.fx = node
-        self.segment.graph_values.append(made)
-        return made.var
+        return self.trace.add(Value(self.heap.guard.fresh_name(), None, node)).var
 
     # one side ---------------------------------------------------------------------------------
     def _side(self, fork: Fork, holds: bool) -> tuple[Side, Joined]:
@@ -196,7 +192,7 @@ class Branches(Machine):
         kept = self._set_apart()
         try:
             end = self._driven(self._frames(fork), site.after, holds)
-            if self._state() != kept.state or any(step.keep for step in self.segment.steps):
+            if self._state() != kept.state or any(step.keep for step in self.heap.steps):
                 raise Abandoned("a side of a branch changes more than its record says")
             return self._cut(kept, end)
         finally:
@@ -217,7 +213,7 @@ class Branches(Machine):
     def _driven(self, frames: list[Frame], after: str, holds: bool) -> Joined:
         try:
             result = self.drive(frames, after, holds, None)
-            return Joined(result, return_ending(self.segment, result))
+            return Joined(result, return_ending(self.heap, result))
         except Joined as inner:
             return inner
         except CaptureError as error:
@@ -227,46 +223,34 @@ class Branches(Machine):
 
     def _cut(self, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
         """Return what was added to the graph since, and the end with all that its side does."""
-        segment, ending = self.segment, end.ending
-        steps, needed = live_steps(segment.steps, ending.uses)
-        wanted, rebuilt = graph_results(segment, needed)
-        returned = [node.fx for node in wanted if node.fx is not None]
-        without_unused_parts(segment.graph, {*returned, *kept.graph_nodes})
-        nodes = [
-            node for node in segment.graph.nodes if node not in kept.graph_nodes and node.op != "placeholder"
-        ]
+        ending = end.ending
+        steps, needed = live_steps(self.heap.steps, ending.uses)
+        wanted, rebuilt = graph_results(self.heap, self.trace, needed)
+        returned = [value.fx for value in wanted if value.fx is not None]
+        nodes = self.trace.added(kept.trace, returned)
         lines = [*rebuilt, *(step.text for step in steps), *ending.lines]
-        names = [node.var for node in wanted]
+        names = [value.var for value in wanted]
         whole = Ending(
             lines, needed, depth=ending.depth, returned=names, branches=ending.branches, returns=True
         )
         return Side(nodes, returned), Joined(end.result, whole)
 
     def _state(self) -> tuple[Any, ...]:
-        segment = self.segment
-        return torch_state(), autocast_state(), segment.changes_tensors, segment.random, segment.state_written
+        trace = self.trace
+        return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written
 
     def _set_apart(self) -> _Kept:
-        segment = self.segment
-        kept = _Kept(
-            dict(segment.nodes),
-            segment.steps,
-            segment.graph_values,
-            set(segment.graph.nodes),
-            segment.proven,
-            self.frames,
-            self._state(),
-        )
-        segment.steps, segment.graph_values, segment.proven = [], [], segment.proven.copy()
+        heap = self.heap
+        kept = _Kept(dict(heap.nodes), heap.steps, self.trace.set_apart(), self.frames, self._state())
+        heap.steps = []
         self.apart.append(kept)
         return kept
 
     def _take_back(self, kept: _Kept) -> None:
         """Forget what was made on a side; what was found outside stays, as its guard does."""
-        segment = self.segment
-        segment.nodes = {
-            key: node for key, node in segment.nodes.items() if key in kept.nodes or node.external
-        }
-        segment.steps, segment.graph_values, segment.proven = kept.steps, kept.graph_values, kept.proven
+        heap = self.heap
+        heap.nodes = {key: node for key, node in heap.nodes.items() if key in kept.nodes or node.external}
+        heap.steps = kept.steps
+        self.trace.take_back(kept.trace)
         self.frames = kept.frames
         self.apart.pop()

@@ -21,8 +21,8 @@ from ladder.capture.attributes import CACHED, Attributes
 from ladder.capture.frames import NULL, Frame, bind, make_generator
 from ladder.capture.kinds import CONTAINERS, by_identity, is_a, is_constant, is_plain
 from ladder.capture.modeled import FUNCTIONS, METHODS, call_cached
+from ladder.capture.nodes import CaptureError, Dynamic, Node
 from ladder.capture.prescan import frame_names
-from ladder.capture.segment import CaptureError, Dynamic, Node
 from ladder.runtime.operator import is_captured
 
 MAX_DEPTH = 60
@@ -86,7 +86,7 @@ class Calls(Attributes):
             return self.replay(function, args, kwargs, looking=True)
         if kind in _NATIVE_TYPES or kind in (torch._ops.OpOverloadPacket, torch.jit.ScriptFunction):
             return self._identified(function, args, kwargs)
-        found = self.segment.class_attribute(kind, "__call__")
+        found = self.heap.class_attribute(kind, "__call__")
         if is_a(found, types.FunctionType):
             return self.call_function(found, (function, *args), kwargs)
         raise CaptureError(f"a call of {kind.__module__}.{kind.__qualname__}")
@@ -109,9 +109,9 @@ class Calls(Attributes):
 
     def _identified(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a native; one from outside that is bound to an object is known by name and object."""
-        node = self.segment.find(function)
+        node = self.heap.find(function)
         if node is not None and node.external and not node.stable:
-            self.segment.check(f"{node.var}.__name__ == {function.__name__!r}", f"name of {node.var}")
+            self.heap.guard.check(f"{node.var}.__name__ == {function.__name__!r}", f"name of {node.var}")
             self._part(function, "__self__")
         if type(function) is _BUILTIN:
             if function in tensors.STATE_READS:
@@ -127,36 +127,36 @@ class Calls(Attributes):
         given = tuple(map(self.plain, args))
         found = function(*given, **kwargs)
         if "autocast" in function.__name__:
-            self.segment.meet_autocast()
+            self.heap.guard.meet_autocast()
         if function not in tensors.STATE_GUARDED:
-            if self.segment.state_written or kwargs or not is_constant((given, found)):
+            if self.trace.state_written or kwargs or not is_constant((given, found)):
                 raise CaptureError(f"{function.__name__} is read")
-            constant = self.segment.constant
+            constant = self.heap.constant
             text = f"{constant(function)}(*{constant(given)}) == {constant(found)}"
-            self.segment.check(text, f"{function.__name__} gives {found}")
+            self.heap.guard.check(text, f"{function.__name__} gives {found}")
         return found
 
     def _part(self, value: Any, name: str) -> Any:
         """Return a part of a bound method or partial, met if the object is external."""
         part = getattr(value, name)
-        node = self.segment.find(value)
+        node = self.heap.find(value)
         if node is not None and node.external:
-            self.segment.read(node, name, part, f"{node.var}.{name}", f"{node.var}.{name}")
+            self.heap.read(node, name, part, f"{node.var}.{name}", f"{node.var}.{name}")
         return part
 
     def _call_partial(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inner, before = self._part(function, "func"), self._part(function, "args")
         named = self._part(function, "keywords")
-        self.segment.touch(before, 1)
+        self.heap.touch(before, 1)
         self.touch_part(function, "keywords", named)
         return self.call(inner, (*before, *args), {**named, **kwargs})
 
     def _call_getter(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        node = self.segment.node(function)
+        node = self.heap.node(function)
         keys = function.__reduce__()[1]
         if node.external:
-            constant = self.segment.constant(keys)
-            self.segment.check(f"{node.var}.__reduce__()[1] == {constant}", f"{node.var} gets {keys}")
+            constant = self.heap.constant(keys)
+            self.heap.guard.check(f"{node.var}.__reduce__()[1] == {constant}", f"{node.var} gets {keys}")
         if type(function) is operator.attrgetter and any("." in key for key in keys):
             raise CaptureError("a getter of nested attributes")
         get = self.load_attr if type(function) is operator.attrgetter else self.subscript
@@ -165,33 +165,33 @@ class Calls(Attributes):
         return found[0] if len(keys) == 1 else found
 
     def _call_reference(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        node, target = self.segment.node(function), function()
-        if target is not None and id(target) not in self.segment.arguments and self._may_have_died():
+        node, target = self.heap.node(function), function()
+        if target is not None and id(target) not in self.heap.arguments and self._may_have_died():
             raise self.leave("a weak reference to what may have died meanwhile")
         if node.external and "()" not in node.seen:
             # Never pinned: a record must not keep alive what is only weakly referred to.
             node.seen.add("()")
-            self.segment.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
+            self.heap.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
         return target
 
     def _outlives(self, target: Any) -> bool:
         """Say whether `target` lives longer than this segment."""
-        if id(target) in self.segment.arguments:
+        if id(target) in self.heap.arguments:
             return True
-        node = self.segment.find(target)
+        node = self.heap.find(target)
         return node is not None and node.external and not self._may_have_died()
 
     def _may_have_died(self) -> bool:
         """Say whether something from outside may have lost its last reference in this segment."""
         taken_up = self.site is not None and bool(self.site.layouts)
-        return taken_up or any(step.keep for step in self.segment.steps)
+        return taken_up or any(step.keep for step in self.heap.steps)
 
     def _has_override(self, function: Any, args: tuple[Any, ...]) -> bool:
         """``has_torch_function`` and its forms: tensors of torch's own classes have none."""
         flat = args[0] if len(args) == 1 and is_a(args[0], tuple | list) else args
         for item in flat:
             if is_a(item, torch.Tensor):
-                self.segment.node(item)
+                self.heap.node(item)
                 if not tensors.is_plain_tensor(item):
                     raise CaptureError("a tensor subclass")
             elif not is_constant(item):
@@ -200,9 +200,9 @@ class Calls(Attributes):
 
     def touch_part(self, owner: Any, name: str, part: Any) -> None:
         """Guard the contents of a container inside a native object."""
-        node = self.segment.find(owner)
+        node = self.heap.find(owner)
         if node is not None and node.external:
-            self.segment.touch(part, 1)
+            self.heap.touch(part, 1)
 
     # Python functions -------------------------------------------------------------------------
     def call_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -244,21 +244,21 @@ class Calls(Attributes):
 
     def identify(self, function: Any) -> None:
         """Guard that a function from outside is this one: its table row holds for no other."""
-        node = self.segment.find(function)
+        node = self.heap.find(function)
         if node is not None and node.external and not node.stable and "is" not in node.seen:
             node.seen.add("is")
-            self.segment.check(f"{node.var} is {self.segment.constant(function)}", f"{node.var} is unchanged")
+            self.heap.guard.check(f"{node.var} is {self.heap.constant(function)}", f"{node.var} is unchanged")
 
     def _leaf(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise CaptureError(f"{function.__qualname__} runs natively")
 
     def _dispatched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a `functools.singledispatch` function."""
-        node, kind = self.segment.node(function), type(self.plain(args[0]))
+        node, kind = self.heap.node(function), type(self.plain(args[0]))
         chosen = function.dispatch(kind)
-        constant = self.segment.constant
+        constant = self.heap.constant
         text = f"{node.var}.dispatch({constant(kind)}) is {constant(chosen)}"
-        self.segment.check(text, f"{node.var} dispatches {kind.__qualname__}")
+        self.heap.guard.check(text, f"{node.var} dispatches {kind.__qualname__}")
         return self.call(self.part(chosen), args, kwargs)
 
     def _python_operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -268,8 +268,8 @@ class Calls(Attributes):
         return self.operator(function, args, kwargs)
 
     def _frame(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
-        segment = self.segment
-        node = segment.node(function)
+        heap = self.heap
+        node = heap.node(function)
         if "called" not in node.seen and node.external:
             node.seen.add("called")
             self._meet_function(node)
@@ -289,31 +289,31 @@ class Calls(Attributes):
         return Frame(function, slots)
 
     def _meet_function(self, node: Node) -> None:
-        segment, function, var = self.segment, node.obj, node.var
+        heap, function, var = self.heap, node.obj, node.var
         path = getattr(function, "__qualname__", var)
-        segment.read(node, "__code__", function.__code__, f"{var}.__code__", f"{path}.__code__")
-        segment.read(node, "__defaults__", function.__defaults__, f"{var}.__defaults__", f"{path}.defaults")
+        heap.read(node, "__code__", function.__code__, f"{var}.__code__", f"{path}.__code__")
+        heap.read(node, "__defaults__", function.__defaults__, f"{var}.__defaults__", f"{path}.defaults")
         named = function.__kwdefaults__
-        segment.read(node, "__kwdefaults__", named, f"{var}.__kwdefaults__", f"{path}.kwdefaults")
+        heap.read(node, "__kwdefaults__", named, f"{var}.__kwdefaults__", f"{path}.kwdefaults")
         if not node.stable:
-            names = segment.constant(function.__globals__)
-            segment.check(f"{var}.__globals__ is {names}", f"globals of {path}")
+            names = heap.constant(function.__globals__)
+            heap.guard.check(f"{var}.__globals__ is {names}", f"globals of {path}")
         for part in (function.__defaults__, named):
             if part:
-                segment.touch(part, 1)
+                heap.touch(part, 1)
         for number, cell in enumerate(function.__closure__ or ()):
             name = function.__code__.co_freevars[number]
-            segment.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
+            heap.read(node, f"={number}", cell, f"{var}.__closure__[{number}]", f"{path}<{name}>")
 
     def _generator(self, frame: Frame) -> Any:
         generator = make_generator(frame, self.resume)
-        self.segment.hidden_generator(generator, self.here())
+        self.heap.hidden_generator(generator, self.here())
         return generator
 
     # classes ----------------------------------------------------------------------------------
     def instantiate(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a class."""
-        segment = self.segment
+        heap = self.heap
         if kind is type and len(args) == 1 and not kwargs:
             return type(self.plain(args[0]))
         if kind in _POLYFILLS:
@@ -328,7 +328,7 @@ class Calls(Attributes):
             return self.replay(kind, args, kwargs, looking=kind in natives.DATA)
         if kind is functools.partial:
             return self.replay(kind, args, kwargs, looking=False)
-        meta_call = segment.class_attribute(type(kind), "__call__")
+        meta_call = heap.class_attribute(type(kind), "__call__")
         if is_a(meta_call, types.FunctionType):
             return self.call_function(meta_call, (kind, *args), kwargs)
         if meta_call is not type.__call__:
@@ -341,20 +341,20 @@ class Calls(Attributes):
         Where it is made a list, it asks for the length again: that of torch may be asked any number of times.
         """
         names = ("__reversed__", "__getitem__", "__len__")
-        own, *found = (self.segment.class_attribute(type(value), name) for name in names)
+        own, *found = (self.heap.class_attribute(type(value), name) for name in names)
         return own is NULL and all(
             is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
         )
 
     def construct(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do ``type.__call__(kind, *args, **kwargs)``."""
-        segment = self.segment
-        if segment.class_attribute(kind, "__del__") is not NULL:
+        heap = self.heap
+        if heap.class_attribute(kind, "__del__") is not NULL:
             raise self.leave(f"{kind.__qualname__} has a finalizer")
         if issubclass(kind, BaseException):
             return self._exception(kind, args, kwargs)
-        new = segment.class_attribute(kind, "__new__")
-        initialise = segment.class_attribute(kind, "__init__")
+        new = heap.class_attribute(kind, "__new__")
+        initialise = heap.class_attribute(kind, "__init__")
         if is_a(new, staticmethod):
             new = self.part(new.__func__)
         if is_a(new, types.FunctionType):
@@ -372,7 +372,7 @@ class Calls(Attributes):
         return self._initialise(made, initialise, args, kwargs)
 
     def _allocate(self, kind: type, new: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inherited = self.segment.class_attribute(kind, "__init__") is object.__init__
+        inherited = self.heap.class_attribute(kind, "__init__") is object.__init__
         if new is object.__new__ and inherited and (args or kwargs):
             raise CaptureError("object() takes no arguments")
         return self.allocate(getattr(new, "__self__", None), new, kind, args)
@@ -391,11 +391,11 @@ class Calls(Attributes):
         if home not in (object, dict, list, set, OrderedDict, defaultdict, deque):
             raise CaptureError(f"instances of {kind.__qualname__} are made natively")
         made = new(kind)
-        self.segment.fresh(made, f"{self.segment.constant(new)}({self.segment.constant(kind)})", set())
+        self.heap.fresh(made, f"{self.heap.constant(new)}({self.heap.constant(kind)})", set())
         return made
 
     def _touched_tuple(self, items: Any, new: Any, given: tuple[Any, ...]) -> Any:
-        self.segment.touch(items, 1)
+        self.heap.touch(items, 1)
         return self.perform(new, given, {}, [])
 
     def _initialise(self, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -411,7 +411,7 @@ class Calls(Attributes):
 
     def _exception(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plain = tuple(map(self.plain, args))
-        lookup = self.segment.class_attribute
+        lookup = self.heap.class_attribute
         new, initialise = lookup(kind, "__new__"), lookup(kind, "__init__")
         if is_a(new, types.FunctionType | staticmethod):
             raise CaptureError("an exception class with its own __new__")
@@ -420,9 +420,9 @@ class Calls(Attributes):
             return made
         made = new(kind, *plain, **kwargs)
         uses: set[str] = set()
-        texts = [self.segment.constant(kind), *(self.segment.reference(item, uses) for item in plain)]
-        texts += [f"{key}={self.segment.reference(item, uses)}" for key, item in kwargs.items()]
-        self.segment.fresh(made, f"{self.segment.constant(new)}({', '.join(texts)})", uses)
+        texts = [self.heap.constant(kind), *(self.heap.reference(item, uses) for item in plain)]
+        texts += [f"{key}={self.heap.reference(item, uses)}" for key, item in kwargs.items()]
+        self.heap.fresh(made, f"{self.heap.constant(new)}({', '.join(texts)})", uses)
         return self._initialise(made, initialise, args, kwargs)
 
     # natives ----------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ class Calls(Attributes):
     def _metadata(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for item in args:
             if is_a(item, torch.Tensor):
-                if self.segment.node(item).dynamic or not tensors.is_plain_tensor(item):
+                if self.trace.is_dynamic(self.heap.node(item).var) or not tensors.is_plain_tensor(item):
                     raise CaptureError("metadata that depends on values")
                 self.meet_metadata(item, function.__name__)
             elif not is_plain(item):
@@ -489,7 +489,7 @@ class Calls(Attributes):
         """Metadata of tensors with open extents: those of one tensor may be open too."""
         if sum(is_a(item, torch.Tensor) for item in args) == 1 and self.is_open(args[0]):
             return self.open_metadata(args[0], function.__name__, (*args[1:], *kwargs.values()))
-        self.segment.fix_shapes(f"{function.__name__} is read")
+        self.heap.fix_shapes(f"{function.__name__} is read")
         return function(*map(self.plain, args), **kwargs)
 
     def _wrapper(self, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:

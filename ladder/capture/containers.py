@@ -19,7 +19,7 @@ from ladder.capture import natives, polyfills
 from ladder.capture.calls import Calls
 from ladder.capture.frames import NULL, Absent
 from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_a, is_constant, is_plain
-from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.nodes import CaptureError, Dynamic, Node
 from ladder.capture.symbolic import ARITHMETIC
 from ladder.capture.tensors import is_plain_tensor
 from ladder.capture.words import words
@@ -89,7 +89,7 @@ class Containers(Calls):
         elif hidden and function not in _LAZY:
             raise CaptureError("a native given a generator")
         if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
-            self.segment.touch(args[0], 1)
+            self.heap.touch(args[0], 1)
             args = (tuple(args[0]), *args[1:])
         # What iterators had is in `args` by now: the call must not be made with the iterators again.
         call = (function, args, kwargs)
@@ -100,7 +100,7 @@ class Containers(Calls):
             self._admit(item, looking)
         if hidden:
             return self._hidden_result(function, args, kwargs)
-        changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
+        changes = [self.heap.node(args[0])] if function in natives.CHANGES else []
         return self.perform(function, args, kwargs, changes)
 
     def _pure_dynamic(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -118,12 +118,12 @@ class Containers(Calls):
             raise
         if type(result) not in (int, float, bool, str):
             return function(*map(self.plain, args))
-        segment = self.segment
-        texts = [item.var if type(item) is Dynamic else segment.constant(item) for item in args]
-        text = f"{segment.constant(function)}({', '.join(texts)})"
-        made = Dynamic(result, segment.bind(text, text))
+        heap = self.heap
+        texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
+        text = f"{heap.constant(function)}({', '.join(texts)})"
+        made = Dynamic(result, heap.guard.bind(text, text))
         if function not in ARITHMETIC:  # of others the type may depend on the values
-            segment.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
+            heap.guard.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
         return self.computed_extent(function, args, made)
 
     def iterated(self, value: Any, function: Any) -> Any:
@@ -135,7 +135,7 @@ class Containers(Calls):
             return value
         if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or self._is_hidden(value):
             return value
-        if not is_a(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
+        if not is_a(self.heap.class_attribute(type(value), "__iter__"), types.FunctionType):
             return value
         with self.barrier():
             iterator = self.iterate(value)
@@ -149,7 +149,7 @@ class Containers(Calls):
 
     def _ask_length(self, value: Any) -> None:
         """Do what natives do to find out how much room items will take."""
-        lookup = self.segment.class_attribute
+        lookup = self.heap.class_attribute
         method = lookup(type(value), "__len__")
         method = lookup(type(value), "__length_hint__") if method is NULL else method
         if is_a(method, types.FunctionType):
@@ -157,7 +157,7 @@ class Containers(Calls):
                 self.call_function(method, (value,), {})
 
     def _is_hidden(self, value: Any) -> bool:
-        node = self.segment.nodes.get(id(value))
+        node = self.heap.nodes.get(id(value))
         return node is not None and not node.recordable and hasattr(type(value), "__next__")
 
     def drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
@@ -170,7 +170,7 @@ class Containers(Calls):
 
     def _admit(self, value: Any, looking: bool) -> None:
         """Check that a replayable native may be given `value`."""
-        if (is_constant(value) and self.segment.find(value) is None) or self._is_hidden(value):
+        if (is_constant(value) and self.heap.find(value) is None) or self._is_hidden(value):
             return
         kind = type(value)
         if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
@@ -178,12 +178,12 @@ class Containers(Calls):
         if is_a(value, list | tuple | dict | set | frozenset | deque):
             self._check_not_overridden(kind)
             if is_a(value, set | frozenset):
-                self.segment.constant_keys(value)
-            self.segment.touch(value, 8 if looking else 1)
+                self.heap.constant_keys(value)
+            self.heap.touch(value, 8 if looking else 1)
         elif kind in natives.ITERATORS:
             self._known_iterator(value)
         elif kind in natives.VIEWS:
-            if self.segment.node(value).external:
+            if self.heap.node(value).external:
                 raise CaptureError("a view from outside")
         elif looking or not is_a(value, types.FunctionType | types.MethodType | type(len)):
             raise CaptureError(f"a native given {kind.__qualname__}")
@@ -199,20 +199,20 @@ class Containers(Calls):
 
     def _hidden_result(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = function(*args, **kwargs)
-        self.segment.hidden(result, self.here())
+        self.heap.hidden(result, self.here())
         return result
 
     def perform(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changes: list[Node]
     ) -> Any:
         """Call a native with admitted arguments and add the step that calls it again."""
-        segment = self.segment
+        heap = self.heap
         uses: set[str] = set()
-        consumed = [segment.node(item) for item in args if type(item) in natives.ITERATORS]
+        consumed = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
         changes = [*changes, *(node for node in consumed if function not in _LAZY and node not in changes)]
-        texts = [segment.reference(item, uses) for item in args]
-        texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
-        text = f"{segment.constant(function)}({', '.join(texts)})"
+        texts = [heap.reference(item, uses) for item in args]
+        texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
+        text = f"{heap.constant(function)}({', '.join(texts)})"
         try:
             result = function(*args, **kwargs)
         except BaseException:
@@ -221,24 +221,22 @@ class Containers(Calls):
             raise
         self._note_result(result, text, uses, changes)
         if type(result) in natives.ITERATORS:
-            sources = [segment.node(item) for item in args if type(item) in natives.ITERATORS]
-            segment.derive(segment.node(result), sources)
+            sources = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
+            heap.derive(heap.node(result), sources)
         return result
 
     def _note_result(self, result: Any, text: str, uses: set[str], changes: list[Node]) -> None:
-        segment = self.segment
-        known = segment.find(result) is not None or is_constant(result)
+        heap = self.heap
+        known = heap.find(result) is not None or is_constant(result)
         if changes:
             if known or type(result) is tuple:
-                segment.change(text, changes, uses)
+                heap.change(text, changes, uses)
                 return
-            var = segment.fresh_name()
-            segment.change(f"{var} = {text}", changes, uses, var)
-            node = Node(result, var, external=False)
-            segment.nodes[id(result)] = node
-            segment.keep.append(result)
+            var = heap.guard.fresh_name()
+            heap.change(f"{var} = {text}", changes, uses, var)
+            node = heap.computed(result, var)
         elif not known:
-            node = segment.fresh(result, text, uses)
+            node = heap.fresh(result, text, uses)
         if not known:
             self._note_inside(result, node.var, 4, set())
 
@@ -248,12 +246,12 @@ class Containers(Calls):
             return
         entries = value.items() if is_a(value, dict) else enumerate(value)
         for key, item in list(entries):
-            if is_constant(item) or self.segment.find(item) is not None:
+            if is_constant(item) or self.heap.find(item) is not None:
                 continue
             if is_a(item, list | dict | set | deque | tuple) or hasattr(type(item), "__dict__"):
                 if type(item) is types.MethodType:
                     continue
-                node = self.segment.fresh(item, f"{var}[{self.segment.constant(key)}]", {var})
+                node = self.heap.fresh(item, f"{var}[{self.heap.constant(key)}]", {var})
                 node.parents = {var, *parents}
                 self._note_inside(item, node.var, depth - 1, node.parents)
 
@@ -273,7 +271,7 @@ class Containers(Calls):
             return self.replay(iter, (value,), {}, looking=False)
         if kind in natives.VIEWS:
             return self.replay(iter, (value,), {}, looking=False)
-        method = self.segment.class_attribute(kind, "__iter__")
+        method = self.heap.class_attribute(kind, "__iter__")
         if is_a(method, types.FunctionType):
             return self.call(types.MethodType(method, value), (), {})
         if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
@@ -286,7 +284,7 @@ class Containers(Calls):
         """Return the next item of an iterator, or `STOP`."""
         if not self.recording:
             return self.natively(advance, iterator)
-        node = self.segment.find(iterator)
+        node = self.heap.find(iterator)
         kind = type(iterator)
         if self._is_hidden(iterator):
             with self.barrier():
@@ -297,7 +295,7 @@ class Containers(Calls):
 
     def _advance_by_method(self, iterator: Any) -> Any:
         kind = type(iterator)
-        method = self.segment.class_attribute(kind, "__next__")
+        method = self.heap.class_attribute(kind, "__next__")
         if not is_a(method, types.FunctionType):
             raise CaptureError(f"{kind.__qualname__} is advanced")
         try:
@@ -308,31 +306,33 @@ class Containers(Calls):
 
     def _known_iterator(self, iterator: Any, depth: int = 4) -> None:
         """Guard what an iterator from outside will give, by what it would be pickled as."""
-        node = self.segment.node(iterator)
+        node = self.heap.node(iterator)
         if not node.external or node.full:
             return
         if depth == 0 or type(iterator) not in natives.REDUCIBLE:
             raise CaptureError(f"a {type(iterator).__qualname__} from outside")
         parts = iterator.__reduce__()
-        segment, path = self.segment, self.segment.paths.get(node.var, node.var)
-        var = segment.bind(f"{node.var}.__reduce__()", f"{path} from here on")
-        segment.check(f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}")
-        segment.check(f"{var}[0] is {segment.constant(parts[0])}", f"kind of {path}")
+        heap, path = self.heap, self.heap.guard.path(node.var)
+        var = heap.guard.bind(f"{node.var}.__reduce__()", f"{path} from here on")
+        heap.guard.check(
+            f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}"
+        )
+        heap.guard.check(f"{var}[0] is {heap.constant(parts[0])}", f"kind of {path}")
         for number, source in enumerate(parts[1]):
-            segment.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
-            segment.keep.append(source)
+            heap.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
+            heap.guard.keep.append(source)
             if type(source) in natives.ITERATORS:
                 self._known_iterator(source, depth - 1)
             else:
-                segment.touch(source, 2)
+                heap.touch(source, 2)
         if len(parts) > 2:
-            segment.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
+            heap.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
         node.full = True
 
     def _advance_known(self, iterator: Any) -> Any:
         self._known_iterator(iterator)
-        node, item = self.segment.node(iterator), advance(iterator)
-        self.segment.change(f"next({node.var}, None)", [node], set())
+        node, item = self.heap.node(iterator), advance(iterator)
+        self.heap.change(f"next({node.var}, None)", [node], set())
         return item
 
     # methods of containers --------------------------------------------------------------------
@@ -361,25 +361,25 @@ class Containers(Calls):
         return self.recorded(self._known_method, (method, owner, name, rest, kwargs), given)
 
     def _known_method(self, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
-        path = self.segment.paths.get(self.segment.node(owner).var)
+        path = self.heap.guard.paths.get(self.heap.node(owner).var)
         # Where it keeps growing, what is in it is not read.
-        if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
+        if name not in natives.BLIND or f"len({path})" not in self.heap.lifted:
             self._admit_method(owner, name, rest, kwargs)
         indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
         if indexed and rest and not is_constant(rest[0]):
             raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
-        changes = [] if name in natives.READERS else [self.segment.node(owner)]
+        changes = [] if name in natives.READERS else [self.heap.node(owner)]
         result = self.perform(method, (owner, *rest), kwargs, changes)
         if name == "keys":
-            self.segment.node(result).source = owner
+            self.heap.node(result).source = owner
         return result
 
     def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         looking = name in natives.LOOKING and not is_a(owner, dict)
-        self.segment.node(owner)
+        self.heap.node(owner)
         if is_a(owner, set) and name in ("add", "discard", "remove") and self.identity_key(owner, rest[0]):
             return
-        self.segment.touch(owner, 8 if looking else 1)
+        self.heap.touch(owner, 8 if looking else 1)
         if looking and not is_plain(list(owner)):
             raise CaptureError(f"{name} compares elements")
         if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
@@ -394,7 +394,7 @@ class Containers(Calls):
         for item in () if stores else (*rest, *kwargs.values()):
             if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
                 self._check_not_overridden(type(item))
-                self.segment.touch(item, 8 if looking else 1)
+                self.heap.touch(item, 8 if looking else 1)
             if looking and not is_plain(item):
                 raise CaptureError(f"{name} compares objects")
 
@@ -407,7 +407,7 @@ class Containers(Calls):
             raise CaptureError("extended by an unknown iterable")
         if type(item) in natives.ITERATORS:
             self._known_iterator(item)
-        elif self.segment.node(item).external:
+        elif self.heap.node(item).external:
             raise CaptureError("extended by a view from outside")
 
     def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
@@ -421,45 +421,45 @@ class Containers(Calls):
     def _dict_read(self, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:
         """Read one key, guarding no others; NULL if the general way must be taken."""
         key = rest[0]
-        node = self.segment.node(owner)
+        node = self.heap.node(owner)
         if not is_constant(key) or (type(key) not in (str, int, type(None)) and not is_a(key, type)):
             return NULL
         found = dict.get(owner, key, NULL)
-        constant = self.segment.constant(key)
-        path = f"{self.segment.paths.get(node.var, node.var)}[{key!r}]"
+        constant = self.heap.constant(key)
+        path = f"{self.heap.guard.path(node.var)}[{key!r}]"
         # Another key may be equal and of another type: only keys of this very type are quick.
         if any(other == key and type(other) is not type(key) for other in owner if type(key) is not str):
             return NULL
         if found is NULL:
-            self.segment.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
+            self.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
             if name == "__getitem__":
-                missing = self.segment.class_attribute(type(owner), "__missing__")
+                missing = self.heap.class_attribute(type(owner), "__missing__")
                 if type(owner) is defaultdict and owner.default_factory is not None:
                     return self._default(owner, node, key)
                 if is_a(missing, types.FunctionType):
                     return self.call_function(missing, (owner, key), {})
                 raise KeyError(key)
             return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
-        if name == "__contains__" and path in self.segment.lifted:
+        if name == "__contains__" and path in self.heap.lifted:
             if node.external and key not in node.written:
-                self.segment.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")
+                self.heap.guard.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")
             return True
         text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
         text = text or f"dict.__getitem__({node.var}, {constant})"
-        read = self.segment.read if name == "__contains__" else self.segment.load
+        read = self.heap.read if name == "__contains__" else self.heap.load
         value = read(node, key, found, text, path)
         return True if name == "__contains__" else value
 
     def changes_often(self, node: Node) -> bool:
         """Say whether what is in a dictionary has kept changing, key by key."""
-        path = self.segment.paths.get(node.var, node.var)
-        return any(f"{path}[{key!r}]" in self.segment.lifted for key in dict.keys(node.obj))
+        path = self.heap.guard.path(node.var)
+        return any(f"{path}[{key!r}]" in self.heap.lifted for key in dict.keys(node.obj))
 
     def _default(self, owner: Any, node: Node, key: Any) -> Any:
         """Make, store and return the default of a key that a `defaultdict` lacks."""
         factory = owner.default_factory
         path = f"{node.var}.default_factory"
-        self.segment.read(node, "default_factory", factory, path, path)
+        self.heap.read(node, "default_factory", factory, path, path)
         with self.barrier():
             value = self.call(factory, (), {})
             self.store_subscript(owner, key, value)
@@ -481,12 +481,12 @@ class Containers(Calls):
             with self.barrier():
                 return getattr(owner, name)(*rest, **kwargs)
         if is_a(owner, BaseException) and name == "__init__" and is_a(function, _SLOT_CALLS):
-            return self.perform(function, (owner, *rest), kwargs, [self.segment.node(owner)])
+            return self.perform(function, (owner, *rest), kwargs, [self.heap.node(owner)])
         if kind in _LOCKS and (
             name in ("__enter__", "__exit__") or (name in ("acquire", "release") and not rest)
         ):
             return self._lock(getattr(kind, name), owner, rest)
-        node = self.segment.find(owner)
+        node = self.heap.find(owner)
         fresh = node is not None and not node.external and node.recordable
         if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
             return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
@@ -498,15 +498,15 @@ class Containers(Calls):
 
     def _lock(self, method: Any, owner: Any, rest: tuple[Any, ...]) -> Any:
         """Take or release a lock: a matched run does so in the same places."""
-        node = self.segment.node(owner)
+        node = self.heap.node(owner)
         given = "".join(", None" for _ in rest)  # `__exit__` looks at none of its arguments
         result = method(owner, *rest)
-        self.segment.change(f"{self.segment.constant(method)}({node.var}{given})", [node], set())
+        self.heap.change(f"{self.heap.constant(method)}({node.var}{given})", [node], set())
         return result
 
     def identity_key(self, container: Any, item: Any) -> bool:
         """Say whether `item` is hashed and compared by identity, and `container` is ours."""
-        node = self.segment.find(container)
+        node = self.heap.find(container)
         if node is None or node.external:
             return False
         for value in (item, *container):
@@ -516,9 +516,9 @@ class Containers(Calls):
             by_id = (kind.__hash__, kind.__eq__) == BY_IDENTITY
             if not (by_id or is_plain_tensor(value)):
                 return False
-            if self.segment.find(value) is None:
+            if self.heap.find(value) is None:
                 return False
-            self.segment.distinct.add(kind)
+            self.heap.distinct.add(kind)
         return True
 
     # building ---------------------------------------------------------------------------------
@@ -526,19 +526,19 @@ class Containers(Calls):
         """Register a list, dict or set that an instruction has just made of items on the stack."""
         if not self.recording:
             return value
-        segment = self.segment
+        heap = self.heap
         uses: set[str] = set()
         try:
             if is_a(value, dict):
-                pairs = [(segment.reference(k, uses), segment.reference(v, uses)) for k, v in value.items()]
+                pairs = [(heap.reference(k, uses), heap.reference(v, uses)) for k, v in value.items()]
                 text = "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
             else:
-                items = ", ".join(segment.reference(item, uses) for item in value)
+                items = ", ".join(heap.reference(item, uses) for item in value)
                 text = f"[{items}]" if is_a(value, list) else f"{{*({items},)}}" if value else "set()"
-            segment.fresh(value, text, uses)
+            heap.fresh(value, text, uses)
         except CaptureError as error:
             # Nothing of the user's has run: only a later use of this object ends the recording.
-            segment.hidden(value, getattr(error, "origin", None) or self.here())
+            heap.hidden(value, getattr(error, "origin", None) or self.here())
         return value
 
 

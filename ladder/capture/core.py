@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ladder.capture.frames import NULL, Frame, Through, place_of, user_line
+from ladder.capture.heap import Heap
 from ladder.capture.kinds import mapped, parts
-from ladder.capture.segment import CaptureError, Dynamic, Node, Segment
-from ladder.capture.shapes import DynamicSize, Growing
+from ladder.capture.nodes import CaptureError, Dynamic, Node
+from ladder.capture.shapes import DynamicSize, Growing, Shapes
+from ladder.capture.trace import Trace
 from ladder.capture.words import words
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class Core:
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
         self.recording = False
-        self.segment = Segment(set())
+        shapes = Shapes()
+        self.heap, self.trace = Heap(shapes, set()), Trace(shapes)
         self.site: Site | None = None
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
@@ -225,9 +228,9 @@ class Core:
         """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
         if type(value) is Dynamic:
             if self.recording:
-                self.segment.fix(value)
+                self.heap.guard.fix(value)
             return value.value
-        if not (self.segment.uses_dynamic or self.used_dynamic):
+        if not (self.heap.uses_dynamic or self.used_dynamic):
             return value
         if type(value) is DynamicSize:
             return torch.Size(map(self.plain, value))
@@ -324,7 +327,7 @@ class Core:
         Guards call such functions once more, where a program does not ask.
         """
         self.captured.count_cached_calls()
-        if self.segment.calls_cached:
+        if self.heap.guard.calls_cached:
             self.stop("the calls of a cached function are counted", self.here())
         return CaptureError("the statistics of a cached function")
 
@@ -346,7 +349,8 @@ class Core:
     def give_up(self) -> None:
         """Record no more in this run."""
         self.recording = False
-        self.segment.release()
+        self.heap.release()
+        self.trace.release()
         for frame in self.frames:
             frame.stack[:] = map(self.plain, frame.stack)
             frame.slots.update({name: self.plain(value) for name, value in frame.slots.items()})

@@ -14,7 +14,7 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ladder.capture.frames import Frame, is_stand_in
-from ladder.capture.segment import CaptureError, Node
+from ladder.capture.nodes import CaptureError, Node
 
 if TYPE_CHECKING:
     from ladder.capture.core import Core
@@ -96,8 +96,8 @@ def leaves(machine: Core, frame: Frame, error: BaseException) -> None:
     place = (frame.code, frame.names, item.offset, item.line)
     pushed(error, place)
     if node is not None and machine.recording:
-        segment = machine.segment
-        segment.change(f"{segment.constant(pushed)}({node.var}, {segment.constant(place)})", [node], set())
+        heap = machine.heap
+        heap.change(f"{heap.constant(pushed)}({node.var}, {heap.constant(place)})", [node], set())
 
 
 def _node_of(machine: Core, error: BaseException) -> Node | None:
@@ -105,10 +105,10 @@ def _node_of(machine: Core, error: BaseException) -> Node | None:
     if not machine.recording:
         return None
     try:
-        machine.segment.reference(error, set())
+        machine.heap.reference(error, set())
     except CaptureError:
         return None
-    return machine.segment.find(error)
+    return machine.heap.find(error)
 
 
 def _set_context(machine: Core, error: BaseException, *, anew: bool) -> None:
@@ -130,15 +130,15 @@ def set_field(machine: Core, error: BaseException, name: str, value: Any) -> Non
     setattr(error, name, value)
     if not machine.recording:
         return
-    segment, node, uses = machine.segment, _node_of(machine, error), set[str]()
+    heap, node, uses = machine.heap, _node_of(machine, error), set[str]()
     if node is None:
         return
     node.written.add(name)
     try:
-        text = f"{node.var}.{name} = {segment.reference(value, uses)}"
+        text = f"{node.var}.{name} = {heap.reference(value, uses)}"
     except CaptureError as reason:
         if node.external:
             machine.stop(str(reason), machine.here())
         node.recordable, node.origin = False, machine.here()
         return
-    segment.change(text, [node], uses)
+    heap.change(text, [node], uses)

@@ -9,7 +9,7 @@ from ladder.capture.conditionals import described
 from ladder.capture.frames import user_line
 
 if TYPE_CHECKING:
-    from ladder.capture.segment import Check
+    from ladder.capture.nodes import Check
     from ladder.capture.sites import Captured, Record, Site
 
 MOST = 8

@@ -11,7 +11,7 @@ from ladder.capture.errors import set_field
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.handlers import YIELD, handles, popn
 from ladder.capture.kinds import is_a
-from ladder.capture.segment import CaptureError, Dynamic
+from ladder.capture.nodes import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize, Growing
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
 from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
 from ladder.capture.handlers_calls import INTRINSICS, after_delegation
 from ladder.capture.kinds import is_a
+from ladder.capture.nodes import CaptureError
 from ladder.capture.operations import Operations
-from ladder.capture.segment import CaptureError
 
 FROM_YIELD_FROM = 2
 """What RESUME says where a generator stands in ``yield from``."""

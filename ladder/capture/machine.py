@@ -17,7 +17,7 @@ from ladder.capture.containers import BY_IDENTITY, STOP, taken
 from ladder.capture.frames import NULL, Frame
 from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import by_identity, is_a, is_constant, is_plain
-from ladder.capture.segment import CaptureError, Dynamic
+from ladder.capture.nodes import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.tensors import is_plain_tensor
 
@@ -54,27 +54,27 @@ class Machine(Interpreter):
             raise NameError(f"name '{name}' is not defined", name=name)
         if not self.recording:
             return names[name] if name in names else frame.builtins[name]
-        node = self.segment.pin(names)
+        node = self.heap.pin(names)
         home = names.get("__name__", "globals")
         if name in names:
-            return self.segment.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
-        self.segment.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
-        inside = self.segment.pin(frame.builtins)
+            return self.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
+        self.heap.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
+        inside = self.heap.pin(frame.builtins)
         value = frame.builtins[name]
-        return self.segment.load(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
+        return self.heap.load(inside, name, value, f"{inside.var}[{name!r}]", f"builtins.{name}")
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         """Assign a global."""
         value = self.settled(value, keep=True)
         if self.recording:
             try:
-                node = self.segment.pin(frame.names)
+                node = self.heap.pin(frame.names)
                 if name not in frame.names:
-                    self.segment.absent(node, name, f"{name!r} not in {node.var}", name)
+                    self.heap.absent(node, name, f"{name!r} not in {node.var}", name)
                 uses: set[str] = set()
-                text = f"{node.var}[{name!r}] = {self.segment.reference(value, uses)}"
+                text = f"{node.var}[{name!r}] = {self.heap.reference(value, uses)}"
                 node.wrote(name, value)
-                self.segment.change(text, [node], uses)
+                self.heap.change(text, [node], uses)
             except CaptureError as error:
                 self.stop(str(error), self.here())
         frame.names[name] = self.unlifted(value)
@@ -83,15 +83,15 @@ class Machine(Interpreter):
         """Register a new cell."""
         if self.recording:
             uses: set[str] = set()
-            kind = self.segment.constant(types.CellType)
+            kind = self.heap.constant(types.CellType)
             try:
-                inside = self.segment.reference(cell.cell_contents, uses)
+                inside = self.heap.reference(cell.cell_contents, uses)
             except ValueError:
                 inside = ""
             except CaptureError:
-                self.segment.hidden(cell, self.here())
+                self.heap.hidden(cell, self.here())
                 return
-            self.segment.fresh(cell, f"{kind}({inside})", uses)
+            self.heap.fresh(cell, f"{kind}({inside})", uses)
 
     def load_cell(self, frame: Frame, name: str) -> Any:
         """Return the contents of a cell."""
@@ -109,23 +109,23 @@ class Machine(Interpreter):
         if not self.recording:
             return value
         try:
-            node = self.segment.node(cell)
+            node = self.heap.node(cell)
         except CaptureError as error:
             self.stop(str(error), self.here())
             return value
-        path = f"{self.segment.paths.get(node.var, node.var)}"
-        return self.segment.load(node, "contents", value, f"{node.var}.cell_contents", path)
+        path = f"{self.heap.guard.path(node.var)}"
+        return self.heap.load(node, "contents", value, f"{node.var}.cell_contents", path)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         """Assign a cell."""
         value = self.settled(value, keep=True)
         if self.recording:
             try:
-                node = self.segment.node(cell)
+                node = self.heap.node(cell)
                 uses: set[str] = set()
-                text = f"{node.var}.cell_contents = {self.segment.reference(value, uses)}"
+                text = f"{node.var}.cell_contents = {self.heap.reference(value, uses)}"
                 node.wrote("contents", value)
-                self.segment.change(text, [node], uses)
+                self.heap.change(text, [node], uses)
             except CaptureError as error:
                 self.stop(str(error), self.here())
         cell.cell_contents = self.unlifted(value)
@@ -134,9 +134,9 @@ class Machine(Interpreter):
         """Empty a cell."""
         if self.recording:
             try:
-                node = self.segment.node(cell)
+                node = self.heap.node(cell)
                 node.wrote("contents")
-                self.segment.change(f"del {node.var}.cell_contents", [node], set())
+                self.heap.change(f"del {node.var}.cell_contents", [node], set())
             except CaptureError as error:
                 self.stop(str(error), self.here())
         del cell.cell_contents
@@ -174,11 +174,11 @@ class Machine(Interpreter):
             return
         if self.recording:
             try:
-                node = self.segment.node(target)
+                node = self.heap.node(target)
                 uses: set[str] = set()
-                texts = [node.var, *(self.segment.reference(item, uses) for item in args)]
-                text = f"{self.segment.constant(method)}({', '.join(texts)})"
-                self.segment.change(text, [node], uses)
+                texts = [node.var, *(self.heap.reference(item, uses) for item in args)]
+                text = f"{self.heap.constant(method)}({', '.join(texts)})"
+                self.heap.change(text, [node], uses)
             except CaptureError as error:
                 self.hide(target, getattr(error, "origin", None))
         method(target, *map(self.plain, args))
@@ -207,7 +207,7 @@ class Machine(Interpreter):
 
     def hide(self, target: Any, origin: Any) -> None:
         """Note that a fresh container holds what no step can make."""
-        node = self.segment.find(target)
+        node = self.heap.find(target)
         if node is None or node.external:
             self.stop("a container of unknown origin", self.here())
             return
@@ -228,9 +228,9 @@ class Machine(Interpreter):
             self.stop("a set of hashable objects", self.here())
             method(target, items)
             return
-        self.segment.touch(items, 1)
+        self.heap.touch(items, 1)
         try:
-            self.perform(method, (target, items), {}, [self.segment.node(target)])
+            self.perform(method, (target, items), {}, [self.heap.node(target)])
         except CaptureError as error:
             self.hide(target, getattr(error, "origin", None))
             method(target, items)
@@ -246,7 +246,7 @@ class Machine(Interpreter):
         """
         if type(value) in (tuple, DynamicSize):
             if self.recording:
-                self.segment.touch(value, 1)
+                self.heap.touch(value, 1)
             return value
         value = self.plain(value)
         if not self.recording:
@@ -254,7 +254,7 @@ class Machine(Interpreter):
         if is_a(value, str | bytes | range | torch.Size):
             return tuple(value)
         if type(value) is list or is_a(value, tuple):
-            self.segment.touch(value, 1)
+            self.heap.touch(value, 1)
             return tuple(value)
         if type(value) in natives.METHODS or self._is_hidden(value) or type(value) in natives.ITERATORS:
             with self.barrier():
@@ -275,8 +275,8 @@ class Machine(Interpreter):
                 with self.barrier():
                     args = self.drained(self.iterate(self.iterated(args, tuple)))
             try:
-                self.segment.touch(args, 1)
-                self.segment.touch(kwargs, 1)
+                self.heap.touch(args, 1)
+                self.heap.touch(kwargs, 1)
             except CaptureError as error:
                 self.stop(str(error), self.here())
         args = tuple(args)
@@ -296,7 +296,7 @@ class Machine(Interpreter):
         kind = type(value)
         if not self.recording:
             return types.MethodType(getattr(kind, name), value)
-        found = self.segment.class_attribute(kind, name)
+        found = self.heap.class_attribute(kind, name)
         if found is NULL:
             raise TypeError(
                 f"'{kind.__name__}' object does not support the context manager protocol"
@@ -313,39 +313,37 @@ class Machine(Interpreter):
         function = types.FunctionType(code, frame.names, code.co_name, defaults, closure)
         _complete(function, parts)
         if self.recording:
-            segment = self.segment
+            heap = self.heap
             uses: set[str] = set()
             try:
                 texts = [
-                    segment.constant(code),
-                    segment.constant(frame.names),
+                    heap.constant(code),
+                    heap.constant(frame.names),
                     repr(code.co_name),
-                    segment.reference(defaults, uses),
-                    segment.reference(closure, uses),
+                    heap.reference(defaults, uses),
+                    heap.reference(closure, uses),
                 ]
-                node = segment.fresh(
-                    function, f"{segment.constant(types.FunctionType)}({', '.join(texts)})", uses
-                )
+                node = heap.fresh(function, f"{heap.constant(types.FunctionType)}({', '.join(texts)})", uses)
                 for name in ("kwdefaults", "annotations"):
                     if name in parts:
                         self._set_part(node, function, name, parts[name])
                 qualified = f"{node.var}.__qualname__ = {code.co_qualname!r}"
-                segment.change(qualified, [node], set())
+                heap.change(qualified, [node], set())
             except CaptureError as error:
-                segment.hidden(function, getattr(error, "origin", None) or self.here())
+                heap.hidden(function, getattr(error, "origin", None) or self.here())
         return function
 
     def _set_part(self, node: Any, function: Any, name: str, value: Any) -> None:
         uses: set[str] = set()
         if name == "annotations":
             value = function.__annotations__
-            if id(value) not in self.segment.nodes and not is_constant(value):
-                self.segment.fresh(value, self._dict_text(value, uses), uses)
-        text = f"{node.var}.__{name}__ = {self.segment.reference(value, uses)}"
-        self.segment.change(text, [node], uses)
+            if id(value) not in self.heap.nodes and not is_constant(value):
+                self.heap.fresh(value, self._dict_text(value, uses), uses)
+        text = f"{node.var}.__{name}__ = {self.heap.reference(value, uses)}"
+        self.heap.change(text, [node], uses)
 
     def _dict_text(self, value: dict[str, Any], uses: set[str]) -> str:
-        refer = self.segment.reference
+        refer = self.heap.reference
         return "{" + ", ".join(f"{key!r}: {refer(item, uses)}" for key, item in value.items()) + "}"
 
     def advance_or_raise(self, iterator: Any) -> Any:
@@ -385,10 +383,10 @@ class Machine(Interpreter):
         whole = importlib.util.resolve_name("." * level + name, frame.names.get("__package__"))
         top = whole if names or level else name.partition(".")[0]
         if self.recording and (names or not level) and whole in sys.modules and top in sys.modules:
-            node = self.segment.pin(sys.modules)
+            node = self.heap.pin(sys.modules)
             for key in {whole, top}:
                 text = f"{node.var}[{key!r}]"
-                self.segment.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
+                self.heap.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
             return sys.modules[top]
         arguments: tuple[Any, ...] = (name, frame.names, {}, names, level)
         return self.opaque(frame.builtins["__import__"], arguments, {}, "push", "an import")
@@ -424,21 +422,21 @@ class Machine(Interpreter):
 
     def _identity(self, value: Any) -> int:
         """Return ``id(value)`` for looking it up: which objects are distinct is guarded, not the number."""
-        self.segment.node(value)
-        self.segment.distinct.add(type(value))
+        self.heap.node(value)
+        self.heap.distinct.add(type(value))
         return id(value)
 
     def _is_plain_object(self, kind: type) -> bool:
         """Say whether `copy.deepcopy` copies instances by their dictionaries."""
         for name in (*polyfills.OF_OBJECTS, *polyfills.OF_PICKLING):
-            self.segment.class_attribute(kind, name)
+            self.heap.class_attribute(kind, name)
         return polyfills.is_plain_object(kind)
 
     def _frames_needed(self, *args: Any, **kwargs: Any) -> Any:
         raise CaptureError("a builtin that looks at the frame of its caller")
 
     def _globals(self) -> dict[str, Any]:
-        self.segment.pin(self.frames[-1].names)
+        self.heap.pin(self.frames[-1].names)
         return self.frames[-1].names
 
     def _vars(self, *args: Any) -> Any:
@@ -478,10 +476,10 @@ class Machine(Interpreter):
     def _isinstance(self, value: Any, kinds: Any) -> Any:
         kinds = self.plain(kinds)
         if type(kinds) is tuple:
-            self.segment.touch(kinds)
+            self.heap.touch(kinds)
             return any(self._isinstance(value, kind) for kind in kinds)
         if is_a(kinds, type):
-            check = self.segment.class_attribute(type(kinds), "__instancecheck__")
+            check = self.heap.class_attribute(type(kinds), "__instancecheck__")
             if is_a(kinds, abc.ABCMeta):
                 self._meet_abstract(type(value), kinds)
             elif is_a(check, types.FunctionType):
@@ -498,7 +496,7 @@ class Machine(Interpreter):
         for kind in kinds if type(kinds) is tuple else (kinds,):
             if is_a(kind, abc.ABCMeta):
                 self._meet_abstract(value, kind)
-            elif self.segment.class_attribute(type(kind), "__subclasscheck__") is not type.__subclasscheck__:
+            elif self.heap.class_attribute(type(kind), "__subclasscheck__") is not type.__subclasscheck__:
                 raise CaptureError("issubclass of a kind with its own metaclass")
         return issubclass(value, kinds)
 
@@ -511,30 +509,32 @@ class Machine(Interpreter):
         if abstract not in getattr(kind, "__mro__", ()):
             if getattr(abstract, "_is_protocol", False):
                 raise CaptureError("a protocol")
-            token = self.segment.constant(abc.get_cache_token)
-            self.segment.check(f"{token}() == {abc.get_cache_token()}", "no class was registered as abstract")
+            token = self.heap.constant(abc.get_cache_token)
+            self.heap.guard.check(
+                f"{token}() == {abc.get_cache_token()}", "no class was registered as abstract"
+            )
 
     def _len(self, value: Any) -> Any:
         if type(value) is DynamicSize:
             return len(value)
         value = self.plain(value)
         kind = type(value)
-        if is_constant(value) and self.segment.find(value) is None:
+        if is_constant(value) and self.heap.find(value) is None:
             return len(value)
         if is_a(value, torch.Tensor):
-            node = self.segment.node(value)
-            if node.dynamic or not is_plain_tensor(value):
+            node = self.heap.node(value)
+            if self.trace.is_dynamic(node.var) or not is_plain_tensor(value):
                 raise CaptureError("a length that depends on values")
             return self.open_metadata(value, "__len__", ()) if self.is_open(value) else len(value)
         if is_a(value, list | tuple | dict | set | frozenset | deque):
-            method = self.segment.class_attribute(kind, "__len__")
+            method = self.heap.class_attribute(kind, "__len__")
             if not is_a(method, types.FunctionType):
-                self.segment.node(value) if not is_a(value, tuple | frozenset) else None
-                self.segment.touch(value, 1)
+                self.heap.node(value) if not is_a(value, tuple | frozenset) else None
+                self.heap.touch(value, 1)
                 return len(value)
-        if kind is types.MappingProxyType and self.segment.node(value).stable:
+        if kind is types.MappingProxyType and self.heap.node(value).stable:
             return len(value)
-        method = self.segment.class_attribute(kind, "__len__")
+        method = self.heap.class_attribute(kind, "__len__")
         if is_a(method, types.FunctionType):
             with self.barrier():
                 return self.length_as(self.call_function(method, (value,), {}))
@@ -548,12 +548,12 @@ class Machine(Interpreter):
     def _next(self, iterator: Any, *default: Any) -> Any:
         iterator = self.plain(iterator)
         hidden = self._is_hidden(iterator)
-        node = self.segment.find(iterator)
+        node = self.heap.find(iterator)
         known = type(iterator) in natives.ITERATORS and node is not None
         if known and not hidden:
             self._known_iterator(iterator)
         if not hidden and not known:
-            method = self.segment.class_attribute(type(iterator), "__next__")
+            method = self.heap.class_attribute(type(iterator), "__next__")
             if is_a(method, types.FunctionType) and not default:
                 return self.call_function(method, (iterator,), {})
             raise CaptureError(f"{type(iterator).__qualname__} is advanced")
@@ -566,14 +566,14 @@ class Machine(Interpreter):
 
     def _callable(self, value: Any) -> bool:
         value = self.plain(value)
-        self.segment.class_attribute(type(value), "__call__")
+        self.heap.class_attribute(type(value), "__call__")
         return callable(value)
 
     def _super(self, *args: Any) -> Any:
         if len(args) != 2:
             raise CaptureError("super() with one argument")
         made = super(*args)
-        self.segment.keep.append(made)
+        self.heap.guard.keep.append(made)
         return made
 
     def _bool(self, *args: Any) -> Any:

@@ -19,8 +19,8 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from ladder.capture import natives, polyfills, tensors
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_a, is_constant, is_plain
+from ladder.capture.nodes import CaptureError, Step
 from ladder.capture.prescan import frame_names
-from ladder.capture.segment import CaptureError, Step
 
 if TYPE_CHECKING:
     from ladder.capture.core import Core
@@ -31,14 +31,14 @@ _VALUE = "value"
 
 def _current(machine: Core, variable: contextvars.ContextVar[Any]) -> Any:
     """Return the value of `variable` in this context, guarded; `NULL` if it has none and no default."""
-    segment, value = machine.segment, variable.get(_UNSET)
-    node = segment.node(variable)
+    heap, value = machine.heap, variable.get(_UNSET)
+    node = heap.node(variable)
     path = f"{variable.name}.get()"
     if value is _UNSET:
-        text = f"{node.var}.get({segment.constant(_UNSET)}) is {segment.constant(_UNSET)}"
-        segment.absent(node, _VALUE, text, path)
+        text = f"{node.var}.get({heap.constant(_UNSET)}) is {heap.constant(_UNSET)}"
+        heap.absent(node, _VALUE, text, path)
         return NULL
-    return segment.load(node, _VALUE, value, f"{node.var}.get()", path)
+    return heap.load(node, _VALUE, value, f"{node.var}.get()", path)
 
 
 def get_variable(machine: Core, variable: contextvars.ContextVar[Any], *default: Any) -> Any:
@@ -52,7 +52,7 @@ def get_variable(machine: Core, variable: contextvars.ContextVar[Any], *default:
 def set_variable(machine: Core, variable: contextvars.ContextVar[Any], value: Any) -> Any:
     """``ContextVar.set``: the value before is guarded, since `reset` brings it back."""
     _current(machine, variable)
-    node = machine.segment.node(variable)
+    node = machine.heap.node(variable)
     token = machine.perform(contextvars.ContextVar.set, (variable, value), {}, [node])
     node.wrote(_VALUE)
     return token
@@ -60,8 +60,8 @@ def set_variable(machine: Core, variable: contextvars.ContextVar[Any], value: An
 
 def reset_variable(machine: Core, variable: contextvars.ContextVar[Any], token: Any) -> None:
     """``ContextVar.reset`` with a token of this segment."""
-    segment = machine.segment
-    changes = [segment.node(variable), segment.node(token)]
+    heap = machine.heap
+    changes = [heap.node(variable), heap.node(token)]
     if changes[1].external:
         raise CaptureError("a context variable is reset by a token from before")
     machine.perform(contextvars.ContextVar.reset, (variable, token), {}, changes)
@@ -82,7 +82,7 @@ def ask_about_program(machine: Core, function: Any, args: tuple[Any, ...], kwarg
             item = item.__func__
         if is_constant(item):
             continue
-        node = machine.segment.node(item)
+        node = machine.heap.node(item)
         if is_a(item, types.FunctionType) and node.external:
             machine.identify(item)
         elif not node.stable:
@@ -119,24 +119,24 @@ def apply_function(machine: Core, function: Any, args: tuple[Any, ...], kwargs: 
 
 def call_cached(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function behind `functools.cache`; guards call it again and compare what it gives."""
-    segment, uses = machine.segment, set[str]()
-    node = segment.node(function)
+    heap, uses = machine.heap, set[str]()
+    node = heap.node(function)
     if machine.captured.counts_cached_calls:
         raise CaptureError("a cached function whose calls are counted")
-    segment.calls_cached = True
+    heap.guard.calls_cached = True
     given = (*map(machine.plain, args), *map(machine.plain, kwargs.values()))
-    if not node.stable or not all(is_constant(item) or segment.node(item).pinned for item in given):
+    if not node.stable or not all(is_constant(item) or heap.node(item).pinned for item in given):
         raise CaptureError("a cached function of objects that come and go")
     result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-    texts = [segment.reference(item, uses) for item in given]
+    texts = [heap.reference(item, uses) for item in given]
     named = [f"{key}={text}" for key, text in zip(kwargs, texts[len(args) :], strict=True)]
     text = f"{node.var}({', '.join([*texts[: len(args)], *named])})"
-    return segment.meet(result, segment.bind(text, text), text, stable=False)
+    return heap.meet(result, heap.guard.bind(text, text), text, stable=False)
 
 
 def say(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call a function that prints, warns or logs plain data; a matched run does so in the same place."""
-    segment, uses = machine.segment, set[str]()
+    heap, uses = machine.heap, set[str]()
     args = tuple(map(machine.plain, args))
     kwargs = {key: machine.plain(value) for key, value in kwargs.items()}
     for item in (*args, *kwargs.values()):
@@ -144,15 +144,15 @@ def say(machine: Core, function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if not owned and not is_plain(item):
             raise CaptureError(f"{function.__qualname__} of what is no plain data")
         if not owned:
-            segment.touch(item)
+            heap.touch(item)
     if function is warnings.warn:
-        filters = segment.constant(list(warnings.filters))
-        segment.check(f"{segment.constant(warnings)}.filters == {filters}", "what is done with warnings")
-    texts = [segment.reference(item, uses) for item in args]
-    texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
+        filters = heap.constant(list(warnings.filters))
+        heap.guard.check(f"{heap.constant(warnings)}.filters == {filters}", "what is done with warnings")
+    texts = [heap.reference(item, uses) for item in args]
+    texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
     call = machine.through(function)
     call(*args, **kwargs)
-    segment.steps.append(Step(f"{segment.constant(call)}({', '.join(texts)})", None, uses, set(), True))
+    heap.steps.append(Step(f"{heap.constant(call)}({', '.join(texts)})", None, uses, set(), True))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {

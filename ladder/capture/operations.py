@@ -14,7 +14,7 @@ import torch.fx
 from ladder.capture import natives
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_a, is_constant, is_plain
-from ladder.capture.segment import CaptureError, Dynamic
+from ladder.capture.nodes import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbols import BINARY, IN_PLACE, UNARY
 from ladder.capture.tensor_operators import TensorOperators
@@ -104,16 +104,16 @@ class Operations(TensorOperators):
         for item in (left, right):
             self._admit(item, looking and not (is_a(left, dict) and symbol.startswith("|")))
         in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
-        changes = [self.segment.node(left)] if in_place and type(left) in (list, set, dict) else []
+        changes = [self.heap.node(left)] if in_place and type(left) in (list, set, dict) else []
         return self.perform(function, (left, right), {}, changes)
 
     def same(self, left: Any, right: Any) -> bool:
         """Return ``left is right``, guarded."""
         left, right = self.plain(left), self.plain(right)
         if self.recording:
-            nodes = [self.segment.find(item) for item in (left, right)]
+            nodes = [self.heap.find(item) for item in (left, right)]
             if nodes[0] and nodes[1] and nodes[0] is not nodes[1] and nodes[0].external and nodes[1].external:
-                self.segment.check(f"{nodes[0].var} is not {nodes[1].var}", "two objects are not the same")
+                self.heap.guard.check(f"{nodes[0].var} is not {nodes[1].var}", "two objects are not the same")
         return left is right
 
     def unary(self, symbol: str, value: Any) -> Any:
@@ -152,24 +152,24 @@ class Operations(TensorOperators):
         known = type(value) in natives.METHODS
         if known or (is_a(value, _CONTAINERS) and self._has_no_truth(type(value))):
             self._check_not_overridden(type(value))
-            node = self.segment.find(value)
+            node = self.heap.find(value)
             if node is not None and node.pinned and not value and not node.mutated and not node.full:
                 node.full = True
-                self.segment.table.empty.append(value)
+                self.heap.guard.table.empty.append(value)
                 return False
             if node is not None and node.external and not node.full and not node.mutated:
-                size = self.segment.constant(type(value).__len__)
+                size = self.heap.constant(type(value).__len__)
                 holds = len(value) > 0
-                self.segment.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
+                self.heap.guard.check(f"({size}({node.var}) > 0) is {holds}", f"{node.var} is empty or not")
                 node.full = False
                 if not holds:
-                    self.segment.touch(value, 1)
+                    self.heap.touch(value, 1)
             return bool(value)
         if is_a(value, torch.Tensor):
             raise CaptureError("the truth of a tensor")
         kind = type(value)
         for name in ("__bool__", "__len__"):
-            method = self.segment.class_attribute(kind, name)
+            method = self.heap.class_attribute(kind, name)
             if is_a(method, types.FunctionType):
                 with self.barrier():
                     return self.truth_as(name, self.call_function(method, (value,), {}))
@@ -179,7 +179,7 @@ class Operations(TensorOperators):
 
     def _has_no_truth(self, kind: type) -> bool:
         """Say whether the truth of instances of a class of containers is that of their length."""
-        return self.segment.class_attribute(kind, "__bool__") is NULL
+        return self.heap.class_attribute(kind, "__bool__") is NULL
 
     def decided(self, answer: Any) -> bool:
         """Return the truth of what a method of the program gave: guarded, or no longer recorded.
@@ -220,12 +220,12 @@ class Operations(TensorOperators):
 
     def _holds(self, container: Any, item: Any) -> bool:
         kind = type(container)
-        if is_constant(container) and is_constant(item) and self.segment.find(container) is None:
+        if is_constant(container) and is_constant(item) and self.heap.find(container) is None:
             return item in container
-        view = self.segment.find(container) if kind in natives.VIEWS else None
+        view = self.heap.find(container) if kind in natives.VIEWS else None
         if view is not None and view.source is not None:
             return self._holds(view.source, item)
-        method = self.segment.class_attribute(kind, "__contains__")
+        method = self.heap.class_attribute(kind, "__contains__")
         if is_a(method, types.FunctionType):
             with self.barrier():
                 return self.decided(self.call_function(method, (container, item), {}))
@@ -264,35 +264,35 @@ class Operations(TensorOperators):
         elif is_constant(container) and is_constant(key) and not self._user_constant(container):
             return container[key]
         elif type(container) is tuple and type(key) is slice:
-            self.segment.touch(container, 1)
+            self.heap.touch(container, 1)
             return container[key]
         elif is_a(container, list | tuple | dict | deque):
-            method = self.segment.class_attribute(type(container), "__getitem__")
+            method = self.heap.class_attribute(type(container), "__getitem__")
             if not is_a(method, types.FunctionType):
                 return self.container_method(method, container, "__getitem__", (key,), {})
-        method = self.segment.class_attribute(type(container), "__getitem__")
+        method = self.heap.class_attribute(type(container), "__getitem__")
         if is_a(method, types.FunctionType):
             return self.call_function(method, (container, key), {})
         raise CaptureError(f"{type(container).__qualname__} is subscripted")
 
     def _plain_items(self, container: Any) -> bool:
         own = type(container) is DynamicSize
-        return own or self.segment.class_attribute(type(container), "__getitem__") is tuple.__getitem__
+        return own or self.heap.class_attribute(type(container), "__getitem__") is tuple.__getitem__
 
     def tuple_item(self, container: tuple[Any, ...], key: int) -> Any:
-        node = self.segment.find(container)
+        node = self.heap.find(container)
         if node is not None and node.pinned:
-            self.segment.touch(container, 1)
+            self.heap.touch(container, 1)
         if node is None or not node.external or node.pinned:
             return container[key]
-        size = self.segment.constant(len(container))
+        size = self.heap.constant(len(container))
         if "len" not in node.seen:
             node.seen.add("len")
-            self.segment.check(f"len({node.var}) == {size}", f"len({node.var})")
+            self.heap.guard.check(f"len({node.var}) == {size}", f"len({node.var})")
         index = key if key >= 0 else key + len(container)
         item = tuple.__getitem__(container, key)
-        path = f"{self.segment.paths.get(node.var, node.var)}[{index}]"
-        return self.segment.load(node, index, item, f"{node.var}[{index}]", path)
+        path = f"{self.heap.guard.path(node.var)}[{index}]"
+        return self.heap.load(node, index, item, f"{node.var}[{index}]", path)
 
     def store_subscript(self, container: Any, key: Any, item: Any) -> None:
         """Do ``container[key] = item``."""
@@ -308,7 +308,7 @@ class Operations(TensorOperators):
         if is_a(container, torch.Tensor):
             self.operator(operator.setitem, (container, key, item), {})
             return
-        method = self.segment.class_attribute(type(container), "__setitem__")
+        method = self.heap.class_attribute(type(container), "__setitem__")
         if is_a(method, types.FunctionType):
             self.call_in_statement(method, (container, key, item))
         elif is_a(container, dict) and is_constant(key) and not is_a(container, OrderedDict):
@@ -320,19 +320,17 @@ class Operations(TensorOperators):
 
     def _store_key(self, container: dict[Any, Any], key: Any, item: Any) -> None:
         """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
-        node = self.segment.node(container)
+        node = self.heap.node(container)
         if node.external and not node.mutated and len(container) <= 64 and not self.changes_often(node):
-            self.segment.touch(container, 1)
+            self.heap.touch(container, 1)
         if self._dict_read(container, "__contains__", (key,), None) is NULL:
-            self.segment.touch(container, 1)
+            self.heap.touch(container, 1)
         uses: set[str] = set()
-        target = self.segment.reference(container, uses)
-        text = (
-            f"dict.__setitem__({target}, {self.segment.constant(key)}, {self.segment.reference(item, uses)})"
-        )
+        target = self.heap.reference(container, uses)
+        text = f"dict.__setitem__({target}, {self.heap.constant(key)}, {self.heap.reference(item, uses)})"
         dict.__setitem__(container, key, self.unlifted(item))
         node.wrote(key, item)
-        self.segment.change(text, [node], uses)
+        self.heap.change(text, [node], uses)
 
     def delete_subscript(self, container: Any, key: Any) -> None:
         """Do ``del container[key]``."""
@@ -343,7 +341,7 @@ class Operations(TensorOperators):
         self.recorded(self._delete_subscript, (container, key), (operator.delitem, (container, key)))
 
     def _delete_subscript(self, container: Any, key: Any) -> None:
-        method = self.segment.class_attribute(type(container), "__delitem__")
+        method = self.heap.class_attribute(type(container), "__delitem__")
         if is_a(method, types.FunctionType):
             self.call_in_statement(method, (container, key))
         elif is_a(container, list | dict | deque):

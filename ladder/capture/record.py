@@ -12,11 +12,14 @@ from ladder.capture.core import Leaving
 from ladder.capture.emit import emit, raise_ending, return_ending, split_ending
 from ladder.capture.errors import trimmed
 from ladder.capture.frames import NO_OVERRIDE, Frame, Through
+from ladder.capture.heap import Heap
 from ladder.capture.kinds import by_identity, is_a
 from ladder.capture.liveness import live_names
-from ladder.capture.segment import CaptureError, Segment
+from ladder.capture.nodes import CaptureError
+from ladder.capture.shapes import Shapes
 from ladder.capture.sites import Captured, Layout, Pending, Record, Site
-from ladder.capture.tensors import STATE, autocast_state, modes_are_active, torch_state
+from ladder.capture.tensors import modes_are_active
+from ladder.capture.trace import Trace
 
 
 class Plan:
@@ -49,44 +52,39 @@ class Recorder(Branches):
     def begin(self, site: Site, roots: list[Any], names: list[str]) -> list[Any]:
         """Begin a segment at `site`; return `roots`, with lifted scalars made dynamic."""
         self.site = site
-        self.segment = Segment(site.lifted - site.unliftable, self.captured.takes_numbers)
+        self.anew(site.lifted - site.unliftable)
         self.root_count = len(roots)
-        segment = self.segment
-        segment.entry_state, segment.entry_autocast = torch_state(), autocast_state()
-        reads = "".join(f"{segment.constant(read)}(), " for read in STATE)
-        segment.check(f"({reads}) == {segment.constant(segment.entry_state)}", "the state of torch")
-        if segment.entry_state[-1]:
-            segment.meet_autocast()
+        self.heap.guard.meet_state()
         self.recording = not modes_are_active()
         self.side = site.meet_side(roots)
         self.beside = site.sides(tuple(roots[:-1])) if self.side is not None else {}
         if not site.layouts:
-            segment.arguments.update(map(id, roots))
+            self.heap.arguments.update(map(id, roots))
         return [
-            segment.add_root(f"r{at}", value, name)
+            self.heap.add_root(f"r{at}", value, name)
             for at, (value, name) in enumerate(zip(roots, names, strict=True))
         ]
 
     def plan(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], after: str) -> Plan:
         """Prepare the end of the segment before a call."""
-        segment = self.segment
+        heap = self.heap
         uses: set[str] = set()
         layouts, roots, names = [], [], []
         for depth, frame in enumerate(self.frames):
             layout = layout_of(frame, after if depth == len(self.frames) - 1 else "push")
             layouts.append(layout)
             values = layout.values(frame)
-            roots += [segment.reference(value, uses) for value in values]
+            roots += [heap.reference(value, uses) for value in values]
             labels = ["function", *layout.names, *(f"stack[{n}]" for n in range(len(values)))]
             names += [f"{frame.code.co_name}.{label}" for label in labels[: len(values)]]
         inner = function.call if is_a(function, Through) else function
-        callee = segment.reference(inner, uses)
-        texts = [segment.reference(item, uses) for item in args]
-        texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
+        callee = heap.reference(inner, uses)
+        texts = [heap.reference(item, uses) for item in args]
+        texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
         if is_a(function, Through) and function.outers:
             wrapped = Through([], None)
             wrapped.outers = function.outers
-            stand_ins = segment.constant(wrapped.beneath)
+            stand_ins = heap.constant(wrapped.beneath)
             call = f"{stand_ins}({', '.join([callee, *texts])})"
         else:
             call = f"{callee}({', '.join(texts)})"
@@ -98,14 +96,20 @@ class Recorder(Branches):
         """End the segment as planned, before the call: nothing of ours runs in the state it leaves."""
         assert self.site is not None
         try:
-            self.site.add(emit(self, split_ending(self.segment, plan), plan), self.beside)
+            self.site.add(emit(self, split_ending(self.heap, plan), plan), self.beside)
         except CaptureError as error:
             self.stop(str(error), getattr(error, "origin", None))
             return False
         self.recording = False
-        self.used_dynamic |= self.segment.uses_dynamic
-        self.segment = Segment(set())
+        self.used_dynamic |= self.heap.uses_dynamic
+        self.anew(set())
         return True
+
+    def anew(self, lifted: set[str]) -> None:
+        """Begin with nothing read, made or computed."""
+        shapes = Shapes()
+        self.heap = Heap(shapes, lifted, numbers=self.captured.takes_numbers)
+        self.trace = Trace(shapes)
 
     def open(self, plan: Plan, result: Any) -> Any:
         """Begin the segment that follows the call, which gave or raised `result`.
@@ -124,7 +128,7 @@ class Recorder(Branches):
             self.stop("too many records")
             return result
         found = self.begin(site, [*values, result], site.names)
-        self.segment.find(result)
+        self.heap.find(result)
         self._put_back(plan, found)
         return found[-1]
 
@@ -146,7 +150,7 @@ class Recorder(Branches):
         """End the last segment: the program returns `result`."""
         if self.recording and self.site is not None:
             try:
-                self.site.add(emit(self, return_ending(self.segment, result)), self.beside)
+                self.site.add(emit(self, return_ending(self.heap, result)), self.beside)
             except CaptureError as error:
                 self.stop(str(error), getattr(error, "origin", None))
         self.recording = False
@@ -171,7 +175,8 @@ class Recorder(Branches):
             return self._carried_out(run, *args)
         finally:
             # What only the recording holds must die now.
-            self.segment.release()
+            self.heap.release()
+            self.trace.release()
             self.frames = []
 
     def _carried_out(self, run: Any, *args: Any) -> Any:
@@ -184,7 +189,7 @@ class Recorder(Branches):
         except Exception as error:
             if self.recording and self.site is not None:
                 try:
-                    self.site.add(emit(self, raise_ending(self.segment, error)), self.beside)
+                    self.site.add(emit(self, raise_ending(self.heap, error)), self.beside)
                 except CaptureError as reason:
                     self.site.failures.append(str(reason))
             error.__traceback__ = trimmed(error.__traceback__)
@@ -213,7 +218,7 @@ def start_run(captured: Captured, site: Site, args: tuple[Any, ...], kwargs: dic
     """Run the whole function, recording."""
     machine = Recorder(captured)
     roots = machine.begin(site, [*args, *kwargs.values()], site.names)
-    machine.segment.pin(captured.function)
+    machine.heap.pin(captured.function)
     given = tuple(roots[: len(args)])
     named = dict(zip(kwargs, roots[len(args) :], strict=True))
     return machine.carry_out(machine.call, captured.function, given, named)
@@ -227,7 +232,7 @@ def continue_run(captured: Captured, site: Site, roots: tuple[Any, ...], *, reco
         site.learn(roots)
         values = machine.begin(site, values, site.names)
     if record:
-        machine.segment.find(values[-1])
+        machine.heap.find(values[-1])
     if not site.layouts:
         return machine.carry_out(_raise if site.after == "raise" else _same, values[-1])
     frames, at = [], 0

@@ -17,7 +17,7 @@ import torch.fx
 from ladder.capture.bytecode import program_of
 from ladder.capture.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.kinds import has_same_value
-from ladder.capture.segment import Check, Segment
+from ladder.capture.nodes import Check
 from ladder.capture.tensors import modes_are_active
 from ladder.forks import renewed
 
@@ -29,8 +29,6 @@ MAX_RECORDS = 32
 MAX_REPEATED = 128
 """At one point of a program that one call comes to again and again."""
 MAX_SITES = 2048
-MAX_CHECKS = 100_000
-"""Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_EXTENTS = 0
@@ -520,4 +518,4 @@ run_as_is.loops = True  # type: ignore[attr-defined]
 run_as_is.conditionals = True  # type: ignore[attr-defined]
 
 
-__all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]
+__all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Site"]

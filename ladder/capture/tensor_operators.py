@@ -12,10 +12,11 @@ import torch.fx
 
 from ladder.capture import tensors
 from ladder.capture.kinds import is_a, mapped
-from ladder.capture.segment import CaptureError, Dynamic, Node
+from ladder.capture.nodes import CaptureError, Dynamic
 from ladder.capture.shapes import DynamicSize
 from ladder.capture.symbolic import real_values
 from ladder.capture.symbols import BINARY, IN_PLACE
+from ladder.capture.trace import Assumption, Value
 from ladder.capture.user_operators import UserOperators
 from ladder.capture.words import words
 
@@ -49,10 +50,10 @@ class TensorOperators(UserOperators):
         """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
         if not self.recording:
             return self.natively(function, *args, **kwargs)
-        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not self.segment.numbers:
+        if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not self.heap.numbers:
             args = tuple(map(self.settled_for_operator, args))
         kwargs = {key: self.settled_for_operator(value) for key, value in kwargs.items()}
-        inputs: list[Node] = []
+        inputs: list[Value] = []
         fx_args = self._fx(args, inputs)
         fx_kwargs = self._fx(kwargs, inputs)
         values, named = real_values(args), real_values(kwargs)
@@ -61,7 +62,7 @@ class TensorOperators(UserOperators):
             with monitor:
                 result = function(*values, **named)
         except Exception as error:
-            self.segment.late = monitor.counted
+            self.trace.late = monitor.counted
             return self._failed(function, values, named, error)
         if self._value_is_known(function, inputs, result):
             return result
@@ -70,27 +71,26 @@ class TensorOperators(UserOperators):
         if monitor.mutated and torch.is_grad_enabled():
             split = self._meet_written(monitor) or split
         if split:
-            self.segment.late = monitor.counted  # it has run, and is not in the graph
+            self.trace.late = monitor.counted  # it has run, and is not in the graph
             given = {key: self.plain(value) for key, value in kwargs.items()}
             return self._split_after(function, tuple(map(self.plain, args)), given, result, split)
-        self._note_effects(monitor)
+        self.trace.note(monitor, ((node.var, node.obj) for node in self.heap.tensors))
         # `backward`, `requires_grad_` and the like change what no kernel writes.
         if function not in _SETTERS and function not in tensors.STATE_WRITES:
             in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
-            self.segment.impure |= result is None or (in_place and bool(args) and result is args[0])
-        self.segment.asserts |= [] in monitor.risks
+            self.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
         node = self._fx_call(function, fx_args, fx_kwargs)
-        self.segment.operators += 1
+        self.trace.operators += 1
         dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
         constant = not monitor.random and all(item.constant for item in inputs)
         self._fx_result(result, node, dynamic)
         for tensor in _leaves(result):
-            self.segment.node(tensor).constant |= constant and not monitor.mutated
+            self.value(tensor).constant |= constant and not monitor.mutated
         for tensor, fake in self.fake_results(function, args, kwargs, inputs, result):
-            self.segment.node(tensor).fake = fake
+            self.heap.shapes.fakes[self.heap.node(tensor).var] = fake
         return result
 
-    def _value_is_known(self, function: Any, inputs: list[Node], result: Any) -> bool:
+    def _value_is_known(self, function: Any, inputs: list[Value], result: Any) -> bool:
         """Say whether a number read from a tensor is the same in all runs, or is assumed to be and checked.
 
         Tensors made of numbers alone are the same. What others hold is checked when the graph has run;
@@ -98,7 +98,7 @@ class TensorOperators(UserOperators):
         """
         if type(result) not in (bool, int, float) or function in tensors.STATE_WRITES or not inputs:
             return False
-        if all(node.constant for node in inputs):
+        if all(value.constant for value in inputs):
             return True
         site, here = self.site, self.here()
         reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_A_NUMBER
@@ -108,7 +108,7 @@ class TensorOperators(UserOperators):
         if self.captured.joins and branches:
             return False  # both of the sides are recorded
         copy = self.operator(torch.clone, (inputs[0].obj,), {})
-        self.segment.assumed.append((self.segment.node(copy), result, here))
+        self.trace.assumed.append(Assumption(self.heap.node(copy).var, result, here))
         return True
 
     def is_aside(self) -> bool:
@@ -117,9 +117,9 @@ class TensorOperators(UserOperators):
 
     def _fix_read_numbers(self, monitor: tensors.Monitor) -> None:
         """Let an operator that takes a constant tensor for a number be of known shape."""
-        nodes = [self.segment.nodes.get(id(tensor)) for tensor in monitor.read]
+        nodes = [self.heap.nodes.get(id(tensor)) for tensor in monitor.read]
         if monitor.dynamic and monitor.read and not monitor.shape_depends:
-            monitor.dynamic = not all(node is not None and node.constant for node in nodes)
+            monitor.dynamic = not all(node is not None and self.trace.is_constant(node.var) for node in nodes)
 
     def _failed(self, function: Any, args: Any, kwargs: Any, error: Exception) -> Any:
         plan = self.try_plan(function, tuple(map(self.plain, args)), kwargs, "push", "an operator failed")
@@ -127,44 +127,38 @@ class TensorOperators(UserOperators):
             self.finish(plan, error)
         raise error
 
-    def _must_split(self, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Node]) -> str:
+    def _must_split(self, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Value]) -> str:
         """Say why the program must be split at an operator that has just run; empty if it need not."""
         if function in tensors.STATE_WRITES:
-            self.segment.state_written = True
+            self.trace.state_written = True
             if "autocast" in function.__name__:
-                self.segment.meet_autocast()
+                self.heap.guard.meet_autocast()
             return ""
         if not _only_tensors(result):
             return "a value is read from a tensor"
-        if self._may_fail(monitor):
-            self.segment.may_fail = True
-            if self.segment.impure:
+        if self.trace.can_fail(monitor):
+            self.trace.may_fail = True
+            if self.trace.impure:
                 return "an operator that may fail comes after a change"
         if any(item.dynamic for item in inputs) and is_a(result, tuple | list):
             return "the number of results may depend on values"
-        if any(item.dynamic for item in inputs) and any(self.segment.find(t) for t in _leaves(result)):
+        if any(item.dynamic for item in inputs) and any(self.heap.find(t) for t in _leaves(result)):
             return "an alias that depends on values"
         return ""
 
     def _meet_written(self, monitor: tensors.Monitor) -> str:
         """Guard that autograd will let tensors be written again; say why to split where that is not known."""
-        segment, unknown = self.segment, False
-        for node in segment.tensors:
+        heap, unknown = self.heap, False
+        for node in heap.tensors:
             if node.obj.layout is torch.strided and tensors.storage_of(node.obj) in monitor.mutated:
                 if "written" not in node.seen:
                     node.seen.add("written")
-                    text = f"({node.var}.is_leaf, {node.var}._is_view()) == {segment.constant(node.autograd)}"
-                    segment.check(text, f"{segment.paths.get(node.var)} is a leaf, a view or neither")
+                    text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
+                    heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
                 unknown |= node.autograd[1]
-        return "a view from outside is written after a change" if unknown and segment.changes_tensors else ""
-
-    def _may_fail(self, monitor: tensors.Monitor) -> bool:
-        """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
-        proven, risks = self.segment.proven, monitor.risks
-        fails = any(risk is None or not all(map(proven.covers, risk)) for risk in risks)
-        for use in (use for risk in risks for use in risk or ()):
-            proven.add(use)
-        return fails
+        return (
+            "a view from outside is written after a change" if unknown and self.trace.changes_tensors else ""
+        )
 
     def _split_after(self, function: Any, args: Any, kwargs: Any, result: Any, why: str) -> Any:
         plan = self.try_plan(function, args, kwargs, "push", why)
@@ -172,27 +166,14 @@ class TensorOperators(UserOperators):
             self.fork(plan, function, args, kwargs, result)
         return result if plan is None or not self.recording else self.finish(plan, result)
 
-    def _note_effects(self, monitor: tensors.Monitor) -> None:
-        segment = self.segment
-        segment.random |= monitor.random
-        if monitor.mutated:
-            segment.written_memory = True
-            for node in segment.graph_values:
-                is_strided = is_a(node.obj, torch.Tensor) and node.obj.layout is torch.strided
-                if node.constant and is_strided and tensors.storage_of(node.obj) in monitor.mutated:
-                    node.constant = False
-            strided = [node for node in segment.tensors if node.obj.layout is torch.strided]
-            written = [node for node in strided if tensors.storage_of(node.obj) in monitor.mutated]
-            segment.written.update({tensors.storage_of(node.obj): node for node in written})
-
     def _fx_call(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
-        graph = self.segment.graph
+        graph = self.trace.graph
         described = is_a(function, types.MethodDescriptorType | types.WrapperDescriptorType)
         method = is_a(function, types.FunctionType) and function.__qualname__.startswith("Tensor.")
         if described and function.__name__ in ("__getitem__", "__setitem__"):
             return graph.call_function(getattr(operator, function.__name__.strip("_")), args, kwargs)
         if (described or method) and args and is_a(args[0], torch.fx.Node):
-            self.segment.class_attribute(torch.Tensor, function.__name__)
+            self.heap.class_attribute(torch.Tensor, function.__name__)
             return graph.call_method(function.__name__, args, kwargs)
         if is_a(function, torch.jit.ScriptFunction):
             function = tensors.scripted(function)
@@ -200,16 +181,16 @@ class TensorOperators(UserOperators):
             function = _NOT_IN_PLACE.get(function, function)
         return graph.call_function(function, args, kwargs)
 
-    def _fx(self, value: Any, inputs: list[Node]) -> Any:
+    def _fx(self, value: Any, inputs: list[Value]) -> Any:
         """Return `value` as an argument of a graph node."""
         if type(value) is Dynamic:
-            if self.segment.shapes is not None:
-                self.segment.shapes.given[value.var] = value.symbol
-            return self._placeholder(value.var, value.value)
+            if self.heap.shapes:
+                self.heap.shapes.given[value.var] = value.symbol
+            return self.trace.placeholder(value.var, value.value)
         if is_a(value, torch.Tensor):
             return self._fx_tensor(value, inputs)
         if type(value) in (list, tuple, torch.Size, DynamicSize):
-            self.segment.touch(value, 1)
+            self.heap.touch(value, 1)
             items = [self._fx(item, inputs) for item in value]
             return items if type(value) is list else tuple(items)
         if type(value) is dict:
@@ -222,52 +203,36 @@ class TensorOperators(UserOperators):
             return value
         raise CaptureError(f"an operator takes {type(value).__qualname__}")
 
-    def _fx_tensor(self, value: torch.Tensor, inputs: list[Node]) -> torch.fx.Node:
+    def _fx_tensor(self, value: torch.Tensor, inputs: list[Value]) -> torch.fx.Node:
         if not tensors.is_plain_tensor(value):
             raise CaptureError("an operator on a tensor subclass")
-        node = self.segment.node(value)
-        inputs.append(node)
-        if node.fx is None:
-            if not node.external:
+        known = self.value(value)
+        inputs.append(known)
+        if known.fx is None:
+            if not self.heap.node(value).external:
                 raise CaptureError("a tensor that was not made by an operator")
-            if node.obj.layout is not torch.strided:
+            if value.layout is not torch.strided:
                 raise CaptureError("a tensor that is not strided")
-            node.fx = self._placeholder(node.var, value)
-        return node.fx
+            known.fx = self.trace.placeholder(known.var, value)
+        return known.fx
 
-    def _placeholder(self, var: str, example: Any) -> torch.fx.Node:
-        segment = self.segment
-        known = segment.placed.get(var)
-        if known is not None:
-            return known
-        graph, last = segment.graph, segment.placeholders[-1][0] if segment.placeholders else None
-        with graph.inserting_before(None) if last is None else graph.inserting_after(last):
-            node = graph.placeholder(var if var.isidentifier() else f"a{len(segment.placeholders)}")
-        segment.placeholders.append((node, var, example))
-        segment.placed[var] = node
-        segment.versions[var] = tensors.version_of(example)
-        return node
+    def value(self, tensor: torch.Tensor) -> Value:
+        """Return what the trace knows of a tensor."""
+        return self.trace.value(self.heap.node(tensor).var, tensor)
 
     def _fx_result(self, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
         if is_a(result, torch.Tensor):
-            known = self.segment.find(result)
-            if known is not None:
-                return
-            node = Node(result, self.segment.fresh_name(), external=False)
-            node.fx, node.dynamic = fx, dynamic
-            node.seen.add("graph")
-            self.segment.nodes[id(result)] = node
-            self.segment.keep.append(result)
-            self.segment.graph_values.append(node)
+            if self.heap.find(result) is None:
+                node = self.heap.computed(result)
+                node.seen.add("graph")
+                self.trace.add(Value(node.var, result, fx, dynamic))
         elif is_a(result, tuple | list):
-            whole = Node(result, self.segment.fresh_name(), external=False)
-            whole.fx, whole.full = fx, True
-            self.segment.nodes[id(result)] = whole
-            self.segment.keep.append(result)
-            self.segment.graph_values.append(whole)
+            node = self.heap.computed(result)
+            node.full = True
+            self.trace.add(Value(node.var, result, fx))
             for index, item in enumerate(result):
                 if item is not None:
-                    part = self.segment.graph.call_function(operator.getitem, (fx, index))
+                    part = self.trace.graph.call_function(operator.getitem, (fx, index))
                     part.meta["part"] = True
                     self._fx_result(item, part, dynamic)
 

@@ -11,7 +11,7 @@ import numpy as np
 from ladder.capture.containers import Containers
 from ladder.capture.frames import NULL
 from ladder.capture.kinds import is_a
-from ladder.capture.segment import CaptureError
+from ladder.capture.nodes import CaptureError
 
 METHODS = {
     "+": "add",
@@ -50,7 +50,7 @@ class UserOperators(Containers):
 
     def user_unary(self, symbol: str, function: Any, value: Any) -> Any:
         """Return ``symbol value`` by a method of the program."""
-        method = self.segment.class_attribute(type(value), f"__{function.__name__}__")
+        method = self.heap.class_attribute(type(value), f"__{function.__name__}__")
         if not is_a(method, types.FunctionType):
             raise CaptureError(f"{symbol}{type(value).__qualname__}")
         return self.call_function(method, (value,), {})
@@ -80,7 +80,7 @@ class UserOperators(Containers):
             mirrored = [(f"__r{name}__", right)] if type(right) is not type(left) else []
             names = [*in_place, (f"__{name}__", left), *mirrored]
         for name, owner in names:
-            method = self.segment.class_attribute(type(owner), name)
+            method = self.heap.class_attribute(type(owner), name)
             if method is not NULL:
                 yield Attempt(name, method, owner, right if owner is left else left)
 
@@ -88,7 +88,7 @@ class UserOperators(Containers):
         """Say whether a method is code of the program, or one of CPython's without effect."""
         _, method, owner, other = attempt
         if method is object.__ne__:
-            equal = self.segment.class_attribute(type(owner), "__eq__")
+            equal = self.heap.class_attribute(type(owner), "__eq__")
             return is_a(equal, types.FunctionType) or equal is object.__eq__
         if is_a(method, types.FunctionType) or method is object.__eq__ or method in _ORDER:
             return True
@@ -99,7 +99,7 @@ class UserOperators(Containers):
         if method is object.__eq__:
             return True if self.same(owner, other) else NotImplemented
         if method is object.__ne__:
-            equal = self.segment.class_attribute(type(owner), "__eq__")
+            equal = self.heap.class_attribute(type(owner), "__eq__")
             found = self._asked(Attempt("__eq__", equal, owner, other))
             return found if found is NotImplemented else self._opposite(found)
         if not is_a(method, types.FunctionType):

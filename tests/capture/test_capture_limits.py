@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.capture import Captured, capture, emit, sites
+from ladder.capture import Captured, capture, guards, sites
 
 
 def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
@@ -96,7 +96,7 @@ def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
 
 
 def test_a_guard_of_too_many_conditions(monkeypatch):
-    monkeypatch.setattr(emit, "MAX_CHECKS", 200)
+    monkeypatch.setattr(guards, "MAX_CHECKS", 200)
 
     def function(x, numbers):
         return x * sum(numbers)
