@@ -6,31 +6,24 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
 
 from ladder.capture.conditionals import Unrecorded
-from ladder.capture.core import Ending
-from ladder.capture.errors import RECORD, again
+from ladder.capture.endings import Ending, GraphBreak
 from ladder.capture.graphs import graph_module
 from ladder.capture.guards import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap import Heap
+from ladder.capture.interpreter import Interpreter
 from ladder.capture.mock import changed_roots, graph_results, live_steps
 from ladder.capture.nodes import CaptureError
-from ladder.capture.sites import FAILED, Assumed, Record, Site
-from ladder.capture.tensors import (
-    STATE,
-    restore_memory,
-    restore_state,
-    saved_memory,
-)
+from ladder.capture.records import FAILED, Assumed, Record, Site
+from ladder.capture.tensors import STATE, restore_memory, restore_state, saved_memory
 from ladder.capture.trace import Trace
+from ladder.capture.tracebacks import RECORD
 from ladder.faults import tolerated
-
-if TYPE_CHECKING:
-    from ladder.capture.record import Plan, Recorder
 
 
 @contextmanager
@@ -46,9 +39,9 @@ def _no_collection() -> Iterator[None]:
 
 
 @_no_collection()
-def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
+def emit(vm: Interpreter, ending: Ending, plan: GraphBreak | None = None) -> Record:
     """Return the record of the machine's segment, which ends with `ending`, as `plan` says if it is split."""
-    heap, trace, site = machine.heap, machine.trace, machine.site
+    heap, trace, site = vm.heap, vm.trace, vm.site
     guard = heap.guard
     assert site is not None
     check_distinct(heap, writes=trace.changes_tensors)
@@ -56,12 +49,12 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
     asking, learning = tensor_lines(heap)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
-    computing, module = _graph(machine, needed)
+    computing, module = _graph(vm, needed)
     for text in heap.shapes.conditions():
         guard.check(text, text)  # what the backend decided about symbols is among them
     guarding, learning = guard_lines(heap, asking, learning)
     lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
-    roots = ", ".join(f"r{at}" for at in range(machine.root_count))
+    roots = ", ".join(f"r{at}" for at in range(vm.roots))
     source = _function("run", roots, lines)
     alone = _function("check", roots, [*learning, "return 0"])
     try:
@@ -88,7 +81,7 @@ def emit(machine: Recorder, ending: Ending, plan: Plan | None = None) -> Record:
         changed=changed or frozenset(),
         assumes=assumes,
         calls_cached=guard.calls_cached,
-        side=machine.side,
+        side=vm.side,
         depth=ending.depth,
         branches=frozenset(ending.branches),
     )
@@ -104,32 +97,6 @@ def _function(name: str, parameters: str, lines: list[str]) -> str:
     return f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def return_ending(heap: Heap, result: Any) -> Ending:
-    """Return the end of a segment with which the program returns `result`."""
-    uses: set[str] = set()
-    return Ending([f"return (None, {heap.reference(result, uses)})"], uses, returns=True)
-
-
-def raise_ending(heap: Heap, error: BaseException) -> Ending:
-    """Return the end of a segment with which the program raises `error`."""
-    uses: set[str] = set()
-    return Ending([f"{heap.constant(again)}({heap.reference(error, uses)})"], uses)
-
-
-def split_ending(heap: Heap, plan: Plan) -> Ending:
-    """Return the end of a segment with a call that is made natively."""
-    roots = "".join(f"{text}, " for text in plan.roots)
-    site, failure = heap.constant(plan.site), heap.constant(plan.failure)
-    lines = [
-        "try:",
-        f"    result = {plan.call}",
-        "except Exception as error:",
-        f"    return ({failure}, ({roots}error,))",
-        f"return ({site}, ({roots}result,))",
-    ]
-    return Ending(lines, plan.uses, branches={plan.site} if plan.site.forks else set())
-
-
 def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
     """Yield arguments; runs of objects that stay come as one tuple, which is quicker to read."""
     for constant, run in groupby(names, heap.guard.space.__contains__):
@@ -139,9 +106,9 @@ def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
             yield from run
 
 
-def _graph(machine: Recorder, needed: set[str]) -> tuple[list[str], Any]:
+def _graph(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
-    heap, trace, backend = machine.heap, machine.trace, machine.captured.backend
+    heap, trace, backend = vm.heap, vm.trace, vm.store.backend
     if not trace.operators:
         return [], None
     wanted, rebuilt = graph_results(heap, trace, needed)
@@ -156,7 +123,7 @@ def _graph(machine: Recorder, needed: set[str]) -> tuple[list[str], Any]:
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, names))})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
-    return [*_running_lines(heap, trace, machine.site, f"{results} = {call}"), *rebuilt], module
+    return [*_running_lines(heap, trace, vm.site, f"{results} = {call}"), *rebuilt], module
 
 
 def _running_lines(heap: Heap, trace: Trace, site: Site | None, call: str) -> list[str]:
