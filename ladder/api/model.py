@@ -12,7 +12,7 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing, returning
+from ladder.api.aliasing import Separated, expected_aliasing
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
@@ -252,9 +252,8 @@ def separated(
     shared = {at for at, memory in enumerate(expected.memory[count:]) if memory < at + count}
     if expected.writes and shared - set(returned):
         raise ImportRefused("results share memory that the graph writes")
-    run = returning(executable, returned) if returned else executable
-    plain, is_open = run_as_is(module, examples), "open" in module.meta
-    return Separated(run, plain, expected, written, is_open=is_open)
+    executable.gives(returned)
+    return Separated(executable, run_as_is(module, examples), expected, is_open="open" in module.meta)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.capture.kinds import same_value
-from ladder.capture.nodes import Check, Dynamic
+from ladder.capture.nodes import Check
 from ladder.capture.table import Table
 from ladder.capture.tensors import STATE, autocast_state, torch_state
 
@@ -78,10 +78,6 @@ class Guard:
         self.paths[var] = why
         self.checks.append(Check(expression, var, why, None))
         return var
-
-    def fix(self, dynamic: Dynamic) -> None:
-        """Add that a dynamic scalar has the value of this run."""
-        self.check_value(dynamic.var, dynamic.value, dynamic.var, self.paths.get(dynamic.var))
 
     def check_value(self, var: str, value: Any, name: str, path: str | None) -> None:
         """Add that variable `var`, which people know as `name`, holds exactly the scalar `value`."""

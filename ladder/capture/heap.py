@@ -96,10 +96,22 @@ class Heap:
             return parent.lifted[key]
         return self.read(parent, key, value, expression, path)
 
+    def fix(self, dynamic: Dynamic) -> None:
+        """Guard that a dynamic scalar has the value of this run."""
+        self.guard.check_value(dynamic.var, dynamic.value, dynamic.var, self.guard.paths.get(dynamic.var))
+        if dynamic.symbol is not None:
+            self.settle([dynamic.symbol])
+
+    def settle(self, extents: Iterable[Any]) -> None:
+        """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
+        if self.shapes:
+            self.shapes.settle(extents)
+            self.unliftable |= {self.guard.paths[name] for name in self.shapes.settled()}
+
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
         if parent.holds_dynamic(key):
-            self.guard.fix(parent.lifted.pop(key))
+            self.fix(parent.lifted.pop(key))
         if not parent.external or key in parent.seen or key in parent.written:
             return value
         parent.seen.add(key)
@@ -381,7 +393,7 @@ class Heap:
                     self.touch(item, depth - 1)
             return
         for key in node.stored & node.lifted.keys():
-            self.guard.fix(node.lifted.pop(key))
+            self.fix(node.lifted.pop(key))
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")

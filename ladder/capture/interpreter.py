@@ -106,7 +106,7 @@ class Interpreter:
         """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
         if type(value) is Dynamic:
             if self.recording:
-                self.heap.guard.fix(value)
+                self.heap.fix(value)
             return value.value
         if not (self.heap.uses_dynamic or self.used_dynamic):
             return value

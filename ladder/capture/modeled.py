@@ -23,6 +23,7 @@ from ladder.capture.kinds import is_a, is_constant, is_plain
 from ladder.capture.nodes import CaptureError, Step
 from ladder.capture.objects import identify, perform, pinned_part
 from ladder.capture.prescan import frame_names
+from ladder.capture.symbolic import settle_extents
 from ladder.capture.tensor_operators import tensor_operator
 
 _UNSET = object()
@@ -98,6 +99,7 @@ def scan(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str
     names = frame_names(combine.__code__) | set(combine.__code__.co_names) & combine.__globals__.keys()
     if names - {"torch"}:
         raise CaptureError(f"a scan by a function that reads {', '.join(sorted(names))}")
+    settle_extents(vm, torch.utils._pytree.tree_leaves((rest, kwargs)))
     return tensor_operator(vm, tensors.scanning(function, combine), tuple(rest), kwargs)
 
 

@@ -125,6 +125,16 @@ class Shapes:
         self.values[name] = value
         return self.env.create_symintnode(symbol, hint=value, source=source)
 
+    def settle(self, extents: Iterable[Any]) -> None:
+        """Let extents be the numbers of this run, which the guard then asks for."""
+        for extent in extents:
+            int(extent)
+
+    def settled(self) -> set[str]:
+        """Return the variables of the guard that must be one number each."""
+        known = self.env.replacements
+        return {name for symbol, name in self.names.items() if symbol in known and known[symbol].is_number}
+
     def fake_of(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
         known = self.fakes.get(var)

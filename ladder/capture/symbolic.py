@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,13 @@ def open_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[A
         vm.heap.fix_shapes(f"{name} is read")
     found = getattr(value, name)
     return found(*rest) if callable(found) else found
+
+
+def settle_extents(vm: Interpreter, values: Iterable[Any]) -> None:
+    """Settle the extents of tensors, for an operator whose parts depend on them."""
+    fakes = vm.heap.shapes.fakes
+    names = [vm.heap.node(value).var for value in values if is_a(value, torch.Tensor)]
+    vm.heap.settle(extent for name in names if name in fakes for extent in fakes[name].shape)
 
 
 def _extent(vm: Interpreter, extent: Any) -> Any:
