@@ -130,7 +130,8 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
             found["explain"] = fast.explain()
         rows[name] = {**found, "kept": logits}
         print(
-            f"{weights:8} {name:22} {found['ms']:7.3f} ms per token, {found['ms read']:7.3f} read, ready after {found['first_s']:.1f} s,"
+            f"{weights:8} {name:22} {found['ms']:7.3f} ms per token, {found['ms read']:7.3f} read,"
+            f" ready after {found['first_s']:.1f} s,"
             f" error {found['error']:.1e}, {found['same_tokens']}/{arguments.tokens} tokens",
             flush=True,
         )
