@@ -84,9 +84,9 @@ def _mate(graph: Graph, parts: Sequence[Part], at: int) -> int | None:
         part = parts[later]
         shared = set(first.inputs) & set(part.inputs) & changing
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
-        if _is_plain(part) and few and not made & set(part.inputs) and _is_short(first, part):
-            if shared or _are_tiny(graph, first, part):
-                return later
+        possible = _is_plain(part) and few and not made & set(part.inputs) and _is_short(first, part)
+        if possible and (shared or _are_tiny(graph, first, part)):
+            return later
         made |= set(part.outputs)
     return None
 
