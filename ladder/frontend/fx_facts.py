@@ -151,7 +151,8 @@ def _example(value: Any) -> Any:
         raise Unnameable(repr(type(value)))
     return {
         "tensor": [
-            *(type(value).__name__, isinstance(value, torch.nn.Parameter), str(value.dtype), str(value.device)),
+            *(type(value).__name__, isinstance(value, torch.nn.Parameter)),
+            *(str(value.dtype), str(value.device)),
             *map(_value, (value.shape, value.stride(), value.storage_offset())),
             *(value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference()),
         ]
