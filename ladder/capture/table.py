@@ -1,18 +1,24 @@
 """The part of a guard that is about objects that stay: modules, classes, functions and their dictionaries.
 
-They are the same objects call after call. What a record read in them is a table of facts (home, key, value),
-which are compared by identity in bulk: a few calls of built-in functions for all of them.
+They are the same objects call after call. What a record read in them is a table of facts (home, key, value).
+Dictionaries count their changes (torch's ``dict_version``), so those that did not change are not looked into;
+facts about other homes are compared by identity in bulk.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from operator import attrgetter, contains, getitem, is_
+from operator import attrgetter, contains, eq, getitem, is_
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from ladder.capture.kinds import by_value, has_same_value
+
+dict_version: Callable[[dict[Any, Any]], int] | None = getattr(torch._C._dynamo.guards, "dict_version", None)
+"""A number that differs after each change of a dictionary; None where torch has it no more."""
 
 
 class _Missing:
@@ -60,6 +66,9 @@ class Entry:
         return by_value(value) and type(found) is type(value) and has_same_value(found, value)
 
 
+UNKNOWN = -1
+"""No version."""
+
 PLAIN = (dict, OrderedDict, MappingProxyType)
 """Types whose entries are read by a built-in function alone."""
 Columns = tuple[tuple[Any, ...], ...]
@@ -74,6 +83,12 @@ class Table:
         self.instances: dict[int, tuple[Any, Any]] = {}
         self.kinds: dict[int, tuple[Any, Any]] = {}
         self.first = 0
+        self.homes: list[dict[Any, Any]] = []
+        """Dictionaries that count their changes,"""
+        self.within: list[list[Entry]] = []
+        """the facts about each,"""
+        self.versions: list[int] = []
+        """and the versions at which these held."""
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
         """Add a fact."""
@@ -88,9 +103,12 @@ class Table:
     def _arrange(self) -> None:
         """Lay the facts out in columns for `unchanged`."""
         rows: dict[str, list[tuple[Any, ...]]] = {"there": [], "missing": [], "fields": []}
+        counted: dict[int, list[Entry]] = {}
         self.others: list[Entry] = []
         for entry in self.facts:
-            if entry.key is WHOLE:
+            if type(entry.home) is dict and dict_version is not None:
+                counted.setdefault(id(entry.home), []).append(entry)
+            elif entry.key is WHOLE:
                 self.others.append(entry)
             elif type(entry.key) is Field:
                 rows["fields"].append((entry.home, entry.key, entry.value))
@@ -103,13 +121,16 @@ class Table:
         self.there = _columns(rows["there"], 3)
         self.missing = _columns(rows["missing"], 2)
         self.fields = _columns(rows["fields"], 3)
+        self.within = [*counted.values()]
+        self.homes = [entries[0].home for entries in self.within]
+        self.versions = [UNKNOWN] * len(self.homes)
 
     def unchanged(self) -> bool:
-        """Say quickly whether every value is the very object that it was."""
+        """Say quickly whether every value is what it was."""
         homes, keys, values = self.there
         owners, names, parts = self.fields
         try:
-            same = all(map(is_, map(getitem, homes, keys), values))
+            same = self._dictionaries_hold() and all(map(is_, map(getitem, homes, keys), values))
         except KeyError:
             return False
         return (
@@ -118,6 +139,19 @@ class Table:
             and all(map(is_, map(getattr, owners, names), parts))
             and all(entry.holds() for entry in self.others)
         )
+
+    def _dictionaries_hold(self) -> bool:
+        """Look into the dictionaries that changed since all facts about them held."""
+        if dict_version is None:
+            return True
+        versions = [*map(dict_version, self.homes)]
+        if versions == self.versions:
+            return True
+        changed = [at for at, same in enumerate(map(eq, versions, self.versions)) if not same]
+        if not all(entry.holds() for at in changed for entry in self.within[at]):
+            return False
+        self.versions = versions
+        return True
 
     def recheck(self) -> int:
         """Return 0 if all facts hold, else the number of one that does not.
