@@ -26,7 +26,7 @@ import torch
 
 import ladder
 from ladder.capture import Captured, capture
-from ladder.capture.sites import run_as_is
+from ladder.capture.captured import run_as_is
 from ladder.capture.words import words
 
 Inputs = dict[str, torch.Tensor]

@@ -19,7 +19,8 @@ from ladder.api.kept import prepared_for
 from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.surroundings import kept_state
 from ladder.capture import Captured, capture
-from ladder.capture.sites import Backend, run_as_is
+from ladder.capture.captured import run_as_is
+from ladder.capture.records import Backend
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused

@@ -10,26 +10,25 @@ that was taken does. What comes up there that the records did not say leaves the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
 
 from ladder.capture.clones import Clones
-from ladder.capture.conditionals import Side, folded, without_unused_parts
-from ladder.capture.core import Ending, Leaving
-from ladder.capture.emit import graph_results, live_steps, return_ending
+from ladder.capture.conditionals import Side, folded
+from ladder.capture.endings import Ending, GraphBreak, Leaving, return_ending
+from ladder.capture.evaluate import drive
 from ladder.capture.frames import NULL, Frame
-from ladder.capture.indices import Proven
+from ladder.capture.graph_arguments import argument, operator_node
+from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import is_a
-from ladder.capture.machine import Machine
-from ladder.capture.segment import CaptureError, Node, Step
-from ladder.capture.sites import DEEPEST
+from ladder.capture.mock import graph_results, live_steps
+from ladder.capture.nodes import CaptureError, Node, Step
+from ladder.capture.records import DEEPEST
+from ladder.capture.segments import frame_pairs
 from ladder.capture.tensors import autocast_state, torch_state
-
-if TYPE_CHECKING:
-    from ladder.capture.record import Plan
-    from ladder.capture.sites import Captured, Layout
+from ladder.capture.trace import Apart, Value
 
 
 class Joined(Leaving):
@@ -46,13 +45,11 @@ class Abandoned(Leaving):
 
 
 class _Kept(NamedTuple):
-    """What a segment had before a side of a branch, and what must be the same after it."""
+    """What there was before a side of a branch, and what must be the same after it."""
 
     nodes: dict[int, Node]
     steps: list[Step]
-    graph_values: list[Node]
-    graph_nodes: set[torch.fx.Node]
-    proven: Proven
+    trace: Apart
     frames: list[Any]
     state: tuple[Any, ...]
 
@@ -60,213 +57,184 @@ class _Kept(NamedTuple):
 class Fork(NamedTuple):
     """A branch: the end of the segment there, the values of the frames, and how to make them once more."""
 
-    plan: Plan
+    plan: GraphBreak
     values: list[Any]
     clones: Clones | None
 
 
-class Branches(Machine):
-    """`fork`: goes on after a branch on both sides.
+def fork(vm: Interpreter, plan: GraphBreak, function: Any, args: Any, kwargs: Any, found: Any) -> None:
+    """Go on with both sides of a branch if that can be recorded; return if it cannot.
 
-    ``apart``: what is kept of the segment while a side is recorded, one inside the other; ``supposed``:
-    whether on a side that was not taken.
+    Parameters
+    ----------
+    plan
+        The end of the segment at the branch.
+    function, args, kwargs
+        The call that reads the value: `bool` of a tensor, or an operator that gives a bool.
+    found
+        What it has given, `NULL` if it has not been made.
+
+    Raises
+    ------
+    Joined
+        If it could: the program has run to its end.
+    Abandoned
+        If it could not, inside a side of another branch.
     """
+    asks = function is bool and len(args) == 1 and is_a(args[0], torch.Tensor)
+    if vm.store.joins and (asks or type(found) is bool):
+        plan.site.forks = True
+        try:
+            _try_fork(vm, plan, function, args, kwargs, found)
+        except Abandoned:
+            plan.site.attempts += 1
+            if vm.aside:
+                raise
+            vm.give_up()
+            plan.site.paused = True  # the next run is split here, and learns what was missing
+            if vm.site is not None:
+                vm.site.take_back()
+    if vm.aside:
+        raise Abandoned("a side of a branch is split")
 
-    def __init__(self, captured: Captured) -> None:
-        super().__init__(captured)
-        self.apart: list[_Kept] = []
-        self.supposed = False
 
-    def fork(self, plan: Plan, function: Any, args: Any, kwargs: Any, found: Any) -> None:
-        """Go on with both sides of a branch if that can be recorded; return if it cannot.
-
-        Parameters
-        ----------
-        plan
-            The end of the segment at the branch.
-        function, args, kwargs
-            The call that reads the value: `bool` of a tensor, or an operator that gives a bool.
-        found
-            What it has given, `NULL` if it has not been made.
-
-        Raises
-        ------
-        Joined
-            If it could: the program has run to its end.
-        Abandoned
-            If it could not, inside a side of another branch.
-        """
-        asks = function is bool and len(args) == 1 and is_a(args[0], torch.Tensor)
-        if self.captured.joins and (asks or type(found) is bool):
-            plan.site.forks = True
-            try:
-                self._fork(plan, function, args, kwargs, found)
-            except Abandoned:
-                plan.site.attempts += 1
-                if self.apart:
-                    raise
-                self.give_up()
-                plan.site.paused = True  # the next run is split here, and learns what was missing
-                if self.site is not None:
-                    self.site.take_back()
-        if self.apart:
-            raise Abandoned("a side of a branch is split")
-
-    def is_aside(self) -> bool:
-        return bool(self.apart)
-
-    def pairs(self, plan: Plan) -> list[tuple[Frame, Layout]]:
-        """Return the frames at the end of a segment with their layouts."""
-        return list(zip(plan.places, plan.site.layouts, strict=True))
-
-    def _fork(self, plan: Plan, function: Any, args: Any, kwargs: Any, found: Any) -> None:
-        site, paused = plan.site, plan.site.paused
-        site.paused = False
-        values = [value for frame, layout in self.pairs(plan) for value in layout.values(frame)]
-        plain = [*map(self.unlifted, values)]
-        known = site.sides(tuple(plain))
-        changed = {number for record in known.values() for number in record.changed}
-        clones = Clones(self.segment, [*self.steps_before(), *self.segment.steps], plan.uses)
-        if (
-            paused
-            or not site.may_join(known)
-            or len(self.apart) >= DEEPEST
-            or not clones.owns(values, changed)
-        ):
+def _try_fork(vm: Interpreter, plan: GraphBreak, function: Any, args: Any, kwargs: Any, found: Any) -> None:
+    site, paused = plan.site, plan.site.paused
+    site.paused = False
+    values = [value for frame, layout in frame_pairs(plan) for value in layout.values(frame)]
+    plain = [*map(vm.unlifted, values)]
+    known = site.sides(tuple(plain))
+    changed = {number for record in known.values() for number in record.changed}
+    clones = Clones(vm.heap, [*steps_before(vm), *vm.heap.steps], plan.uses)
+    if paused or not site.may_join(known) or len(vm.aside) >= DEEPEST or not clones.owns(values, changed):
+        return
+    if len(known) == 1 and (vm.trace.changes_tensors or vm.trace.random):
+        return  # a run on the side that is not known must leave no trace
+    actual = bool(args[0]) if found is NULL else found
+    if actual not in known:
+        if not vm.supposed:
             return
-        if len(known) == 1 and (self.segment.changes_tensors or self.segment.random):
-            return  # a run on the side that is not known must leave no trace
-        actual = bool(args[0]) if found is NULL else found
-        if actual not in known:
-            if not self.supposed:
-                return
-            actual = not actual  # what comes of it is not used
+        actual = not actual  # what comes of it is not used
+    try:
+        condition = _condition(vm, function, args, kwargs)
+    except CaptureError:
+        return
+    fork = Fork(plan, values, clones if changed else None)
+    raise _joined(vm, fork, sorted(known), condition, actual)
+
+
+def _condition(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
+    inputs: list[Value] = []
+    given, named = argument(vm, args, inputs), argument(vm, kwargs, inputs)
+    if any(value.dynamic for value in inputs):
+        raise CaptureError("a condition whose shape depends on values")
+    found: torch.fx.Node = given[0] if function is bool else operator_node(vm, function, given, named)
+    return found
+
+
+def steps_before(vm: Interpreter) -> list[Step]:
+    """Return the steps before the sides of branches that this is inside."""
+    return [step for kept in vm.aside for step in kept.steps]
+
+
+def _joined(vm: Interpreter, fork: Fork, known: list[bool], condition: torch.fx.Node, actual: bool) -> Joined:
+    sides: dict[bool, Side | None] = {True: None, False: None}
+    ends: dict[bool, Joined] = {}
+    for holds in known:
+        before, vm.supposed = vm.supposed, vm.supposed or holds is not actual
+        sides[holds], ends[holds] = _side(vm, fork, holds)
+        vm.supposed = before
+    loops = bool(getattr(vm.store.backend, "loops", False))
+    nodes = folded(vm.trace.graph, condition, sides, vm.trace.modules, loops=loops)
+    holds_name, *names = [_graph_value(vm, node) for node in nodes]
+    depth = 1 + max(end.ending.depth for end in ends.values())
+    ending = Ending([], {holds_name, *names}, depth, returns=True)
+    for holds, end in ends.items():
+        inner = end.ending
+        given = [f"{var} = {name}" for var, name in zip(inner.returned, names, strict=False)]
+        ending.lines.append(f"if {holds_name} is {holds}:")
+        ending.lines += [f"    {line}" for line in (*given, *inner.lines)]
+        ending.uses |= inner.uses
+        ending.branches |= inner.branches
+    if len(known) == 1:
+        ending.branches.add(fork.plan.site)
+    return Joined(ends[actual].result, ending)
+
+
+def _graph_value(vm: Interpreter, node: torch.fx.Node) -> str:
+    return vm.trace.add(Value(vm.heap.guard.fresh_name(), None, node)).var
+
+
+# one side ---------------------------------------------------------------------------------
+def _side(vm: Interpreter, fork: Fork, holds: bool) -> tuple[Side, Joined]:
+    """Run what follows on one side; return its part of the graph, and its end."""
+    site = fork.plan.site
+    kept = _set_apart(vm)
+    try:
+        end = _driven(vm, _frames(vm, fork), site.after, holds)
+        if _state(vm) != kept.state or any(step.keep for step in vm.heap.steps):
+            raise Abandoned("a side of a branch changes more than its record says")
+        return _cut(vm, kept, end)
+    finally:
+        _take_back(vm, kept)
+
+
+def _frames(vm: Interpreter, fork: Fork) -> list[Frame]:
+    values, frames, at = fork.values, [], 0
+    if fork.clones is not None:
         try:
-            condition = self._condition(function, args, kwargs)
-        except CaptureError:
-            return
-        fork = Fork(plan, values, clones if changed else None)
-        raise self._joined(fork, sorted(known), condition, actual)
-
-    def _condition(self, function: Any, args: Any, kwargs: Any) -> torch.fx.Node:
-        inputs: list[Node] = []
-        given, named = self._fx(args, inputs), self._fx(kwargs, inputs)
-        if any(node.dynamic for node in inputs):
-            raise CaptureError("a condition whose shape depends on values")
-        found: torch.fx.Node = given[0] if function is bool else self._fx_call(function, given, named)
-        return found
-
-    def steps_before(self) -> list[Step]:
-        """Return the steps before the sides of branches that this is inside."""
-        return [step for kept in self.apart for step in kept.steps]
-
-    def _joined(self, fork: Fork, known: list[bool], condition: torch.fx.Node, actual: bool) -> Joined:
-        sides: dict[bool, Side | None] = {True: None, False: None}
-        ends: dict[bool, Joined] = {}
-        for holds in known:
-            before, self.supposed = self.supposed, self.supposed or holds is not actual
-            sides[holds], ends[holds] = self._side(fork, holds)
-            self.supposed = before
-        loops = bool(getattr(self.captured.backend, "loops", False))
-        nodes = folded(self.segment.graph, condition, sides, self.segment.modules, loops=loops)
-        holds_name, *names = [self._graph_value(node) for node in nodes]
-        depth = 1 + max(end.ending.depth for end in ends.values())
-        ending = Ending([], {holds_name, *names}, depth, returns=True)
-        for holds, end in ends.items():
-            inner = end.ending
-            given = [f"{var} = {name}" for var, name in zip(inner.returned, names, strict=False)]
-            ending.lines.append(f"if {holds_name} is {holds}:")
-            ending.lines += [f"    {line}" for line in (*given, *inner.lines)]
-            ending.uses |= inner.uses
-            ending.branches |= inner.branches
-        if len(known) == 1:
-            ending.branches.add(fork.plan.site)
-        return Joined(ends[actual].result, ending)
-
-    def _graph_value(self, node: torch.fx.Node) -> str:
-        made = Node(None, self.segment.fresh_name(), external=False)
-        made.fx = node
-        self.segment.graph_values.append(made)
-        return made.var
-
-    # one side ---------------------------------------------------------------------------------
-    def _side(self, fork: Fork, holds: bool) -> tuple[Side, Joined]:
-        """Run what follows on one side; return its part of the graph, and its end."""
-        site = fork.plan.site
-        kept = self._set_apart()
-        try:
-            end = self._driven(self._frames(fork), site.after, holds)
-            if self._state() != kept.state or any(step.keep for step in self.segment.steps):
-                raise Abandoned("a side of a branch changes more than its record says")
-            return self._cut(kept, end)
-        finally:
-            self._take_back(kept)
-
-    def _frames(self, fork: Fork) -> list[Frame]:
-        values, frames, at = fork.values, [], 0
-        if fork.clones is not None:
-            try:
-                values = fork.clones.values(values, fork.plan.roots)
-            except CaptureError as error:
-                raise Abandoned(str(error)) from None
-        for layout in fork.plan.site.layouts:
-            frames.append(layout.restore(values[at : at + layout.size]))
-            at += layout.size
-        return frames
-
-    def _driven(self, frames: list[Frame], after: str, holds: bool) -> Joined:
-        try:
-            result = self.drive(frames, after, holds, None)
-            return Joined(result, return_ending(self.segment, result))
-        except Joined as inner:
-            return inner
+            values = fork.clones.values(values, fork.plan.roots)
         except CaptureError as error:
             raise Abandoned(str(error)) from None
-        except Exception as error:
-            raise Abandoned(f"a side of a branch raised {type(error).__name__}") from None
+    for layout in fork.plan.site.layouts:
+        frames.append(layout.restore(values[at : at + layout.size]))
+        at += layout.size
+    return frames
 
-    def _cut(self, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
-        """Return what was added to the graph since, and the end with all that its side does."""
-        segment, ending = self.segment, end.ending
-        steps, needed = live_steps(segment.steps, ending.uses)
-        wanted, rebuilt = graph_results(segment, needed)
-        returned = [node.fx for node in wanted if node.fx is not None]
-        without_unused_parts(segment.graph, {*returned, *kept.graph_nodes})
-        nodes = [
-            node for node in segment.graph.nodes if node not in kept.graph_nodes and node.op != "placeholder"
-        ]
-        lines = [*rebuilt, *(step.text for step in steps), *ending.lines]
-        names = [node.var for node in wanted]
-        whole = Ending(
-            lines, needed, depth=ending.depth, returned=names, branches=ending.branches, returns=True
-        )
-        return Side(nodes, returned), Joined(end.result, whole)
 
-    def _state(self) -> tuple[Any, ...]:
-        segment = self.segment
-        return torch_state(), autocast_state(), segment.changes_tensors, segment.random, segment.state_written
+def _driven(vm: Interpreter, frames: list[Frame], after: str, holds: bool) -> Joined:
+    try:
+        result = drive(vm, frames, after, holds, None)
+        return Joined(result, return_ending(vm.heap, result))
+    except Joined as inner:
+        return inner
+    except CaptureError as error:
+        raise Abandoned(str(error)) from None
+    except Exception as error:
+        raise Abandoned(f"a side of a branch raised {type(error).__name__}") from None
 
-    def _set_apart(self) -> _Kept:
-        segment = self.segment
-        kept = _Kept(
-            dict(segment.nodes),
-            segment.steps,
-            segment.graph_values,
-            set(segment.graph.nodes),
-            segment.proven,
-            self.frames,
-            self._state(),
-        )
-        segment.steps, segment.graph_values, segment.proven = [], [], segment.proven.copy()
-        self.apart.append(kept)
-        return kept
 
-    def _take_back(self, kept: _Kept) -> None:
-        """Forget what was made on a side; what was found outside stays, as its guard does."""
-        segment = self.segment
-        segment.nodes = {
-            key: node for key, node in segment.nodes.items() if key in kept.nodes or node.external
-        }
-        segment.steps, segment.graph_values, segment.proven = kept.steps, kept.graph_values, kept.proven
-        self.frames = kept.frames
-        self.apart.pop()
+def _cut(vm: Interpreter, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
+    """Return what was added to the graph since, and the end with all that its side does."""
+    ending = end.ending
+    steps, needed = live_steps(vm.heap.steps, ending.uses)
+    wanted, rebuilt = graph_results(vm.heap, vm.trace, needed)
+    returned = [value.fx for value in wanted if value.fx is not None]
+    nodes = vm.trace.added(kept.trace, returned)
+    lines = [*rebuilt, *(step.text for step in steps), *ending.lines]
+    names = [value.var for value in wanted]
+    whole = Ending(lines, needed, depth=ending.depth, returned=names, branches=ending.branches, returns=True)
+    return Side(nodes, returned), Joined(end.result, whole)
+
+
+def _state(vm: Interpreter) -> tuple[Any, ...]:
+    trace = vm.trace
+    return torch_state(), autocast_state(), trace.changes_tensors, trace.random, trace.state_written
+
+
+def _set_apart(vm: Interpreter) -> _Kept:
+    heap = vm.heap
+    kept = _Kept(dict(heap.nodes), heap.steps, vm.trace.set_apart(), vm.frames, _state(vm))
+    heap.steps = []
+    vm.aside.append(kept)
+    return kept
+
+
+def _take_back(vm: Interpreter, kept: _Kept) -> None:
+    """Forget what was made on a side; what was found outside stays, as its guard does."""
+    heap = vm.heap
+    heap.nodes = {key: node for key, node in heap.nodes.items() if key in kept.nodes or node.external}
+    heap.steps = kept.steps
+    vm.trace.take_back(kept.trace)
+    vm.frames = kept.frames
+    vm.aside.pop()

@@ -10,9 +10,10 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ladder.capture.emit import live_steps
+from ladder.capture.heap import Heap
 from ladder.capture.kinds import is_a
-from ladder.capture.segment import CaptureError, Dynamic, Node, Segment, Step
+from ladder.capture.mock import live_steps
+from ladder.capture.nodes import CaptureError, Dynamic, Node, Step
 from ladder.capture.shapes import DynamicSize
 
 
@@ -25,8 +26,8 @@ class Clones:
         From `values`, if something cannot.
     """
 
-    def __init__(self, segment: Segment, steps: Sequence[Step], uses: set[str]) -> None:
-        self.segment = segment
+    def __init__(self, heap: Heap, steps: Sequence[Step], uses: set[str]) -> None:
+        self.heap = heap
         live, _ = live_steps(list(steps), uses)
         kept, self.escaped = live_steps([step for step in steps if step.keep or step.var], set())
         self.escaped |= {step.var for step in kept if step.keep and step.var is not None}
@@ -38,15 +39,15 @@ class Clones:
     def owns(self, values: Sequence[Any], numbers: Iterable[int]) -> bool:
         """Say whether the segment has made these `values`, and nothing outside refers to them."""
         made = {step.var for step in self.steps}
-        nodes = [self.segment.nodes.get(id(values[number])) for number in numbers]
+        nodes = [self.heap.nodes.get(id(values[number])) for number in numbers]
         return all(node is not None and not node.external and node.var in made for node in nodes)
 
     def values(self, values: Sequence[Any], texts: Sequence[str]) -> list[Any]:
         """Return `values`, which the mock knows as `texts`, with what the segment has made made once more."""
         if any(map(_holds_dynamic, values)):
             raise CaptureError("open scalars inside a tuple")
-        by_var = {node.var: node for node in self.segment.nodes.values()}
-        space = {**self.segment.space, **{var: node.obj for var, node in by_var.items()}}
+        by_var = {node.var: node for node in self.heap.nodes.values()}
+        space = {**self.heap.guard.space, **{var: node.obj for var, node in by_var.items()}}
         space |= {value.var: value.value for value in values if type(value) is Dynamic}
         try:
             exec("\n".join(step.text for step in self.steps), space)
@@ -54,8 +55,8 @@ class Clones:
         except Exception as error:
             raise CaptureError(f"what a segment made cannot be made again: {error!r}") from error
         for step in self.steps:
-            if step.var in by_var and id(space[step.var]) not in self.segment.nodes:
-                self.segment.add(_like(by_var[step.var], space[step.var]))
+            if step.var in by_var and id(space[step.var]) not in self.heap.nodes:
+                self.heap.add(_like(by_var[step.var], space[step.var]))
         pairs = zip(values, made, strict=True)
         return [old if type(old) is Dynamic else new for old, new in pairs]
 

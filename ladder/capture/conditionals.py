@@ -148,11 +148,3 @@ def with_modules(graph: torch.fx.Graph, modules: dict[str, torch.nn.Module]) -> 
         if node.op == "get_attr":
             root.add_module(str(node.target), modules[str(node.target)])
     return root
-
-
-def without_unused_parts(graph: torch.fx.Graph, kept: Iterable[torch.fx.Node] = ()) -> None:
-    """Erase the nodes that only take a part of a result and that nothing uses, besides `kept`."""
-    needed = set(kept)
-    for node in reversed(list(graph.nodes)):
-        if node.meta.get("part") and not node.users and node not in needed:
-            graph.erase_node(node)

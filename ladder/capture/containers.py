@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import operator
 import threading
 import types
@@ -14,25 +12,24 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.fx
 
 from ladder.capture import natives, polyfills
-from ladder.capture.calls import Calls
-from ladder.capture.frames import NULL, Absent
+from ladder.capture.frames import NULL
+from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import PLAIN_DICTS, descriptor_of, is_a, is_constant, is_plain
-from ladder.capture.segment import CaptureError, Dynamic, Node
-from ladder.capture.symbolic import ARITHMETIC
+from ladder.capture.nodes import CaptureError, Dynamic, Node
+from ladder.capture.objects import LAZY, OVERRIDES, check_not_overridden, perform, pinned_part, settled
+from ladder.capture.opcodes import STOP
+from ladder.capture.recording import recorded
+from ladder.capture.symbolic import ARITHMETIC, computed_extent
 from ladder.capture.tensors import is_plain_tensor
-from ladder.capture.words import words
 
-STOP = Absent()
-"""What an exhausted iterator gives."""
-
+TEXTS = (str, bytes)
+"""Types of keys that equal no key of another type."""
+QUICK = (*TEXTS, int, type(None))
+"""Types of keys that are looked up alone: what else a dictionary holds is not read."""
 _MAPPINGS = (dict, OrderedDict)
-_LAZY = (zip, enumerate, iter, reversed)
-_OVERRIDES = frozenset(
-    words("__getitem__ __setitem__ __delitem__ __contains__ __iter__ __len__ keys items values")
-)
-_READ_OVERRIDES = _OVERRIDES - {"__setitem__", "__delitem__"}
 _SLOT_CALLS = (types.WrapperDescriptorType,)
 BY_IDENTITY: Any = (object.__hash__, object.__eq__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -43,7 +40,7 @@ def _consumes(function: Any) -> bool:
     return function in natives.CONSUMERS or getattr(function, "__name__", "") == "join"
 
 
-def advance(iterator: Iterator[Any]) -> Any:
+def next_or_stop(iterator: Iterator[Any]) -> Any:
     """Return the next item, or `STOP`."""
     return next(iterator, STOP)
 
@@ -67,479 +64,438 @@ def items_of(value: Any) -> list[Any]:
     return [item for item in value]  # noqa: C416 `list` would ask
 
 
-class Containers(Calls):
-    """`replay`, `container_method`, iteration."""
+# replay -----------------------------------------------------------------------------------
+def replay(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool
+) -> Any:
+    """Call a replayable native; a matched run calls it again if its result lives on."""
+    if looking and pure_dynamic(vm, function, args, kwargs):
+        return computed_dynamic(vm, function, args)
+    args = tuple(map(vm.plain, args))
+    kwargs = {key: vm.plain(value) for key, value in kwargs.items()}
+    if function is zip:
+        args = tuple(iterated(vm, item, function) for item in args)
+    elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
+        several = function in (min, max) and len(args) > 1  # these compare their arguments
+        args = args if several or not args else (iterated(vm, args[0], function), *args[1:])
+    hidden = any(is_hidden(vm, item) for item in args)
+    if _consumes(function):
+        kinds = natives.ITERATORS if looking else frozenset()
+        args = tuple(
+            drained(vm, item) if type(item) in kinds or is_hidden(vm, item) else item for item in args
+        )
+    elif hidden and function not in LAZY:
+        raise CaptureError("a native given a generator")
+    if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
+        vm.heap.touch(args[0], 1)
+        args = (tuple(args[0]), *args[1:])
+    # What iterators had is in `args` by now: the call must not be made with the iterators again.
+    call = (function, args, kwargs)
+    return recorded(vm, _replayed, (*call, looking, hidden and function in LAZY), call)
 
-    # replay -----------------------------------------------------------------------------------
-    def replay(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool) -> Any:
-        """Call a replayable native; a matched run calls it again if its result lives on."""
-        if looking and self._pure_dynamic(function, args, kwargs):
-            return self._computed_dynamic(function, args)
-        args = tuple(map(self.plain, args))
-        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        if function is zip:
-            args = tuple(self.iterated(item, function) for item in args)
-        elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
-            several = function in (min, max) and len(args) > 1  # these compare their arguments
-            args = args if several or not args else (self.iterated(args[0], function), *args[1:])
-        hidden = any(self._is_hidden(item) for item in args)
-        if _consumes(function):
-            given = (self._is_hidden, lambda item: looking and type(item) in natives.ITERATORS)
-            args = tuple(self.drained(item) if any(test(item) for test in given) else item for item in args)
-        elif hidden and function not in _LAZY:
-            raise CaptureError("a native given a generator")
-        if looking and function in natives.KEYS_ONLY and args and type(args[0]) in PLAIN_DICTS:
-            self.segment.touch(args[0], 1)
-            args = (tuple(args[0]), *args[1:])
-        # What iterators had is in `args` by now: the call must not be made with the iterators again.
-        call = (function, args, kwargs)
-        return self.recorded(self._replayed, (*call, looking, hidden and function in _LAZY), call)
 
-    def _replayed(self, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
-        for item in (*args, *kwargs.values()):
-            self._admit(item, looking)
-        if hidden:
-            return self._hidden_result(function, args, kwargs)
-        changes = [self.segment.node(args[0])] if function in natives.CHANGES else []
-        return self.perform(function, args, kwargs, changes)
+def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
+    for item in (*args, *kwargs.values()):
+        admit(vm, item, looking)
+    if hidden:
+        return _hidden_result(vm, function, args, kwargs)
+    changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
+    return perform(vm, function, args, kwargs, changes)
 
-    def _pure_dynamic(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        dynamic = any(type(item) is Dynamic for item in args)
-        return dynamic and not kwargs and all(type(item) is Dynamic or is_constant(item) for item in args)
 
-    def _computed_dynamic(self, function: Any, args: tuple[Any, ...]) -> Any:
-        """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
-        values = [item.value if type(item) is Dynamic else item for item in args]
-        try:
-            result = function(*values)
-        except Exception:
-            for item in args:  # what follows is for these values
-                self.plain(item)
-            raise
-        if type(result) not in (int, float, bool, str):
-            return function(*map(self.plain, args))
-        segment = self.segment
-        texts = [item.var if type(item) is Dynamic else segment.constant(item) for item in args]
-        text = f"{segment.constant(function)}({', '.join(texts)})"
-        made = Dynamic(result, segment.bind(text, text))
-        if function not in ARITHMETIC:  # of others the type may depend on the values
-            segment.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
-        return self.computed_extent(function, args, made)
+def pure_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a scalar can be computed of dynamic scalars and constants."""
+    dynamic = any(type(item) is Dynamic for item in args)
+    return dynamic and not kwargs and all(type(item) is Dynamic or is_constant(item) for item in args)
 
-    def iterated(self, value: Any, function: Any) -> Any:
-        """Return what the native `function` may iterate over in place of `value`, if that runs Python code.
 
-        Such code is interpreted: ``__iter__``, what natives ask for a length, and items of a consumer.
-        """
-        if is_constant(value) or is_a(value, list | tuple | dict | set | frozenset | deque):
-            return value
-        if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or self._is_hidden(value):
-            return value
-        if not is_a(self.segment.class_attribute(type(value), "__iter__"), types.FunctionType):
-            return value
-        with self.barrier():
-            iterator = self.iterate(value)
-            if function in natives.ASKING:
-                self._ask_length(value)
-        if type(iterator) in natives.ITERATORS or self._is_hidden(iterator):
-            return iterator
-        if function in natives.CONSUMERS:
-            return self.drained(iterator)
-        return self.call_function(self.part(polyfills.stream), (iterator,), {})
+def computed_dynamic(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> Any:
+    """Compute a scalar from dynamic scalars, in the guard: an exception there is a miss."""
+    values = [item.value if type(item) is Dynamic else item for item in args]
+    try:
+        result = function(*values)
+    except Exception:
+        for item in args:  # what follows is for these values
+            vm.plain(item)
+        raise
+    if type(result) not in (int, float, bool, str):
+        return function(*map(vm.plain, args))
+    heap = vm.heap
+    texts = [item.var if type(item) is Dynamic else heap.constant(item) for item in args]
+    text = f"{heap.constant(function)}({', '.join(texts)})"
+    made = Dynamic(result, heap.guard.bind(text, text))
+    if function not in ARITHMETIC:  # of others the type may depend on the values
+        heap.guard.check(f"type({made.var}) is {type(result).__name__}", f"type of {text}")
+    return computed_extent(vm, function, args, made)
 
-    def _ask_length(self, value: Any) -> None:
-        """Do what natives do to find out how much room items will take."""
-        lookup = self.segment.class_attribute
-        method = lookup(type(value), "__len__")
-        method = lookup(type(value), "__length_hint__") if method is NULL else method
-        if is_a(method, types.FunctionType):
-            with contextlib.suppress(TypeError):  # as they do
-                self.call_function(method, (value,), {})
 
-    def _is_hidden(self, value: Any) -> bool:
-        node = self.segment.nodes.get(id(value))
-        return node is not None and not node.recordable and hasattr(type(value), "__next__")
+def iterated(vm: Interpreter, value: Any, function: Any) -> Any:
+    """Return what the native `function` may iterate over in place of `value`, if that runs Python code.
 
-    def drained(self, value: Any, most: int | None = None) -> tuple[Any, ...]:
-        """Return what is left of an iterator, or `most` items of it, taken under watch."""
-        items: list[Any] = []
-        with self.barrier():
-            while len(items) != most and (item := self.advance(value)) is not STOP:
-                items.append(item)
-        return tuple(items)
-
-    def _admit(self, value: Any, looking: bool) -> None:
-        """Check that a replayable native may be given `value`."""
-        if (is_constant(value) and self.segment.find(value) is None) or self._is_hidden(value):
-            return
-        kind = type(value)
-        if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
-            raise CaptureError(f"a native that looks into {kind.__qualname__}")
-        if is_a(value, list | tuple | dict | set | frozenset | deque):
-            self._check_not_overridden(kind)
-            if is_a(value, set | frozenset):
-                self.segment.constant_keys(value)
-            self.segment.touch(value, 8 if looking else 1)
-        elif kind in natives.ITERATORS:
-            self._known_iterator(value)
-        elif kind in natives.VIEWS:
-            if self.segment.node(value).external:
-                raise CaptureError("a view from outside")
-        elif looking or not is_a(value, types.FunctionType | types.MethodType | type(len)):
-            raise CaptureError(f"a native given {kind.__qualname__}")
-
-    def _check_not_overridden(self, kind: type) -> None:
-        if kind in natives.METHODS:
-            return
-        for owner in kind.__mro__:
-            if owner in natives.METHODS:
-                return
-            if _READ_OVERRIDES & set(vars(owner)):
-                raise CaptureError(f"{kind.__qualname__} overrides what natives call")
-
-    def _hidden_result(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = function(*args, **kwargs)
-        self.segment.hidden(result, self.here())
-        return result
-
-    def perform(
-        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], changes: list[Node]
-    ) -> Any:
-        """Call a native with admitted arguments and add the step that calls it again."""
-        segment = self.segment
-        uses: set[str] = set()
-        consumed = [segment.node(item) for item in args if type(item) in natives.ITERATORS]
-        changes = [*changes, *(node for node in consumed if function not in _LAZY and node not in changes)]
-        texts = [segment.reference(item, uses) for item in args]
-        texts += [f"{key}={segment.reference(item, uses)}" for key, item in kwargs.items()]
-        text = f"{segment.constant(function)}({', '.join(texts)})"
-        try:
-            result = function(*args, **kwargs)
-        except BaseException:
-            if changes:
-                self.stop("a native that changes its argument failed")
-            raise
-        self._note_result(result, text, uses, changes)
-        if type(result) in natives.ITERATORS:
-            sources = [segment.node(item) for item in args if type(item) in natives.ITERATORS]
-            segment.derive(segment.node(result), sources)
-        return result
-
-    def _note_result(self, result: Any, text: str, uses: set[str], changes: list[Node]) -> None:
-        segment = self.segment
-        known = segment.find(result) is not None or is_constant(result)
-        if changes:
-            if known or type(result) is tuple:
-                segment.change(text, changes, uses)
-                return
-            var = segment.fresh_name()
-            segment.change(f"{var} = {text}", changes, uses, var)
-            node = Node(result, var, external=False)
-            segment.nodes[id(result)] = node
-            segment.keep.append(result)
-        elif not known:
-            node = segment.fresh(result, text, uses)
-        if not known:
-            self._note_inside(result, node.var, 4, set())
-
-    def _note_inside(self, value: Any, var: str, depth: int, parents: set[str]) -> None:
-        """Register the new mutable objects inside a new container by where they lie in it."""
-        if depth == 0 or not is_a(value, list | tuple | dict):
-            return
-        entries = value.items() if is_a(value, dict) else enumerate(value)
-        for key, item in list(entries):
-            if is_constant(item) or self.segment.find(item) is not None:
-                continue
-            if is_a(item, list | dict | set | deque | tuple) or hasattr(type(item), "__dict__"):
-                if type(item) is types.MethodType:
-                    continue
-                node = self.segment.fresh(item, f"{var}[{self.segment.constant(key)}]", {var})
-                node.parents = {var, *parents}
-                self._note_inside(item, node.var, depth - 1, node.parents)
-
-    # iteration --------------------------------------------------------------------------------
-    def iterate(self, value: Any) -> Any:
-        """Return ``iter(value)``."""
-        value = self.plain(value)
-        if not self.recording:
-            return self.natively(iter, value)
-        return self.recorded(self._iterate, (value,), (iter, (value,)))
-
-    def _iterate(self, value: Any) -> Any:
-        kind = type(value)
-        if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
-            return value
-        if kind in natives.METHODS or is_a(value, str | bytes | range | torch.Size):
-            return self.replay(iter, (value,), {}, looking=False)
-        if kind in natives.VIEWS:
-            return self.replay(iter, (value,), {}, looking=False)
-        method = self.segment.class_attribute(kind, "__iter__")
-        if is_a(method, types.FunctionType):
-            return self.call(types.MethodType(method, value), (), {})
-        if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
-            return self.replay(iter, (value,), {}, looking=False)
-        if method is NULL and is_a(value, torch.Tensor):
-            raise CaptureError("a tensor is iterated over")
-        raise CaptureError(f"{kind.__qualname__} is iterated over")
-
-    def advance(self, iterator: Any) -> Any:
-        """Return the next item of an iterator, or `STOP`."""
-        if not self.recording:
-            return self.natively(advance, iterator)
-        node = self.segment.find(iterator)
-        kind = type(iterator)
-        if self._is_hidden(iterator):
-            with self.barrier():
-                return advance(iterator)
-        if kind in natives.ITERATORS and node is not None:
-            return self.recorded(self._advance_known, (iterator,), (advance, (iterator,)), "next")
-        return self.recorded(self._advance_by_method, (iterator,), (advance, (iterator,)), "next")
-
-    def _advance_by_method(self, iterator: Any) -> Any:
-        kind = type(iterator)
-        method = self.segment.class_attribute(kind, "__next__")
-        if not is_a(method, types.FunctionType):
-            raise CaptureError(f"{kind.__qualname__} is advanced")
-        try:
-            with self.barrier():
-                return self.call_function(method, (iterator,), {})
-        except StopIteration:
-            return STOP
-
-    def _known_iterator(self, iterator: Any, depth: int = 4) -> None:
-        """Guard what an iterator from outside will give, by what it would be pickled as."""
-        node = self.segment.node(iterator)
-        if not node.external or node.full:
-            return
-        if depth == 0 or type(iterator) not in natives.REDUCIBLE:
-            raise CaptureError(f"a {type(iterator).__qualname__} from outside")
-        parts = iterator.__reduce__()
-        segment, path = self.segment, self.segment.paths.get(node.var, node.var)
-        var = segment.bind(f"{node.var}.__reduce__()", f"{path} from here on")
-        segment.check(f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}")
-        segment.check(f"{var}[0] is {segment.constant(parts[0])}", f"kind of {path}")
-        for number, source in enumerate(parts[1]):
-            segment.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
-            segment.keep.append(source)
-            if type(source) in natives.ITERATORS:
-                self._known_iterator(source, depth - 1)
-            else:
-                segment.touch(source, 2)
-        if len(parts) > 2:
-            segment.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
-        node.full = True
-
-    def _advance_known(self, iterator: Any) -> Any:
-        self._known_iterator(iterator)
-        node, item = self.segment.node(iterator), advance(iterator)
-        self.segment.change(f"next({node.var}, None)", [node], set())
-        return item
-
-    # methods of containers --------------------------------------------------------------------
-    def container_method(
-        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
-        kind = type(owner)
-        method = descriptor_of(function)
-        base = getattr(method, "__objclass__", None)
-        if base not in natives.METHODS or name not in natives.METHODS[base]:
-            return self._other_method(function, owner, name, rest, kwargs)
-        if kind is not base:
-            self._check_not_overridden_for(kind, base, name, function)
-        if name == "sort" and kwargs.get("key") is not None:
-            raise CaptureError("list.sort with a key")
-        rest = tuple(map(self.plain, rest))
-        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
-        if name in natives.CONSUMING:
-            rest = tuple(self.drained(item) if self._is_hidden(item) else item for item in rest)
-        if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
-            quick = self._dict_read(owner, name, rest, function)
-            if quick is not NULL:
-                return quick
-        given = (method, (owner, *rest), kwargs)
-        return self.recorded(self._known_method, (method, owner, name, rest, kwargs), given)
-
-    def _known_method(self, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
-        path = self.segment.paths.get(self.segment.node(owner).var)
-        # Where it keeps growing, what is in it is not read.
-        if name not in natives.BLIND or f"len({path})" not in self.segment.lifted:
-            self._admit_method(owner, name, rest, kwargs)
-        indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
-        if indexed and rest and not is_constant(rest[0]):
-            raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
-        changes = [] if name in natives.READERS else [self.segment.node(owner)]
-        result = self.perform(method, (owner, *rest), kwargs, changes)
-        if name == "keys":
-            self.segment.node(result).source = owner
-        return result
-
-    def _admit_method(self, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        looking = name in natives.LOOKING and not is_a(owner, dict)
-        self.segment.node(owner)
-        if is_a(owner, set) and name in ("add", "discard", "remove") and self.identity_key(owner, rest[0]):
-            return
-        self.segment.touch(owner, 8 if looking else 1)
-        if looking and not is_plain(list(owner)):
-            raise CaptureError(f"{name} compares elements")
-        if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
-            raise CaptureError("dictionaries of objects are compared")
-        if name in ("extend", "update", "__init__", "extendleft"):
-            for item in rest:
-                self._admit_iterable(item)
-        hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
-        if hashed and rest and not is_plain(rest[0]) and not self.identity_key(owner, rest[0]):
-            raise CaptureError("a key that is not a constant")
-        stores = name in natives.STORING and not (rest and is_a(rest[0], slice))
-        for item in () if stores else (*rest, *kwargs.values()):
-            if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
-                self._check_not_overridden(type(item))
-                self.segment.touch(item, 8 if looking else 1)
-            if looking and not is_plain(item):
-                raise CaptureError(f"{name} compares objects")
-
-    def _admit_iterable(self, item: Any) -> None:
-        if is_constant(item) or is_a(item, list | tuple | dict | set | frozenset | deque):
-            return
-        if self._is_hidden(item):
-            return
-        if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
-            raise CaptureError("extended by an unknown iterable")
-        if type(item) in natives.ITERATORS:
-            self._known_iterator(item)
-        elif self.segment.node(item).external:
-            raise CaptureError("extended by a view from outside")
-
-    def _check_not_overridden_for(self, kind: type, base: type, name: str, function: Any) -> None:
-        """Natives of a base class call overridden methods only of certain classes; be strict."""
-        if base is not OrderedDict or name in natives.UNHEEDING:
-            return  # these work on the storage of the base class alone
-        own = {key for home in kind.__mro__[: kind.__mro__.index(base)] for key in vars(home)} & _OVERRIDES
-        if own - ({"__getitem__"} if name in ("__init__", "update") else set()):
-            raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
-
-    def _dict_read(self, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:
-        """Read one key, guarding no others; NULL if the general way must be taken."""
-        key = rest[0]
-        node = self.segment.node(owner)
-        if not is_constant(key) or (type(key) not in (str, int, type(None)) and not is_a(key, type)):
-            return NULL
-        found = dict.get(owner, key, NULL)
-        constant = self.segment.constant(key)
-        path = f"{self.segment.paths.get(node.var, node.var)}[{key!r}]"
-        # Another key may be equal and of another type: only keys of this very type are quick.
-        if any(other == key and type(other) is not type(key) for other in owner if type(key) is not str):
-            return NULL
-        if found is NULL:
-            self.segment.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
-            if name == "__getitem__":
-                missing = self.segment.class_attribute(type(owner), "__missing__")
-                if type(owner) is defaultdict and owner.default_factory is not None:
-                    return self._default(owner, node, key)
-                if is_a(missing, types.FunctionType):
-                    return self.call_function(missing, (owner, key), {})
-                raise KeyError(key)
-            return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
-        if name == "__contains__" and path in self.segment.lifted:
-            if node.external and key not in node.written:
-                self.segment.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")
-            return True
-        text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
-        text = text or f"dict.__getitem__({node.var}, {constant})"
-        read = self.segment.read if name == "__contains__" else self.segment.load
-        value = read(node, key, found, text, path)
-        return True if name == "__contains__" else value
-
-    def changes_often(self, node: Node) -> bool:
-        """Say whether what is in a dictionary has kept changing, key by key."""
-        path = self.segment.paths.get(node.var, node.var)
-        return any(f"{path}[{key!r}]" in self.segment.lifted for key in dict.keys(node.obj))
-
-    def _default(self, owner: Any, node: Node, key: Any) -> Any:
-        """Make, store and return the default of a key that a `defaultdict` lacks."""
-        factory = owner.default_factory
-        path = f"{node.var}.default_factory"
-        self.segment.read(node, "default_factory", factory, path, path)
-        with self.barrier():
-            value = self.call(factory, (), {})
-            self.store_subscript(owner, key, value)
+    Such code is interpreted: ``__iter__``, what natives ask for a length, and items of a consumer.
+    """
+    if is_constant(value) or is_a(value, list | tuple | dict | set | frozenset | deque):
         return value
+    if type(value) in natives.ITERATORS or type(value) in natives.VIEWS or is_hidden(vm, value):
+        return value
+    if not is_a(vm.heap.class_attribute(type(value), "__iter__"), types.FunctionType):
+        return value
+    with vm.barrier():
+        iterator = iterate(vm, value)
+        if function in natives.ASKING:
+            _ask_length(vm, value)
+    if type(iterator) in natives.ITERATORS or is_hidden(vm, iterator):
+        return iterator
+    if function in natives.CONSUMERS:
+        return drained(vm, iterator)
+    return vm.call_function(pinned_part(vm, polyfills.stream), (iterator,), {})
 
-    def _other_method(
-        self, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        kind = type(owner)
-        if kind in natives.ITERATORS and name in ("__iter__", "__next__"):
-            if name == "__iter__":
-                return owner
-            with self.barrier():
-                item = self.advance(owner)
-            if item is STOP:
-                raise StopIteration
-            return item
-        if kind is types.GeneratorType and self._is_hidden(owner):
-            with self.barrier():
-                return getattr(owner, name)(*rest, **kwargs)
-        if is_a(owner, BaseException) and name == "__init__" and is_a(function, _SLOT_CALLS):
-            return self.perform(function, (owner, *rest), kwargs, [self.segment.node(owner)])
-        if kind in _LOCKS and (
-            name in ("__enter__", "__exit__") or (name in ("acquire", "release") and not rest)
-        ):
-            return self._lock(getattr(kind, name), owner, rest)
-        node = self.segment.find(owner)
-        fresh = node is not None and not node.external and node.recordable
-        if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
-            return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
-        if (
-            fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1")
-        ) or kind in natives.VIEWS:
-            return self.perform(getattr(kind, name), (owner, *rest), kwargs, [])
-        raise CaptureError(f"{kind.__qualname__}.{name}")
 
-    def _lock(self, method: Any, owner: Any, rest: tuple[Any, ...]) -> Any:
-        """Take or release a lock: a matched run does so in the same places."""
-        node = self.segment.node(owner)
-        given = "".join(", None" for _ in rest)  # `__exit__` looks at none of its arguments
-        result = method(owner, *rest)
-        self.segment.change(f"{self.segment.constant(method)}({node.var}{given})", [node], set())
-        return result
+def _ask_length(vm: Interpreter, value: Any) -> None:
+    """Do what natives do to find out how much room items will take."""
+    lookup = vm.heap.class_attribute
+    method = lookup(type(value), "__len__")
+    method = lookup(type(value), "__length_hint__") if method is NULL else method
+    if is_a(method, types.FunctionType):
+        with contextlib.suppress(TypeError):  # as they do
+            vm.call_function(method, (value,), {})
 
-    def identity_key(self, container: Any, item: Any) -> bool:
-        """Say whether `item` is hashed and compared by identity, and `container` is ours."""
-        node = self.segment.find(container)
-        if node is None or node.external:
-            return False
-        for value in (item, *container):
-            if is_constant(value):
-                continue
-            kind = type(value)
-            by_id = (kind.__hash__, kind.__eq__) == BY_IDENTITY
-            if not (by_id or is_plain_tensor(value)):
-                return False
-            if self.segment.find(value) is None:
-                return False
-            self.segment.distinct.add(kind)
+
+def is_hidden(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is an iterator of this segment that no step can make again."""
+    node = vm.heap.nodes.get(id(value))
+    return node is not None and not node.recordable and hasattr(type(value), "__next__")
+
+
+def drained(vm: Interpreter, value: Any, most: int | None = None) -> tuple[Any, ...]:
+    """Return what is left of an iterator, or `most` items of it, taken under watch."""
+    items: list[Any] = []
+    with vm.barrier():
+        while len(items) != most and (item := advance(vm, value)) is not STOP:
+            items.append(item)
+    return tuple(items)
+
+
+def admit(vm: Interpreter, value: Any, looking: bool) -> None:
+    """Check that a replayable native may be given `value`."""
+    if (is_constant(value) and vm.heap.find(value) is None) or is_hidden(vm, value):
+        return
+    kind = type(value)
+    if looking and not is_plain(list(value) if kind in natives.VIEWS else value):
+        raise CaptureError(f"a native that looks into {kind.__qualname__}")
+    if is_a(value, list | tuple | dict | set | frozenset | deque):
+        check_not_overridden(kind)
+        if is_a(value, set | frozenset):
+            vm.heap.constant_keys(value)
+        vm.heap.touch(value, 8 if looking else 1)
+    elif kind in natives.ITERATORS:
+        known_iterator(vm, value)
+    elif kind in natives.VIEWS:
+        if vm.heap.node(value).external:
+            raise CaptureError("a view from outside")
+    elif looking or not is_a(value, types.FunctionType | types.MethodType | type(len)):
+        raise CaptureError(f"a native given {kind.__qualname__}")
+
+
+def _hidden_result(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    result = function(*args, **kwargs)
+    vm.heap.hidden(result, vm.here())
+    return result
+
+
+# iteration --------------------------------------------------------------------------------
+def iterate(vm: Interpreter, value: Any) -> Any:
+    """Return ``iter(value)``."""
+    value = vm.plain(value)
+    if not vm.recording:
+        return vm.natively(iter, value)
+    return recorded(vm, _iterate, (value,), (iter, (value,)))
+
+
+def _iterate(vm: Interpreter, value: Any) -> Any:
+    kind = type(value)
+    if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
+        return value
+    if kind in natives.METHODS or is_a(value, str | bytes | range | torch.Size):
+        return replay(vm, iter, (value,), {}, looking=False)
+    if kind in natives.VIEWS:
+        return replay(vm, iter, (value,), {}, looking=False)
+    method = vm.heap.class_attribute(kind, "__iter__")
+    if is_a(method, types.FunctionType):
+        return vm.call(types.MethodType(method, value), (), {})
+    if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
+        return replay(vm, iter, (value,), {}, looking=False)
+    if method is NULL and is_a(value, torch.Tensor):
+        raise CaptureError("a tensor is iterated over")
+    raise CaptureError(f"{kind.__qualname__} is iterated over")
+
+
+def advance(vm: Interpreter, iterator: Any) -> Any:
+    """Return the next item of an iterator, or `STOP`."""
+    if not vm.recording:
+        return vm.natively(next_or_stop, iterator)
+    node = vm.heap.find(iterator)
+    kind = type(iterator)
+    if is_hidden(vm, iterator):
+        with vm.barrier():
+            return next_or_stop(iterator)
+    if kind in natives.ITERATORS and node is not None:
+        return recorded(vm, _advance_known, (iterator,), (next_or_stop, (iterator,)), "next")
+    return recorded(vm, _advance_by_method, (iterator,), (next_or_stop, (iterator,)), "next")
+
+
+def _advance_by_method(vm: Interpreter, iterator: Any) -> Any:
+    kind = type(iterator)
+    method = vm.heap.class_attribute(kind, "__next__")
+    if not is_a(method, types.FunctionType):
+        raise CaptureError(f"{kind.__qualname__} is advanced")
+    try:
+        with vm.barrier():
+            return vm.call_function(method, (iterator,), {})
+    except StopIteration:
+        return STOP
+
+
+def known_iterator(vm: Interpreter, iterator: Any, depth: int = 4) -> None:
+    """Guard what an iterator from outside will give, by what it would be pickled as."""
+    node = vm.heap.node(iterator)
+    if not node.external or node.full:
+        return
+    if depth == 0 or type(iterator) not in natives.REDUCIBLE:
+        raise CaptureError(f"a {type(iterator).__qualname__} from outside")
+    parts = iterator.__reduce__()
+    heap, path = vm.heap, vm.heap.guard.path(node.var)
+    var = heap.guard.bind(f"{node.var}.__reduce__()", f"{path} from here on")
+    heap.guard.check(f"len({var}) == {len(parts)} and len({var}[1]) == {len(parts[1])}", f"kind of {path}")
+    heap.guard.check(f"{var}[0] is {heap.constant(parts[0])}", f"kind of {path}")
+    for number, source in enumerate(parts[1]):
+        heap.meet(source, f"{var}[1][{number}]", f"source of {path}", stable=False)
+        heap.guard.keep.append(source)
+        if type(source) in natives.ITERATORS:
+            known_iterator(vm, source, depth - 1)
+        else:
+            heap.touch(source, 2)
+    if len(parts) > 2:
+        heap.meet(parts[2], f"{var}[2]", f"position of {path}", stable=False)
+    node.full = True
+
+
+def _advance_known(vm: Interpreter, iterator: Any) -> Any:
+    known_iterator(vm, iterator)
+    node, item = vm.heap.node(iterator), next_or_stop(iterator)
+    vm.heap.change(f"next({node.var}, None)", [node], set())
+    return item
+
+
+# methods of containers --------------------------------------------------------------------
+def container_method(
+    vm: Interpreter, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
+    kind = type(owner)
+    method = descriptor_of(function)
+    base = getattr(method, "__objclass__", None)
+    if base not in natives.METHODS or name not in natives.METHODS[base]:
+        return _other_method(vm, function, owner, name, rest, kwargs)
+    if kind is not base:
+        _check_not_overridden_for(vm, kind, base, name, function)
+    if name == "sort" and kwargs.get("key") is not None:
+        raise CaptureError("list.sort with a key")
+    rest = tuple(map(vm.plain, rest))
+    kwargs = {key: vm.plain(value) for key, value in kwargs.items()}
+    if name in natives.CONSUMING:
+        rest = tuple(drained(vm, item) if is_hidden(vm, item) else item for item in rest)
+    if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
+        quick = dict_read(vm, owner, name, rest, function)
+        if quick is not NULL:
+            return quick
+    given = (method, (owner, *rest), kwargs)
+    return recorded(vm, _known_method, (method, owner, name, rest, kwargs), given)
+
+
+def _known_method(vm: Interpreter, method: Any, owner: Any, name: str, rest: Any, kwargs: Any) -> Any:
+    path = vm.heap.guard.paths.get(vm.heap.node(owner).var)
+    # Where it keeps growing, what is in it is not read.
+    if name not in natives.BLIND or f"len({path})" not in vm.heap.lifted:
+        _admit_method(vm, owner, name, rest, kwargs)
+    indexed = is_a(owner, list | tuple | deque) and name in natives.INDEXED
+    if indexed and rest and not is_constant(rest[0]):
+        raise CaptureError(f"{type(rest[0]).__qualname__} stands for an index")
+    changes = [] if name in natives.READERS else [vm.heap.node(owner)]
+    result = perform(vm, method, (owner, *rest), kwargs, changes)
+    if name == "keys":
+        vm.heap.node(result).source = owner
+    return result
+
+
+def _admit_method(
+    vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    looking = name in natives.LOOKING and not is_a(owner, dict)
+    vm.heap.node(owner)
+    if is_a(owner, set) and name in ("add", "discard", "remove") and identity_key(vm, owner, rest[0]):
+        return
+    vm.heap.touch(owner, 8 if looking else 1)
+    if looking and not is_plain(list(owner)):
+        raise CaptureError(f"{name} compares elements")
+    if is_a(owner, dict) and name in ("__eq__", "__ne__") and not is_plain(dict(owner)):
+        raise CaptureError("dictionaries of objects are compared")
+    if name in ("extend", "update", "__init__", "extendleft"):
+        for item in rest:
+            admit_iterable(vm, item)
+    hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
+    if hashed and rest and not is_plain(rest[0]) and not identity_key(vm, owner, rest[0]):
+        raise CaptureError("a key that is not a constant")
+    stores = name in natives.STORING and not (rest and is_a(rest[0], slice))
+    for item in () if stores else (*rest, *kwargs.values()):
+        if not is_constant(item) and is_a(item, list | tuple | dict | set | frozenset | deque):
+            check_not_overridden(type(item))
+            vm.heap.touch(item, 8 if looking else 1)
+        if looking and not is_plain(item):
+            raise CaptureError(f"{name} compares objects")
+
+
+def admit_iterable(vm: Interpreter, item: Any) -> None:
+    """Check that what `item` gives may go into a container."""
+    if is_constant(item) or is_a(item, list | tuple | dict | set | frozenset | deque):
+        return
+    if is_hidden(vm, item):
+        return
+    if type(item) not in natives.ITERATORS and type(item) not in natives.VIEWS:
+        raise CaptureError("extended by an unknown iterable")
+    if type(item) in natives.ITERATORS:
+        known_iterator(vm, item)
+    elif vm.heap.node(item).external:
+        raise CaptureError("extended by a view from outside")
+
+
+def _check_not_overridden_for(vm: Interpreter, kind: type, base: type, name: str, function: Any) -> None:
+    """Natives of a base class call overridden methods only of certain classes; be strict."""
+    if base is not OrderedDict or name in natives.UNHEEDING:
+        return  # these work on the storage of the base class alone
+    own = {key for home in kind.__mro__[: kind.__mro__.index(base)] for key in vars(home)} & OVERRIDES
+    if own - ({"__getitem__"} if name in ("__init__", "update") else set()):
+        raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
+
+
+def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:
+    """Read one key, guarding no others; NULL if the general way must be taken."""
+    key = rest[0]
+    node = vm.heap.node(owner)
+    if not is_constant(key) or (type(key) not in QUICK and not is_a(key, type)):
+        return NULL
+    found = dict.get(owner, key, NULL)
+    constant = vm.heap.constant(key)
+    path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
+    # Another key may be equal and of another type: only keys of this very type are quick.
+    if any(other == key and type(other) is not type(key) for other in owner if type(key) not in TEXTS):
+        return NULL
+    if found is NULL:
+        vm.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
+        if name == "__getitem__":
+            missing = vm.heap.class_attribute(type(owner), "__missing__")
+            if type(owner) is defaultdict and owner.default_factory is not None:
+                return _default(vm, owner, node, key)
+            if is_a(missing, types.FunctionType):
+                return vm.call_function(missing, (owner, key), {})
+            raise KeyError(key)
+        return False if name == "__contains__" else rest[1] if len(rest) > 1 else None
+    if name == "__contains__" and path in vm.heap.lifted:
+        if node.external and key not in node.written:
+            vm.heap.guard.check(f"dict.__contains__({node.var}, {constant})", f"{path} is there")
         return True
-
-    # building ---------------------------------------------------------------------------------
-    def new(self, value: Any) -> Any:
-        """Register a list, dict or set that an instruction has just made of items on the stack."""
-        if not self.recording:
-            return value
-        segment = self.segment
-        uses: set[str] = set()
-        try:
-            if is_a(value, dict):
-                pairs = [(segment.reference(k, uses), segment.reference(v, uses)) for k, v in value.items()]
-                text = "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
-            else:
-                items = ", ".join(segment.reference(item, uses) for item in value)
-                text = f"[{items}]" if is_a(value, list) else f"{{*({items},)}}" if value else "set()"
-            segment.fresh(value, text, uses)
-        except CaptureError as error:
-            # Nothing of the user's has run: only a later use of this object ends the recording.
-            segment.hidden(value, getattr(error, "origin", None) or self.here())
-        return value
+    text = f"{node.var}[{constant}]" if type(owner) in (dict, OrderedDict) else ""
+    text = text or f"dict.__getitem__({node.var}, {constant})"
+    read = vm.heap.read if name == "__contains__" else vm.heap.load
+    value = read(node, key, found, text, path)
+    return True if name == "__contains__" else value
 
 
-__all__ = ["STOP", "Containers", "advance", "copy", "functools", "operator"]
+def changes_often(vm: Interpreter, node: Node) -> bool:
+    """Say whether what is in a dictionary has kept changing, key by key."""
+    path = vm.heap.guard.path(node.var)
+    return any(f"{path}[{key!r}]" in vm.heap.lifted for key in dict.keys(node.obj))
+
+
+def _default(vm: Interpreter, owner: Any, node: Node, key: Any) -> Any:
+    """Make, store and return the default of a key that a `defaultdict` lacks."""
+    factory = owner.default_factory
+    path = f"{node.var}.default_factory"
+    vm.heap.read(node, "default_factory", factory, path, path)
+    with vm.barrier():
+        value = vm.call(factory, (), {})
+        given = (owner, key, settled(vm, value, keep=True))
+        recorded(vm, store_key, given, (operator.setitem, given))
+    return value
+
+
+def _other_method(
+    vm: Interpreter, function: Any, owner: Any, name: str, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    kind = type(owner)
+    if kind in natives.ITERATORS and name in ("__iter__", "__next__"):
+        if name == "__iter__":
+            return owner
+        with vm.barrier():
+            item = advance(vm, owner)
+        if item is STOP:
+            raise StopIteration
+        return item
+    if kind is types.GeneratorType and is_hidden(vm, owner):
+        with vm.barrier():
+            return getattr(owner, name)(*rest, **kwargs)
+    if is_a(owner, BaseException) and name == "__init__" and is_a(function, _SLOT_CALLS):
+        return perform(vm, function, (owner, *rest), kwargs, [vm.heap.node(owner)])
+    if kind in _LOCKS and (
+        name in ("__enter__", "__exit__") or (name in ("acquire", "release") and not rest)
+    ):
+        return _lock(vm, getattr(kind, name), owner, rest)
+    node = vm.heap.find(owner)
+    fresh = node is not None and not node.external and node.recordable
+    if fresh and kind is np.ndarray and name in natives.ARRAY_METHODS and is_plain(list(rest)):
+        return perform(vm, getattr(kind, name), (owner, *rest), kwargs, [])
+    if (fresh and kind.__module__ in ("_hashlib", "_blake2", "re", "_md5", "_sha1")) or kind in natives.VIEWS:
+        return perform(vm, getattr(kind, name), (owner, *rest), kwargs, [])
+    raise CaptureError(f"{kind.__qualname__}.{name}")
+
+
+def _lock(vm: Interpreter, method: Any, owner: Any, rest: tuple[Any, ...]) -> Any:
+    """Take or release a lock: a matched run does so in the same places."""
+    node = vm.heap.node(owner)
+    given = "".join(", None" for _ in rest)  # `__exit__` looks at none of its arguments
+    result = method(owner, *rest)
+    vm.heap.change(f"{vm.heap.constant(method)}({node.var}{given})", [node], set())
+    return result
+
+
+def identity_key(vm: Interpreter, container: Any, item: Any) -> bool:
+    """Say whether `item` is hashed and compared by identity, and `container` is ours."""
+    node = vm.heap.find(container)
+    if node is None or node.external:
+        return False
+    for value in (item, *container):
+        if is_constant(value):
+            continue
+        kind = type(value)
+        by_id = (kind.__hash__, kind.__eq__) == BY_IDENTITY
+        if not (by_id or is_plain_tensor(value)):
+            return False
+        if vm.heap.find(value) is None:
+            return False
+        vm.heap.distinct.add(kind)
+    return True
+
+
+def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -> None:
+    """Set one key. Whether it was there decides the order of the keys, so that is guarded."""
+    node = vm.heap.node(container)
+    if node.external and not node.mutated and len(container) <= 64 and not changes_often(vm, node):
+        vm.heap.touch(container, 1)
+    if dict_read(vm, container, "__contains__", (key,), None) is NULL:
+        vm.heap.touch(container, 1)
+    uses: set[str] = set()
+    target = vm.heap.reference(container, uses)
+    text = f"dict.__setitem__({target}, {vm.heap.constant(key)}, {vm.heap.reference(item, uses)})"
+    dict.__setitem__(container, key, vm.unlifted(item))
+    node.wrote(key, item)
+    vm.heap.change(text, [node], uses)

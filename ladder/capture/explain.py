@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from ladder.capture.conditionals import described
 from ladder.capture.frames import user_line
-
-if TYPE_CHECKING:
-    from ladder.capture.segment import Check
-    from ladder.capture.sites import Captured, Record, Site
+from ladder.capture.nodes import Check
+from ladder.capture.records import Record, Site, Store
 
 MOST = 8
 """Lines of one kind that the short form prints."""
 
 
-def explain(captured: Captured, *, guards: bool = False) -> str:
+def explain(store: Store, *, guards: bool = False) -> str:
     """Return graphs, splits, guards by kind and seconds; with ``guards`` every condition too."""
-    name = getattr(captured.function, "__qualname__", type(captured.function).__qualname__)
-    calls, records = captured.calls, captured.records
+    name = getattr(store.function, "__qualname__", type(store.function).__qualname__)
+    calls, records = store.calls, store.records
     lines = [
-        f"{name}: {captured.outcome}; {len(captured.graphs)} graphs in {len(records)} records;"
+        f"{name}: {store.outcome}; {len(store.graphs)} graphs in {len(records)} records;"
         f" calls: {calls['recorded']} recorded, {calls['eager']} eager;"
-        f" {captured.seconds:.1f} s recording and compiling"
+        f" {store.seconds:.1f} s recording and compiling"
     ]
-    if captured.given_up:
-        lines.append(f"  runs without capture: {captured.given_up}")
-    for site in (*captured.entries.values(), *captured.sites.values()):
+    if store.given_up:
+        lines.append(f"  runs without capture: {store.given_up}")
+    for site in store.all_sites():
         lines += _site_lines(site, guards)
-    return "\n".join([*lines, *(f"  {line}" for line in captured.where_it_ran())])
+    return "\n".join([*lines, *(f"  {line}" for line in store.where_it_ran())])
 
 
 def _site_lines(site: Site, guards: bool) -> list[str]:

@@ -1,151 +1,192 @@
-"""The bytecode interpreter: real values on a stack of our own, one handler for each instruction.
+"""The interpreter: frames of values, a heap model and a trace, and what has been recorded before.
 
-It computes what CPython computes; every access to the heap goes through the machine's operations,
-which record. Handlers pop their operands *before* they act and push the result after, so that a
-segment can end, and a later run can resume, in the middle of any instruction.
+Handlers of instructions and of what they call are functions that take an `Interpreter`. The way back, from
+the functions that handlers use to calls of other functions, goes through `call` and `call_function`.
 """
 
 from __future__ import annotations
 
-import types
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from ladder.capture.bytecode import Instruction, Program, program_of
-from ladder.capture.core import Leaving
-from ladder.capture.errors import leaves
-from ladder.capture.frames import NO_OVERRIDE, NULL, Frame
-from ladder.capture.handlers import HANDLERS, RETURN, YIELD, after_next, push_result
-from ladder.capture.handlers_calls import INTRINSICS, after_delegation
-from ladder.capture.kinds import is_a
-from ladder.capture.operations import Operations
-from ladder.capture.segment import CaptureError
+import torch
 
-FROM_YIELD_FROM = 2
-"""What RESUME says where a generator stands in ``yield from``."""
+from ladder.capture.frames import Frame, Through, place_of, user_line
+from ladder.capture.heap import Heap
+from ladder.capture.kinds import mapped, parts
+from ladder.capture.nodes import CaptureError, Dynamic
+from ladder.capture.records import Record, Site, Store
+from ladder.capture.shapes import DynamicSize, Growing, Shapes
+from ladder.capture.trace import Trace
+
+Call = Callable[["Interpreter", Any, tuple[Any, ...], dict[str, Any]], Any]
+"""What calls a function with positional and named arguments."""
 
 
-class Interpreter(Operations):
-    """`run`, `resume` and `drive`."""
+class Interpreter:
+    """One interpreted run.
 
-    def known(self, code: types.CodeType) -> bool:
-        """Say whether every instruction of `code` has a handler."""
-        program = program_of(code)
-        return program.operations <= HANDLERS.keys() and program.intrinsics <= INTRINSICS
+    Attributes
+    ----------
+    heap, trace
+        What has been read, made, changed and computed since the segment began.
+    recording
+        False where the rest of the run is only carried out: calls are then native.
+    site
+        Where the segment began.
+    roots
+        How many values the segment began with.
+    side, beside
+        Which side of a branch it is, and the records of the sides that are known; `aside`: what is kept
+        while a side is recorded, one inside the other; `supposed`: whether that side was not taken.
+    frames
+        The interpreted frames, outermost first.
+    barriers
+        Instructions that wait for native code to return: no segment can end there.
+    """
 
-    def run(self, frame: Frame, error: BaseException | None = None) -> Any:
-        """Run `frame` until it returns, yields or raises; `error` is raised where it stands."""
-        self.frames.append(frame)
-        frame.yielded = False
+    def __init__(self, store: Store, call: Call, call_function: Call) -> None:
+        self.store = store
+        self.recording = False
+        self.site: Site | None = None
+        self.roots = 0
+        self.side: bool | None = None
+        self.beside: dict[bool, Record] = {}
+        self.aside: list[Any] = []
+        self.supposed = False
+        self.frames: list[Frame] = []
+        self.barriers: list[Any] = []
+        self.used_dynamic = False
+        self._call, self._call_function = call, call_function
+        self.begin(set())
+
+    def begin(self, lifted: set[str]) -> None:
+        """Begin with nothing read, made or computed; the guard leaves the paths `lifted` open."""
+        shapes = Shapes()
+        self.heap = Heap(shapes, lifted, numbers=self.store.takes_numbers)
+        self.trace = Trace(shapes)
+
+    def release(self) -> None:
+        """Let go of all objects of the heap and tensors of the trace."""
+        self.heap.release()
+        self.trace.release()
+
+    # calls ------------------------------------------------------------------------------------
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call `function`: interpret, replay, or break the graph."""
+        return self._call(self, function, args, kwargs)
+
+    def call_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a Python function: as one operator, replayed, or interpreted."""
+        return self._call_function(self, function, args, kwargs)
+
+    # instructions -----------------------------------------------------------------------------
+    def here(self) -> tuple[Any, int]:
+        """Return the (code, index) of the instruction that runs."""
+        frame = self.frames[-1] if self.frames else None
+        return (frame.code, frame.index - 1) if frame else (None, 0)
+
+    def refuse_poisoned(self) -> None:
+        """Raise if the instruction that runs is one that must be run natively at this site."""
+        if self.site is not None and self.site.poisoned and self.here() in self.site.poisoned:
+            raise CaptureError("this instruction cannot be recorded")
+
+    @contextmanager
+    def barrier(self) -> Iterator[None]:
+        """Mark that what is called meanwhile returns to native code: no segment can end there."""
+        self.barriers.append(self.here())
         try:
-            if error is not None:
-                self._unwind(frame, error)
-            return self._loop(frame)
+            yield
         finally:
-            self.frames.pop()
+            self.barriers.pop()
 
-    def _loop(self, frame: Frame) -> Any:
-        instructions = frame.program.instructions
-        while True:
-            instruction = instructions[frame.index]
-            frame.index += 1
-            before = list(frame.stack) if self.recording else None
-            try:
-                signal = HANDLERS[instruction.op](cast(Any, self), frame, instruction)
-            except CaptureError as error:
-                # No handler has an answer to it: the instruction is made again without recording.
-                if before is None:
-                    raise
-                self.stop(str(error), self.here())
-                frame.stack, frame.index = [*map(self.plain, before)], frame.index - 1
-                continue
-            except Leaving:
-                raise
-            except BaseException as error:
-                self._unwind(frame, error)
-                continue
-            if signal is RETURN:
-                value = frame.stack.pop()
-                return value if frame.override is NO_OVERRIDE else frame.override
-            if signal is YIELD:
-                frame.yielded = True
-                return frame.stack.pop()
+    # dynamic scalars --------------------------------------------------------------------------
+    def plain(self, value: Any) -> Any:
+        """Return `value` with every `Dynamic` in it replaced by its value, which is guarded."""
+        if type(value) is Dynamic:
+            if self.recording:
+                self.heap.fix(value)
+            return value.value
+        if not (self.heap.uses_dynamic or self.used_dynamic):
+            return value
+        if type(value) is DynamicSize:
+            return torch.Size(map(self.plain, value))
+        if type(value) is Growing:
+            return list(map(self.plain, value.items))
+        if type(value) is tuple and any(map(_holds_dynamic, value)):
+            return tuple(map(self.plain, value))
+        if type(value) is slice and _holds_dynamic(value):
+            return mapped(value, self.plain)
+        return value
 
-    def _unwind(self, frame: Frame, error: BaseException) -> None:
-        """Go to the handler of `error` in `frame`, or raise it."""
-        index = frame.index - 1
-        handler = frame.program.handler_of(index)
-        leaves(self, frame, error)
-        if handler is None:
-            raise error
-        del frame.stack[handler.depth :]
-        if handler.lasti:
-            frame.stack.append(index)
-        frame.stack.append(error)
-        frame.index = handler.target
+    def unlifted(self, value: Any) -> Any:
+        """Return `value` with every `Dynamic` in it replaced by its value, which is not guarded."""
+        recording, self.recording = self.recording, False
+        value = self.plain(value)
+        self.recording = recording
+        return value
 
-    def resume(self, frame: Frame, value: Any, is_error: bool) -> Any:
-        """Step a generator's frame."""
-        with self.barrier():
-            if is_error:
-                return self._throw(frame, value)
-            if frame.index:
-                frame.stack.append(value)
-            return self.run(frame)
+    def through(self, function: Any) -> Through:
+        """Return `function`, called from beneath stand-ins for the frames that are interpreted."""
+        return Through([place_of(frame) for frame in self.frames], function)
 
-    def _throw(self, frame: Frame, error: BaseException) -> Any:
-        """Raise `error` where a generator stands: what it delegates to is told first."""
-        ahead = frame.program.instructions[frame.index : frame.index + 2]
-        delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
-        if not delegates:
-            return self.run(frame, error)
-        target = frame.stack[-1]
-        name = "close" if is_a(error, GeneratorExit) else "throw"
-        tell = getattr(target, name, None)
+    def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `function` as CPython would here."""
+        args = tuple(map(self.plain, args))
+        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        handled = next((frame.handled for frame in reversed(self.frames) if frame.handled), [])
+        if not handled or handled[-1] is None:
+            return function(*args, **kwargs)
+        # Natives may ask which exception is being handled: let it be handled here.
+        error, trace = handled[-1], handled[-1].__traceback__
         try:
-            if tell is None or name == "close":
-                tell and tell()
-                raise error
-            given = tell(error)
-        except StopIteration as stop:
-            after_delegation(frame, frame.program.instructions[ahead[1].value], stop.value)
-            return self.run(frame)
-        except BaseException as raised:
-            found = raised
-        else:
-            frame.yielded = True
-            return given
-        return self.run(frame, found)
+            raise error
+        except BaseException:
+            error.__traceback__ = trace
+            return function(*args, **kwargs)
 
-    def drive(self, frames: list[Frame], after: str, result: Any, error: BaseException | None) -> Any:
-        """Run restored `frames`, outermost first, to the end of the outermost."""
-        self.frames = list(frames[:-1])
-        inner = frames[-1]
-        if error is None:
-            self.apply(inner, after, result)
-        while True:
-            try:
-                value = self.run(inner, error)
-                error = None
-            except Leaving:
-                raise
-            except BaseException as raised:
-                if not self.frames:
-                    raise
-                error = raised
-            if not self.frames:
-                return value
-            inner = self.frames.pop()
-            if error is None:
-                push_result(inner, value)
+    def stack_lines(self) -> tuple[str, ...]:
+        """Return ``file:line function`` of all interpreted frames, the innermost last."""
+        return tuple(f"{file}:{line} {name}" for file, name, line, _ in map(place_of, self.frames))
 
-    def apply(self, frame: Frame, after: str, result: Any) -> None:
-        """Take up `frame` where a split left it."""
-        if after == "next":
-            after_next(frame, frame.program.instructions[frame.index - 1], result)
-        elif after == "redo":
-            frame.stack.append(result)
-        else:
-            push_result(frame, result)
+    def meets_statistics(self) -> CaptureError:
+        """Note that the program looks at how often a cached function was called; return what to raise.
+
+        Guards call such functions once more, where a program does not ask.
+        """
+        self.store.count_cached_calls()
+        if self.heap.guard.calls_cached:
+            self.stop("the calls of a cached function are counted", self.here())
+        return CaptureError("the statistics of a cached function")
+
+    def leave(self, why: str) -> CaptureError:
+        """Drop this recording, for which it matters when objects die. Returns what to raise."""
+        if self.recording and self.site is not None:
+            self.site.note_leave(f"{why}, at {user_line(self.stack_lines())}")
+            self.give_up()
+        return CaptureError(why)
+
+    def stop(self, why: str, origin: Any = None) -> None:
+        """Give up recording for the rest of this run; `origin` is run natively from now on."""
+        if not self.recording:
+            return
+        if self.site is not None:
+            self.site.note_failure(f"{why}, at {user_line(self.stack_lines())}", origin)
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Record no more in this run."""
+        self.recording = False
+        self.release()
+        for frame in self.frames:
+            frame.stack[:] = map(self.plain, frame.stack)
+            frame.slots.update({name: self.plain(value) for name, value in frame.slots.items()})
 
 
-__all__ = ["NULL", "Instruction", "Interpreter", "Program"]
+def _holds_dynamic(value: Any) -> bool:
+    if type(value) in (tuple, DynamicSize):
+        return any(map(_holds_dynamic, value))
+    if type(value) is slice:
+        return any(map(_holds_dynamic, parts(value)))
+    return type(value) is Dynamic

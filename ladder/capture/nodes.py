@@ -1,17 +1,25 @@
-"""What a segment is made of: shadows of objects, lines of the guard, steps of the mock, open scalars."""
+"""What heap model and guard are made of: shadows of objects, lines, steps of the mock, open scalars."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-import torch.fx
+
+class CaptureError(Exception):
+    """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
+
+
+class Unrecordable(CaptureError):
+    """A live object that no step can make again; `origin` is the instruction that made it."""
+
+    def __init__(self, message: str, origin: Any) -> None:
+        super().__init__(message)
+        self.origin = origin
 
 
 class Node:
     """The shadow of one heap object.
 
-    `constant`: a tensor made of numbers alone, which is the same in every run that matches.
     `source`: the dictionary of which it is a view of the keys.
     `seen` holds the keys whose value at entry is guarded, `written` those that the segment set; `lifted` the
     dynamic scalars at keys, found there or (`stored`) set.
@@ -19,12 +27,8 @@ class Node:
 
     __slots__ = (
         "autograd",
-        "constant",
-        "dynamic",
         "external",
-        "fake",
         "full",
-        "fx",
         "lifted",
         "mutated",
         "obj",
@@ -55,11 +59,7 @@ class Node:
         self.parents: set[str] = set()
         self.lifted: dict[Any, Dynamic] = {}
         self.stored: set[Any] = set()
-        self.fx: torch.fx.Node | None = None
-        self.dynamic = False
-        self.constant = False
         self.source: Any = None
-        self.fake: torch.Tensor | None = None
         self.autograd = (True, False)
 
     def wrote(self, key: Any, item: Any = None) -> None:

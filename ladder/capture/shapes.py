@@ -10,14 +10,12 @@ of the guard. Anything that does not go through fixes the extents after all: not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 import torch
 
 from ladder.capture.kinds import is_a
-
-if TYPE_CHECKING:
-    from ladder.capture.segment import Node, Segment
 
 LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
@@ -52,26 +50,67 @@ def liftable(value: Any, numbers: bool) -> bool:
     return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
 
 
+@cache
+def environment_class() -> Any:
+    """Return torch's `ShapeEnv`, which does not look for the line of the program behind each symbol.
+
+    For its own messages torch would; and import its exporter first, to know its own files from the program's.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return type("Environment", (ShapeEnv,), {"_get_user_frame": lambda self: None})
+
+
 class Shapes:
-    """The symbols of one segment."""
+    """The symbols of one segment.
+
+    Attributes
+    ----------
+    env, mode
+        torch's environment of symbols and mode of fake tensors; None as long as nothing is left open.
+    names
+        Symbol -> variable of the guard; `values`: variable -> what it is in this run.
+    given
+        Variable that an operator takes -> its symbol.
+    fakes
+        Variable of a tensor with open extents -> its fake.
+    extents
+        Expression of variables -> the variable of the guard that holds it.
+    """
 
     def __init__(self) -> None:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        # Equal extents are different symbols until something asks them to be equal.
-        self.env = ShapeEnv(duck_shape=False)
-        self.mode = FakeTensorMode(shape_env=self.env)
+        self.env: Any = None
+        self.mode: Any = None
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
         self.given: dict[str, Any] = {}
-        """Variable of the guard that an operator takes -> its symbol."""
+        self.fakes: dict[str, torch.Tensor] = {}
+        self.extents: dict[str, str] = {}
 
-    def lift(self, tensor: torch.Tensor, names: dict[int, str]) -> torch.Tensor:
-        """Return a fake of `tensor` whose extents `names` are symbols: variables of the guard."""
+    def __bool__(self) -> bool:
+        """Say whether anything is left open."""
+        return self.env is not None
+
+    def forget(self) -> None:
+        """Leave nothing open any more."""
+        self.env = self.mode = None
+        for each in (self.names, self.values, self.given, self.fakes):
+            each.clear()
+
+    def _begin(self) -> None:
+        if self.env is None:
+            from torch._subclasses.fake_tensor import FakeTensorMode
+
+            # Equal extents are different symbols until something asks them to be equal.
+            self.env = environment_class()(duck_shape=False)
+            self.mode = FakeTensorMode(shape_env=self.env)
+
+    def lift(self, var: str, tensor: torch.Tensor, names: dict[int, str]) -> None:
+        """Give variable `var`, a tensor, a fake whose extents `names` are symbols: variables of the guard."""
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
+        self._begin()
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         fake: torch.Tensor = self.mode.from_tensor(
             without_base(tensor),
@@ -83,13 +122,14 @@ class Shapes:
             extent: Any = fake.shape[dim]
             self.names[extent.node.expr] = name
             self.values[name] = tensor.shape[dim]
-        return fake
+        self.fakes[var] = fake
 
     def number(self, value: int, name: str) -> Any:
         """Return the symbol of a number that is not the extent of a tensor, but open as one."""
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
+        self._begin()
         source = ConstantSource(name)
         symbol = self.env.create_symbol(value, source, DimDynamic.DYNAMIC)
         self.names[symbol] = name
@@ -106,11 +146,10 @@ class Shapes:
         known = self.env.replacements
         return {name for symbol, name in self.names.items() if symbol in known and known[symbol].is_number}
 
-    def fake_of(self, node: Node) -> torch.Tensor:
+    def fake_of(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor; without one its extents are what they are."""
-        if node.fake is not None:
-            return node.fake
-        fake: torch.Tensor = self.mode.from_tensor(node.obj, static_shapes=True)
+        known = self.fakes.get(var)
+        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True) if known is None else known
         return fake
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -150,6 +189,8 @@ class Shapes:
 
     def conditions(self) -> list[str]:
         """Return what the guard must check: all that was decided about symbols."""
+        if not self:
+            return []
         within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
         return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
 
@@ -162,12 +203,6 @@ def without_base(tensor: torch.Tensor) -> torch.Tensor:
         place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
         found = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(*place)
     return found.requires_grad_(tensor.requires_grad)
-
-
-def symbol_of(segment: Segment, value: int, name: str) -> Any:
-    """Return the symbol of a number that variable ``name`` of the guard holds."""
-    segment.shapes = segment.shapes or Shapes()
-    return segment.shapes.number(value, name)
 
 
 def is_open(tensor: torch.Tensor) -> bool:

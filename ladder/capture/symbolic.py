@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
 
 from ladder.capture import shapes
-from ladder.capture.core import Core
+from ladder.capture.interpreter import Interpreter
 from ladder.capture.kinds import is_a, mapped
-from ladder.capture.segment import Dynamic, Node
+from ladder.capture.nodes import Dynamic
 from ladder.capture.shapes import DynamicSize
+from ladder.capture.trace import Value
 from ladder.capture.words import words
 
 ARITHMETIC: frozenset[Any] = frozenset(
@@ -33,96 +35,97 @@ WITHOUT_EXTENTS = frozenset(
 """Metadata that no extent changes."""
 
 
-class Symbolic(Core):
-    """Open extents of a segment's tensors."""
+def is_open(vm: Interpreter, value: Any) -> bool:
+    """Say whether `value` is a tensor with open extents."""
+    if not vm.heap.shapes or not is_a(value, torch.Tensor):
+        return False
+    node = vm.heap.find(value)
+    return node is not None and node.var in vm.heap.shapes.fakes
 
-    def is_open(self, value: Any) -> bool:
-        """Say whether `value` is a tensor with open extents."""
-        if self.segment.shapes is None or not is_a(value, torch.Tensor):
-            return False
-        node = self.segment.find(value)
-        return node is not None and node.fake is not None
 
-    def open_metadata(self, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
-        """Return metadata of a tensor with open extents; what is neither extent nor without fixes them."""
-        node = self.segment.node(value)
-        fake = node.fake
-        assert fake is not None
-        rest = tuple(map(self.plain, rest))
-        if name in EXTENTS:
-            if name == "shape" or (name == "size" and not rest):
-                return DynamicSize(map(self._extent, fake.shape))
-            return self._extent(getattr(fake, name)(*rest))
-        if name not in WITHOUT_EXTENTS:
-            self.segment.fix_shapes(f"{name} is read")
-        found = getattr(value, name)
-        return found(*rest) if callable(found) else found
+def open_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
+    """Return metadata of a tensor with open extents; what is neither extent nor without fixes them."""
+    fake = vm.heap.shapes.fakes[vm.heap.node(value).var]
+    rest = tuple(map(vm.plain, rest))
+    if name in EXTENTS:
+        if name == "shape" or (name == "size" and not rest):
+            return DynamicSize(map(partial(_extent, vm), fake.shape))
+        return _extent(vm, getattr(fake, name)(*rest))
+    if name not in WITHOUT_EXTENTS:
+        vm.heap.fix_shapes(f"{name} is read")
+    found = getattr(value, name)
+    return found(*rest) if callable(found) else found
 
-    def settle_extents(self, values: Iterable[Any]) -> None:
-        """Settle the extents of tensors, for an operator whose parts depend on them."""
-        nodes = [self.segment.node(value) for value in values if is_a(value, torch.Tensor)]
-        self.segment.settle(extent for node in nodes if node.fake is not None for extent in node.fake.shape)
 
-    def _extent(self, extent: Any) -> Any:
-        if shapes.is_fixed(extent):
-            return int(extent)
-        segment = self.segment
-        assert segment.shapes is not None
-        text = segment.shapes.text(extent.node.expr)
-        if text not in segment.extents:
-            segment.extents[text] = text if text.isidentifier() else segment.bind(text, text)
-            segment.paths.setdefault(segment.extents[text], text)
-        segment.uses_dynamic = True
-        return Dynamic(extent.node.hint, segment.extents[text], extent)
+def settle_extents(vm: Interpreter, values: Iterable[Any]) -> None:
+    """Settle the extents of tensors, for an operator whose parts depend on them."""
+    fakes = vm.heap.shapes.fakes
+    names = [vm.heap.node(value).var for value in values if is_a(value, torch.Tensor)]
+    vm.heap.settle(extent for name in names if name in fakes for extent in fakes[name].shape)
 
-    def computed_extent(self, function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
-        """Note what `result`, computed from extents, is as an expression of symbols."""
-        given = [item.symbol if type(item) is Dynamic else item for item in args]
-        if function is int and len(args) == 1:
-            result.symbol = given[0]
-        elif function in ARITHMETIC and None not in given and type(result.value) is int:
-            found = function(*given)
-            result.symbol = found if is_a(found, torch.SymInt) else None
-        return result
 
-    # operators --------------------------------------------------------------------------------
-    def settled_for_operator(self, value: Any) -> Any:
-        """Return an argument of an operator in which only extents are `Dynamic`."""
-        if self.segment.shapes is None:
-            return self.plain(value)
-        if type(value) is Dynamic:
-            return value if value.symbol is not None else self.plain(value)
-        if type(value) in (tuple, DynamicSize):
-            return type(value)(map(self.settled_for_operator, value))
-        if type(value) is slice:
-            return mapped(value, self.settled_for_operator)
-        return self.plain(value)
+def _extent(vm: Interpreter, extent: Any) -> Any:
+    if shapes.is_fixed(extent):
+        return int(extent)
+    heap = vm.heap
+    text, known = heap.shapes.text(extent.node.expr), heap.shapes.extents
+    if text not in known:
+        known[text] = text if text.isidentifier() else heap.guard.bind(text, text)
+        heap.guard.paths.setdefault(known[text], text)
+    heap.uses_dynamic = True
+    return Dynamic(extent.node.hint, known[text], extent)
 
-    def fake_results(
-        self, function: Any, args: Any, kwargs: Any, inputs: list[Node], real: Any
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Run an operator on fakes too if it has open inputs; return open results with their fakes."""
-        symbols = self.segment.shapes
-        if symbols is None:
-            return []
-        if not any(node.fake is not None for node in inputs) and not _holds_extent((args, kwargs)):
-            return []
-        nodes = {id(node.obj): node for node in inputs}
 
-        def faked(value: Any) -> Any:
-            return symbols.fake_of(nodes[id(value)]) if id(value) in nodes else value
+def computed_extent(vm: Interpreter, function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
+    """Note what `result`, computed from extents, is as an expression of symbols."""
+    given = [item.symbol if type(item) is Dynamic else item for item in args]
+    if function is int and len(args) == 1:
+        result.symbol = given[0]
+    elif function in ARITHMETIC and None not in given and type(result.value) is int:
+        found = function(*given)
+        result.symbol = found if is_a(found, torch.SymInt) else None
+    return result
 
-        try:
-            fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
-            fakes = symbols.laid_out_as(fakes, real)
-            agreed = shapes.agrees(fakes, real)
-        except Exception as error:  # what an operator may raise for symbols is not documented
-            self.segment.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")
-            return []
-        if not agreed:
-            self.segment.fix_shapes(f"{getattr(function, '__name__', function)} gives another shape")
-            return []
-        return [pair for pair in _pairs(real, fakes) if shapes.is_open(pair[1])]
+
+# operators --------------------------------------------------------------------------------
+def settled_for_operator(vm: Interpreter, value: Any) -> Any:
+    """Return an argument of an operator in which only extents are `Dynamic`."""
+    if not vm.heap.shapes:
+        return vm.plain(value)
+    if type(value) is Dynamic:
+        return value if value.symbol is not None else vm.plain(value)
+    if type(value) in (tuple, DynamicSize):
+        return type(value)(map(partial(settled_for_operator, vm), value))
+    if type(value) is slice:
+        return mapped(value, partial(settled_for_operator, vm))
+    return vm.plain(value)
+
+
+def fake_results(
+    vm: Interpreter, function: Any, args: Any, kwargs: Any, inputs: list[Value], real: Any
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Run an operator on fakes too if it has open inputs; return open results with their fakes."""
+    symbols = vm.heap.shapes
+    if not symbols:
+        return []
+    if not any(value.var in symbols.fakes for value in inputs) and not _holds_extent((args, kwargs)):
+        return []
+    names = {id(value.obj): value.var for value in inputs}
+
+    def faked(value: Any) -> Any:
+        return symbols.fake_of(names[id(value)], value) if id(value) in names else value
+
+    try:
+        fakes = symbols.run(function, *(_replaced(each, faked, _symbol) for each in (args, kwargs)))
+        fakes = symbols.laid_out_as(fakes, real)
+        agreed = shapes.agrees(fakes, real)
+    except Exception as error:  # what an operator may raise for symbols is not documented
+        vm.heap.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")
+        return []
+    if not agreed:
+        vm.heap.fix_shapes(f"{getattr(function, '__name__', function)} gives another shape")
+        return []
+    return [pair for pair in _pairs(real, fakes) if shapes.is_open(pair[1])]
 
 
 def real_values(value: Any) -> Any:

@@ -5,8 +5,22 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from ladder.capture.user_operators import METHODS
-
+METHODS = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "truediv",
+    "//": "floordiv",
+    "%": "mod",
+    "**": "pow",
+    "@": "matmul",
+    "<<": "lshift",
+    ">>": "rshift",
+    "&": "and",
+    "|": "or",
+    "^": "xor",
+}
+"""Symbol -> the name of its method, without underscores."""
 BINARY = {
     "+": operator.add,
     "-": operator.sub,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import types
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as functional
@@ -15,9 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ladder.capture.indices import Use, uses
 from ladder.capture.kinds import is_a
 from ladder.capture.words import words
-
-if TYPE_CHECKING:
-    from ladder.capture.segment import Segment
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -292,13 +289,15 @@ def is_plain_tensor(value: Any) -> bool:
 
 
 def metadata_checks(
-    segment: Segment, tensor: torch.Tensor, var: str, left_open: frozenset[int] = frozenset()
+    constant: Callable[[Any], str],
+    tensor: torch.Tensor,
+    var: str,
+    left_open: frozenset[int] = frozenset(),
 ) -> list[tuple[str, str]]:
     """Return the conditions, with descriptions, that the variable `var` has the metadata of `tensor`.
 
-    The extents `left_open` may be others; the tensor is contiguous then.
+    `constant` names objects. The extents `left_open` may be others; the tensor is contiguous then.
     """
-    constant = segment.constant
     rows = [(f"{var}.layout is {constant(tensor.layout)}", " has the same layout")]
     if tensor.layout is torch.strided and not tensor.is_nested:
         with torch._C.DisableTorchFunctionSubclass():

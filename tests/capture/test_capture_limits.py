@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.capture import Captured, capture, emit, sites
+from ladder.capture import Captured, capture, guards, records
 
 
 def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
@@ -30,8 +30,8 @@ def test_a_word_of_many_values(caplog):
 
     captured = capture(function)
     with caplog.at_level(logging.WARNING):
-        same(captured, function, *((torch.ones(2), f"word{n}") for n in range(sites.MAX_RECORDS + 20)))
-    assert len(captured.records) == sites.MAX_RECORDS
+        same(captured, function, *((torch.ones(2), f"word{n}") for n in range(records.MAX_RECORDS + 20)))
+    assert len(captured.records) == records.MAX_RECORDS
     assert captured.calls["eager"] == 20
     assert len(warnings_of(caplog)) == 1
 
@@ -79,7 +79,7 @@ def _stack():
 
 
 def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
-    monkeypatch.setattr(sites, "MAX_SITES", 10)
+    monkeypatch.setattr(records, "MAX_SITES", 10)
 
     def function(x):
         home: dict[str, Any] = {}
@@ -96,7 +96,7 @@ def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
 
 
 def test_a_guard_of_too_many_conditions(monkeypatch):
-    monkeypatch.setattr(emit, "MAX_CHECKS", 200)
+    monkeypatch.setattr(guards, "MAX_CHECKS", 200)
 
     def function(x, numbers):
         return x * sum(numbers)

@@ -1,14 +1,12 @@
-"""Sites, where segments begin, and the calls that find a record or make one."""
+"""What has been recorded of one function: records, by the sites where their segments begin."""
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +15,8 @@ import torch.fx
 from ladder.capture.bytecode import program_of
 from ladder.capture.frames import NO_OVERRIDE, Frame, user_line
 from ladder.capture.kinds import has_same_value
-from ladder.capture.segment import Check, Segment
-from ladder.capture.tensors import modes_are_active
-from ladder.forks import renewed
+from ladder.capture.nodes import Check
+from ladder.capture.prescan import reason_not_to_capture
 
 log = logging.getLogger("ladder.capture")
 
@@ -29,8 +26,6 @@ MAX_RECORDS = 32
 MAX_REPEATED = 128
 """At one point of a program that one call comes to again and again."""
 MAX_SITES = 2048
-MAX_CHECKS = 100_000
-"""Conditions of one guard."""
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_EXTENTS = 0
@@ -144,7 +139,7 @@ class Assumed:
         for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
             found = tensor.item()
             if type(found) is not type(number) or not has_same_value(found, number):
-                branches = type(number) is bool and self.site.captured.joins
+                branches = type(number) is bool and self.site.store.joins
                 self.site.note_surprise(here, branches=branches)
                 return False
         return True
@@ -153,8 +148,8 @@ class Assumed:
 class Site:
     """A point of the program where a segment begins: the entry, or what follows a split."""
 
-    def __init__(self, captured: Captured, layouts: tuple[Layout, ...], after: str, names: list[str]) -> None:
-        self.captured = captured
+    def __init__(self, store: Store, layouts: tuple[Layout, ...], after: str, names: list[str]) -> None:
+        self.store = store
         self.layouts = layouts
         self.after = after
         self.names = names
@@ -190,7 +185,7 @@ class Site:
         self.parked = []
         if record.side is not None and self.may_join({**beside, record.side: record}):
             self.attempts += 1
-            self.captured.drop_before(self)
+            self.store.drop_before(self)
 
     def known(self) -> list[Record]:
         """Return what has been recorded from here, also what no call can come to: it tells of branches."""
@@ -210,9 +205,9 @@ class Site:
         """Return which side of a branch begins here, if one does; what knows only the other is dropped."""
         if not self.forks or type(roots[-1]) is not bool:
             return None
-        if self.captured.knows_one_side(self):
+        if self.store.knows_one_side(self):
             self.surprises += 1
-            self.captured.drop_before(self)
+            self.store.drop_before(self)
         return bool(roots[-1])
 
     def sides(self, values: tuple[Any, ...]) -> dict[bool, Record]:
@@ -263,11 +258,11 @@ class Site:
         for record in list(self.records):
             failed = record.check(*roots)
             if type(failed) is tuple:
-                self._note_misses(failed if self.captured.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+                self._note_misses(failed if self.store.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
             elif failed > 0:
                 check = record.checks[failed - 1]
                 if check.holds in record.pinned:
-                    self.captured.forget(check.holds)
+                    self.store.forget(check.holds)
                 self._note_misses((check.path,) if check.path is not None else (), MISSES_BEFORE_LIFTING)
 
     def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
@@ -277,16 +272,6 @@ class Site:
                 self.lifted.add(path)
 
 
-class Attempt(NamedTuple):
-    """A call that no record serves to its end: where it began, where it stands, and with what."""
-
-    entry: Site | None
-    here: Site
-    roots: tuple[Any, ...]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 class Pending(NamedTuple):
     """What a run leaves to records: the site that it came to, and the values there."""
 
@@ -294,118 +279,34 @@ class Pending(NamedTuple):
     roots: tuple[Any, ...]
 
 
-class Captured:
-    """A function that capture watches; call it as the function itself.
+class Store:
+    """All that has been recorded of one function.
 
-    Parameters
+    Attributes
     ----------
-    function
-        A Python function, method, `torch.nn.Module` or other callable.
-    backend
-        ``backend(graph_module, example_inputs)`` returns what runs a graph; by default the graph
-        runs operator by operator, as it would have without capture. Where it has a true attribute
-        ``dynamic_shapes``, extents that keep changing are left open: what runs the graph then gets
-        tensors of other shapes than the examples, and extents as integers; ``graph_module.meta["open"]``
-        holds the examples with symbols for what is open. Where its attribute ``numbers`` is false, other
-        numbers that keep changing are given only as such symbols too. Where it has a true attribute
-        ``loops``, iterations that match come as one node that calls `ladder.capture.loops.repeat`; where
-        ``conditionals``, branches come as nodes that call `ladder.capture.conditionals.choose`.
+    entries
+        The site where the function begins, by how it is called; `sites`: those that follow a graph break.
+    given_up
+        Why calls run without capture; empty if they do not.
     """
 
-    def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
+    def __init__(self, function: Callable[..., Any], backend: Backend) -> None:
         self.function = function
-        self.backend: Backend = backend or run_as_is
-        self.lifts_shapes = bool(getattr(self.backend, "dynamic_shapes", False))
-        self.joins = bool(getattr(self.backend, "conditionals", False))
-        self.takes_numbers = bool(getattr(self.backend, "numbers", True))
+        self.backend = backend
+        self.lifts_shapes = bool(getattr(backend, "dynamic_shapes", False))
+        self.joins = bool(getattr(backend, "conditionals", False))
+        self.takes_numbers = bool(getattr(backend, "numbers", True))
         self.entries: dict[Any, Site] = {}
         self.sites: dict[Any, Site] = {}
-        self.given_up = ""
+        self.given_up = reason_not_to_capture(function)
         self.calls = {"recorded": 0, "eager": 0}
         self.seconds = 0.0
         self.warned = False
         self.counts_cached_calls = False
-        self._lock = renewed(threading.RLock())
-        from ladder.capture.prescan import reason_not_to_capture
 
-        self.given_up = reason_not_to_capture(function)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: by a record that matches, else recording one."""
-        site = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
-        if site is None:
-            site = self._enter(args, kwargs)
-        roots: tuple[Any, ...] = (*args, *kwargs.values()) if kwargs else args
-        here = site
-        while True:
-            for run in here.runs:
-                found = run(*roots)
-                if found.__class__ is tuple:
-                    break
-            else:
-                done = self._miss(Attempt(site, here, roots, args, kwargs))
-                if done.__class__ is not Pending:
-                    return done
-                here, roots = done
-                continue
-            following, value = found
-            if following is None:
-                return value
-            if following.__class__ is Site:
-                here, roots = following, value
-            else:
-                return self._interrupted(Attempt(site, here, roots, args, kwargs))
-
-    def open(self, paths: set[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Leave extents open from the first call with such arguments on, given by their paths."""
-        site = self._enter(args, kwargs)
-        site.lifted |= paths
-
-    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Site:
-        key = (len(args), *kwargs) if kwargs else len(args)
-        names = [f"args[{index}]" for index in range(len(args))] + list(kwargs)
-        return self.entries.setdefault(key, Site(self, (), "", names))
-
-    def _miss(self, attempt: Attempt) -> Any:
-        """Run on, recording if that may help later calls."""
-        here = attempt.here
-        record = not (here.dead or self.given_up or modes_are_active()) and self._lock.acquire(blocking=False)
-        try:
-            if record and len(here.records) >= MAX_RECORDS:
-                here.dead = True
-                self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
-            begun = time.perf_counter()
-            try:
-                return self._run_on(attempt, record=bool(record) and not here.dead)
-            finally:
-                self.seconds += (time.perf_counter() - begun) * bool(record)
-        finally:
-            if record:
-                self._lock.release()
-
-    def _interrupted(self, attempt: Attempt) -> Any:
-        """Carry on, without recording, where an operator of a graph raised."""
-        failures = attempt.here.failures
-        failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
-        return self._run_on(attempt, record=False)
-
-    def _run_on(self, attempt: Attempt, *, record: bool) -> Any:
-        from ladder.capture.record import continue_run, start_run
-
-        entry, here, roots, args, kwargs = attempt
-        if here is not entry:
-            if here.dead:
-                why = f"a continuation cannot be recorded: {here.failures[-1:]}"
-                self.given_up = self.given_up or why
-                for site in (*self.entries.values(), *self.sites.values()):
-                    site.take_back()
-            return continue_run(self, here, roots, record=record)
-        if not record:
-            self.calls["eager"] += 1
-            return self.function(*args, **kwargs)
-        here.learn(roots)
-        self.calls["recorded"] += 1
-        return start_run(self, here, args, kwargs)
+    def all_sites(self) -> tuple[Site, ...]:
+        """Return all sites, the entries first."""
+        return (*self.entries.values(), *self.sites.values())
 
     def is_full(self, site: Site) -> bool:
         """Say whether records would become too many; from then on the function runs as it is."""
@@ -417,7 +318,7 @@ class Captured:
         else:
             return False
         self.given_up = self.given_up or why
-        for each in (*self.entries.values(), *self.sites.values()):
+        for each in self.all_sites():
             each.keep_only(())
             each.spare, each.parked = [], []
         self.sites.clear()
@@ -440,7 +341,7 @@ class Captured:
 
     def forget(self, pinned: int) -> None:
         """Drop the records that hold an object which is no longer where it was: it may die now."""
-        for site in (*self.entries.values(), *self.sites.values()):
+        for site in self.all_sites():
             site.keep_only(record for record in site.records if pinned not in record.pinned)
             site.spare = [record for record in site.spare if pinned not in record.pinned]
             site.parked = [record for record in site.parked if pinned not in record.pinned]
@@ -448,12 +349,12 @@ class Captured:
     def count_cached_calls(self) -> None:
         """Let no guard call a cached function any more: the program sees how often that happens."""
         self.counts_cached_calls = True
-        for site in (*self.entries.values(), *self.sites.values()):
+        for site in self.all_sites():
             site.keep_only(record for record in site.records if not record.calls_cached)
 
     def drop_before(self, branch: Site) -> None:
         """Drop the records that end at a branch, or know only one side of it."""
-        for site in (*self.entries.values(), *self.sites.values()):
+        for site in self.all_sites():
             dropped = [record for record in site.records if branch in record.branches]
             if dropped and not site.dead and not self.given_up:
                 site.parked = dropped
@@ -462,7 +363,7 @@ class Captured:
 
     def knows_one_side(self, branch: Site) -> bool:
         """Say whether there is a record that goes through a branch and knows only one side of it."""
-        sites = (*self.entries.values(), *self.sites.values())
+        sites = self.all_sites()
         return any(branch in item.branches and not item.split for site in sites for item in site.records)
 
     def prune(self) -> None:
@@ -479,11 +380,10 @@ class Captured:
                 site.spare = site.known()[:MAX_RECORDS]
                 site.keep_only(())
 
-    # what was captured ------------------------------------------------------------------------
     @property
     def records(self) -> list[Record]:
         """All records, those of the entry first."""
-        return [record for site in (*self.entries.values(), *self.sites.values()) for record in site.records]
+        return [record for site in self.all_sites() for record in site.records]
 
     @property
     def graphs(self) -> list[torch.fx.GraphModule]:
@@ -498,26 +398,6 @@ class Captured:
             return "eager" if self.given_up or any(site.failures for site in self.entries.values()) else "new"
         return "split" if any(record.split for record in self.records) else "whole"
 
-    def explain(self, *, guards: bool = False) -> str:
-        """Return what was captured, where it was split and why; with ``guards`` what each guard checks."""
-        from ladder.capture.explain import explain
-
-        return explain(self, guards=guards)
-
     def where_it_ran(self) -> list[str]:
         """Return a line for each graph that says what executes it."""
         return []
-
-
-def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-    """Run a graph operator by operator."""
-    forward: Callable[..., Any] = module.forward
-    return forward
-
-
-run_as_is.dynamic_shapes = True  # type: ignore[attr-defined]
-run_as_is.loops = True  # type: ignore[attr-defined]
-run_as_is.conditionals = True  # type: ignore[attr-defined]
-
-
-__all__ = ["FAILED", "Captured", "FunctionType", "Layout", "Record", "Segment", "Site"]

@@ -1,10 +1,9 @@
-"""The RefGraph of one segment, and the record that grows with it.
+"""The heap model: what a segment has read, made and changed, from which guard and mock follow.
 
 A *segment* is a stretch of a run without a call whose effect is unknown. While it is interpreted,
 each heap object that it meets has a `Node`: an external object with the path by which a matched
 run finds it, or a fresh one with the step that makes it. Everything external that is read becomes
-a line of the guard; everything that is made or changed becomes a `Step`; tensor operators become
-nodes of one fx graph. `emit` turns the three into one Python function.
+a line of the `Guard`; everything that is made or changed becomes a `Step` of the mock.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.fx
 
 from ladder.capture.frames import NULL
-from ladder.capture.indices import Proven
+from ladder.capture.guard import Guard
 from ladder.capture.kinds import (
     by_identity,
     by_value,
@@ -28,13 +26,11 @@ from ladder.capture.kinds import (
     is_constant,
     made_by_native,
     parts,
-    same_value,
 )
-from ladder.capture.nodes import Check, Dynamic, Node, Step
-from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open, symbol_of
-from ladder.capture.table import ABSENT, WHOLE, Field, Table
-from ladder.capture.tensors import autocast_state, is_plain_tensor, metadata_checks, signature
-from ladder.capture.words import words
+from ladder.capture.nodes import CaptureError, Dynamic, Node, Step, Unrecordable
+from ladder.capture.shapes import DynamicSize, Shapes, extent_path, liftable, may_be_left_open
+from ladder.capture.table import ABSENT, WHOLE, Field
+from ladder.capture.tensors import is_plain_tensor, metadata_checks, signature
 
 FUNCTION_FIELDS = ("__code__", "__defaults__", "__kwdefaults__")
 """What of a function that stays is compared in bulk."""
@@ -42,106 +38,53 @@ MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset"}
 """Immutable containers, and what makes one of the tuple of its parts."""
 
 
-class CaptureError(Exception):
-    """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
+class Heap:
+    """Objects of one segment.
 
+    Attributes
+    ----------
+    lifted
+        Paths of what the guard leaves open.
+    numbers
+        Whether graphs take numbers that are no extents.
+    outside
+        Variables of objects that were there before the segment.
+    tensors
+        Tensors that were there before; `metadata` says what the guard holds them to.
+    steps
+        The lines of the mock, in order.
+    distinct
+        Types whose objects are told apart by identity.
+    """
 
-class Segment:
-    """What one segment has read, made, changed and computed so far."""
-
-    def __init__(self, lifted: set[str], numbers: bool = True) -> None:
+    def __init__(self, shapes: Shapes, lifted: set[str], *, numbers: bool = True) -> None:
+        self.shapes = shapes
         self.lifted = lifted
         self.numbers = numbers
-        self.space: dict[str, Any] = {}
-        self.checks: list[Check] = []
-        self.steps: list[Step] = []
+        self.guard = Guard()
         self.nodes: dict[int, Node] = {}
-        self.keep: list[Any] = []
-        self.outside: set[str] = set()
         self.roots: dict[int, list[tuple[str, Any]]] = {}
         self.arguments: set[int] = set()
+        self.outside: set[str] = set()
         self.tensors: list[Node] = []
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int]]] = []
-        self.shapes: Shapes | None = None
-        self.extents: dict[str, str] = {}
-        self.unliftable: set[str] = set()
-        self.state_written = False
-        self.autocast_met = False
-        self.graph = torch.fx.Graph()
-        self.placeholders: list[tuple[torch.fx.Node, str, Any]] = []
-        self.placed: dict[str, torch.fx.Node] = {}
-        self.versions: dict[str, int | None] = {}
-        self.late: dict[int, int] = {}
-        self.operators = 0
-        self.entry_state: tuple[Any, ...] = ()
-        self.entry_autocast: tuple[Any, ...] = ()
-        self.impure = False
-        self.may_fail = self.calls_cached = False
-        self.assumed: list[tuple[Node, Any, Any]] = []
-        self.written: dict[int, Node] = {}
-        self.written_memory = False
-        self.proven = Proven()
-        self.random = self.asserts = False
-        self.modules: dict[str, torch.nn.Module] = {}
+        self.steps: list[Step] = []
         self.distinct: set[type] = set()
-        self.graph_values: list[Node] = []
-        self.paths: dict[str, str] = {}
-        self.table = Table()
+        self.unliftable: set[str] = set()
         self.uses_dynamic = False
-        self._names: dict[int, str] = {}
         self._classes: set[tuple[int, str]] = set()
-        self._count = 0
-
-    @property
-    def changes_tensors(self) -> bool:
-        """Whether tensors from outside are changed: in memory, or otherwise (`impure`)."""
-        return self.impure or bool(self.written)
 
     def release(self) -> None:
         """Let go of all objects: nothing is recorded any more, and when they die may be seen."""
-        emptied = Segment(self.lifted)
-        for name in words("keep nodes roots space tensors metadata steps graph_values table"):
-            setattr(self, name, getattr(emptied, name))
-
-    # names ------------------------------------------------------------------------------------
-    def fresh_name(self) -> str:
-        """Return a new variable name."""
-        self._count += 1
-        return f"v{self._count}"
+        self.guard.release()
+        self.nodes, self.roots = {}, {}
+        self.tensors, self.metadata, self.steps = [], [], []
 
     def constant(self, value: Any) -> str:
         """Return text that denotes `value` itself in the generated code."""
-        if value is None or value is True or value is False:
-            return repr(value)
-        if type(value) is int and 0 <= value < 256:
-            return repr(value)  # the same object wherever it is written; strings need not be
-        name = self._names.get(id(value))
-        if name is None:
-            name = self._names[id(value)] = f"c{len(self._names)}"
-            self.space[name] = value
-            self.keep.append(value)
-        return name
+        return self.guard.constant(value)
 
-    # guard ------------------------------------------------------------------------------------
-    def check(self, text: str, why: str, path: str | None = None) -> None:
-        """Add the condition `text` to the guard."""
-        self.checks.append(Check(text, None, why, path))
-
-    def meet_autocast(self) -> None:
-        """Guard the state of autocast at entry, once."""
-        if self.autocast_met:
-            return
-        self.autocast_met = True
-        text = f"{self.constant(autocast_state)}() == {self.constant(self.entry_autocast)}"
-        self.check(text, "the state of autocast")
-
-    def bind(self, expression: str, why: str) -> str:
-        """Add the assignment of `expression` to a new variable to the guard; return the variable."""
-        var = self.fresh_name()
-        self.paths[var] = why
-        self.checks.append(Check(expression, var, why, None))
-        return var
-
+    # reads ------------------------------------------------------------------------------------
     def load(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
         if parent.holds_dynamic(key):
@@ -155,17 +98,15 @@ class Segment:
 
     def fix(self, dynamic: Dynamic) -> None:
         """Guard that a dynamic scalar has the value of this run."""
-        kind, value = self.constant(type(dynamic.value)), self.constant(dynamic.value)
-        text = f"type({dynamic.var}) is {kind} and {same_value(dynamic.var, dynamic.value, value)}"
-        self.check(text, f"{dynamic.var} == {dynamic.value!r}", self.paths.get(dynamic.var))
+        self.guard.check_value(dynamic.var, dynamic.value, dynamic.var, self.guard.paths.get(dynamic.var))
         if dynamic.symbol is not None:
             self.settle([dynamic.symbol])
 
     def settle(self, extents: Iterable[Any]) -> None:
         """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
-        if self.shapes is not None:
+        if self.shapes:
             self.shapes.settle(extents)
-            self.unliftable |= {self.paths[name] for name in self.shapes.settled()}
+            self.unliftable |= {self.guard.paths[name] for name in self.shapes.settled()}
 
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
@@ -175,7 +116,7 @@ class Segment:
             return value
         parent.seen.add(key)
         if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
-            self.table.add(parent.obj, key, value, path)
+            self.guard.table.add(parent.obj, key, value, path)
             if not (by_identity(value) or by_value(value)):
                 self.pin(value, path)
             return value
@@ -185,7 +126,7 @@ class Segment:
             and key in FUNCTION_FIELDS
             and not by_value(value)
         ):
-            self.table.add(parent.obj, Field(key), value, path)
+            self.guard.table.add(parent.obj, Field(key), value, path)
             if not by_identity(value):
                 self.pin(value, path)
             return value
@@ -196,7 +137,7 @@ class Segment:
         pinned = stable and path not in self.lifted and not by_value(value)
         if by_identity(value) or pinned:
             text = f"{expression} is {self.constant(value)}"
-            self.checks.append(Check(text, None, f"{path} is {_brief(value)}", path, id(value)))
+            self.guard.check(text, f"{path} is {_brief(value)}", path, id(value))
             if not by_identity(value):
                 self.pin(value, path)
         elif by_value(value):
@@ -206,26 +147,23 @@ class Segment:
         return value
 
     def _lift(self, value: Any, expression: str, path: str) -> Dynamic:
-        var = self.bind(expression, path)
-        self.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
+        var = self.guard.bind(expression, path)
+        self.guard.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        return Dynamic(value, var, None if self.numbers else symbol_of(self, value, var))
+        return Dynamic(value, var, None if self.numbers else self.shapes.number(value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
-        var = self.bind(expression, path)
-        kind, constant = self.constant(type(value)), self.constant(value)
-        text = f"type({var}) is {kind} and {same_value(var, value, constant)}"
-        self.check(text, f"{path} == {value!r}", path)
+        self.guard.check_value(self.guard.bind(expression, path), value, path, path)
 
     def _meet_object(self, value: Any, expression: str, path: str, stable: bool) -> None:
         known = self.find(value)  # a root that is the same object is met as such
         if known is not None:
-            self.check(f"{expression} is {known.var}", f"{path} is {self.paths.get(known.var, known.var)}")
+            self.guard.check(f"{expression} is {known.var}", f"{path} is {self.guard.path(known.var)}")
             return
         if value is NULL:
             return
-        node = self.add(Node(value, self.bind(expression, path), external=True, stable=stable))
-        self.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
+        node = self.add(Node(value, self.guard.bind(expression, path), external=True, stable=stable))
+        self.guard.check(f"type({node.var}) is {self.constant(type(value))}", f"type of {path}")
         if is_a(value, torch.Tensor) and is_plain_tensor(value):
             self._meet_tensor(node, path)
 
@@ -233,7 +171,10 @@ class Segment:
         self.tensors.append(node)
         node.autograd = (node.obj.is_leaf, node.obj._is_view())
         left_open = self._left_open(node, path)
-        rows = [(text, f"{path}{why}") for text, why in metadata_checks(self, node.obj, node.var, left_open)]
+        rows = [
+            (text, f"{path}{why}")
+            for text, why in metadata_checks(self.constant, node.obj, node.var, left_open)
+        ]
         self.metadata.append((node, signature(node.obj), rows, left_open))
 
     def _left_open(self, node: Node, path: str) -> frozenset[int]:
@@ -242,30 +183,26 @@ class Segment:
         found = [d for d, n in extents if liftable(n, False) and extent_path(path, d) in self.lifted]
         if not found or not may_be_left_open(node.obj):
             return frozenset()
-        self.shapes = self.shapes or Shapes()
-        names = {dim: self.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
-        node.fake = self.shapes.lift(node.obj, names)
+        names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        self.shapes.lift(node.var, node.obj, names)
         return frozenset(found)
 
     def fix_shapes(self, why: str) -> None:
         """Guard that all extents which were left open are those of this run."""
-        if self.shapes is None:
-            return
         for name, value in self.shapes.values.items():
-            self.unliftable.add(self.paths[name])
-            self.check(f"{name} == {value}", f"{self.paths[name]} == {value} ({why})")
-        self.shapes = None
-        for node in self.nodes.values():
-            node.fake = None
+            path = self.guard.paths[name]
+            self.unliftable.add(path)
+            self.guard.check(f"{name} == {value}", f"{path} == {value} ({why})")
+        self.shapes.forget()
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
         """Note that `key` was not in `parent` at entry."""
         if parent.external and key not in parent.seen and key not in parent.written:
             parent.seen.add(key)
             if parent.pinned and is_a(parent.obj, dict):
-                self.table.add(parent.obj, key, ABSENT, path)
+                self.guard.table.add(parent.obj, key, ABSENT, path)
             else:
-                self.check(text, f"{path} is not there")
+                self.guard.check(text, f"{path} is not there")
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
@@ -273,7 +210,7 @@ class Segment:
         self._classes.add((id(kind), name))
         if first and (id(kind), "") not in self._classes and _mutable_class(kind):
             self._classes.add((id(kind), ""))
-            self.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
+            self.guard.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
         for owner in kind.__mro__:
             here = owner.__dict__
             if first and _mutable_class(owner):
@@ -287,14 +224,14 @@ class Segment:
             return
         self._classes.add((id(owner), f"={name}"))
         here = owner.__dict__
-        self.keep.append(here)
+        self.guard.keep.append(here)
         path = f"{owner.__module__}.{owner.__qualname__}.{name}"
         value = here.get(name, ABSENT)
         if value is not ABSENT and path in self.lifted:
             proxy = self.constant(owner)
             self.meet(value, f"{proxy}.__dict__[{name!r}]", path, stable=False)
             return
-        self.table.add(here, name, value, path)
+        self.guard.table.add(here, name, value, path)
         if value is not ABSENT and not (by_identity(value) or by_value(value)):
             self.pin(value, path)
 
@@ -303,23 +240,25 @@ class Segment:
         known = None if by_identity(value) else self.find(value)
         if known is not None and known.external and not known.pinned and "pin" not in known.seen:
             known.seen.add("pin")
-            self.check(f"{known.var} is {self.constant(value)}", f"{self.paths.get(known.var)} is {path}")
+            self.guard.check(
+                f"{known.var} is {self.constant(value)}", f"{self.guard.paths.get(known.var)} is {path}"
+            )
         if known is None and not by_identity(value):
             node = self.add(Node(value, self.constant(value), external=True, stable=True))
             node.pinned = True
-            self.paths[node.var] = path or _brief(value)
+            self.guard.paths[node.var] = path or _brief(value)
             if is_a(value, torch.Tensor):
                 if is_plain_tensor(value):
-                    self._meet_tensor(node, self.paths[node.var])
+                    self._meet_tensor(node, self.guard.paths[node.var])
             elif _mutable_class(type(value)):
-                self.table.kinds[id(value)] = (value, type(value))
+                self.guard.table.kinds[id(value)] = (value, type(value))
         return self.node(value)
 
     # nodes ------------------------------------------------------------------------------------
     def add(self, node: Node) -> Node:
         """Register `node`."""
         self.nodes[id(node.obj)] = node
-        self.keep.append(node.obj)
+        self.guard.keep.append(node.obj)
         if node.external:
             self.outside.add(node.var)
         return node
@@ -331,7 +270,7 @@ class Segment:
 
     def add_root(self, var: str, value: Any, path: str) -> Any:
         """Register a value that the segment starts with; scalars are guarded at once."""
-        self.paths[var] = path
+        self.guard.paths[var] = path
         if path in self.lifted and liftable(value, self.numbers):
             return self._lift(value, var, path)
         if by_identity(value) or by_value(value):
@@ -344,7 +283,7 @@ class Segment:
         node = self.nodes.get(id(value))
         if node is None and id(value) in self.roots:
             for var, root in self.roots.pop(id(value)):
-                self.meet(root, var, self.paths[var], stable=False)
+                self.meet(root, var, self.guard.paths[var], stable=False)
             node = self.nodes.get(id(value))
         return node
 
@@ -366,20 +305,24 @@ class Segment:
 
     def fresh(self, value: Any, text: str, uses: set[str]) -> Node:
         """Register an object made in this segment by the expression `text`."""
-        node = self.add(Node(value, self.fresh_name(), external=False))
+        node = self.computed(value)
         self.steps.append(Step(f"{node.var} = {text}", node.var, uses, set(), False))
         return node
 
+    def computed(self, value: Any, var: str = "") -> Node:
+        """Register an object that the graph, or the step that defines `var`, makes."""
+        return self.add(Node(value, var or self.guard.fresh_name(), external=False))
+
     def hidden(self, value: Any, origin: Any) -> Node:
         """Register an object of this segment that no step can make again."""
-        node = self.add(Node(value, self.fresh_name(), external=False))
+        node = self.computed(value)
         node.recordable = False
         node.origin = origin
         return node
 
     def hidden_generator(self, value: Any, origin: Any) -> None:
         """Register a generator; it is not held, since what it does when it is dropped must come then."""
-        node = Node(None, self.fresh_name(), external=False)
+        node = Node(None, self.guard.fresh_name(), external=False)
         node.recordable, node.origin = False, origin
         self.nodes[id(value)] = node
         weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
@@ -473,27 +416,27 @@ class Segment:
             for item in value:  # they are as lasting as the tuple
                 self.pin(item) if not is_constant(item) else None
             return
-        path = self.paths.get(var, var)
+        path = self.guard.path(var)
         sequence: Any = value
         if is_a(value, list | tuple | deque):
             base: Any = next(kind for kind in (list, tuple, deque) if is_a(value, kind))
             size, entry = base.__len__(value), f"{self.constant(base)}.__getitem__({var}, {{}})"
             text = f"{self.constant(base.__len__)}({var}) == {size}"
-            self.check(text, f"len({path}) == {size}", f"len({path})")
+            self.guard.check(text, f"len({path}) == {size}", f"len({path})")
             if type(value) is base:
                 entry = f"{var}[{{}}]"
             for index in range(size):
                 item = base.__getitem__(value, index)
                 self.read(node, index, item, entry.format(index), f"{path}[{index}]")
             if base is deque:
-                self.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
+                self.guard.check(f"{var}.maxlen == {sequence.maxlen}", f"{path}.maxlen")
         elif is_a(value, dict):
             self._touch_dict(node, path)
         elif is_a(value, set | frozenset):
             self.constant_keys(value)
             items = self.constant(list(value))
-            self.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
-            self.check(f"list({var}) == {items}", f"{path} has the same elements")
+            self.guard.check(f"[*map(type, {var})] == {self.constant([*map(type, value)])}", f"{path}: types")
+            self.guard.check(f"list({var}) == {items}", f"{path} has the same elements")
 
     def constant_keys(self, keys: Iterable[Any]) -> None:
         for key in keys:
@@ -503,7 +446,7 @@ class Segment:
     def _touch_dict(self, node: Node, path: str) -> None:
         if node.pinned and type(node.obj) is dict:
             self.constant_keys(node.obj)
-            self.table.add(node.obj, WHOLE, list(node.obj), path)
+            self.guard.table.add(node.obj, WHOLE, list(node.obj), path)
             for key, item in node.obj.items():
                 self.read(node, key, item, f"{node.var}[{self.constant(key)}]", f"{path}[{key!r}]")
             return
@@ -512,21 +455,15 @@ class Segment:
         var = node.var
         exact = type(node.obj) in (dict, OrderedDict)
         # Types first: comparing keys of other types may run code of the user's.
-        self.check(f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys")
-        self.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
+        self.guard.check(
+            f"[*map(type, {var})] == {self.constant([*map(type, keys)])}", f"{path}: types of keys"
+        )
+        self.guard.check(f"list({var}) == {self.constant(keys)}", f"{path} has the keys {keys}")
         for key in keys:
             text = (
                 f"{var}[{self.constant(key)}]" if exact else f"dict.__getitem__({var}, {self.constant(key)})"
             )
             self.read(node, key, dict.__getitem__(node.obj, key), text, f"{path}[{key!r}]")
-
-
-class Unrecordable(CaptureError):
-    """A live object that no step can make again; `origin` is the instruction that made it."""
-
-    def __init__(self, message: str, origin: Any) -> None:
-        super().__init__(message)
-        self.origin = origin
 
 
 def _mutable_class(kind: type) -> bool:
@@ -537,6 +474,3 @@ def _mutable_class(kind: type) -> bool:
 def _brief(value: Any) -> str:
     named = is_a(value, type | types.FunctionType | types.ModuleType)
     return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__
-
-
-__all__ = ["CaptureError", "Check", "Dynamic", "Node", "Segment", "Step", "Unrecordable"]
