@@ -235,7 +235,14 @@ def _tokens(config: Any, drawn: torch.Generator, batch: int, length: int) -> tor
 
 def _frames(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
     """Return what models of audio take: frames by mel bins, the bins first where a convolution takes them."""
-    bins = next((getattr(config, n) for n in ("num_mel_bins", "feature_size", "input_feat_per_channel") if hasattr(config, n)), 80)
+    bins = next(
+        (
+            getattr(config, n)
+            for n in ("num_mel_bins", "feature_size", "input_feat_per_channel")
+            if hasattr(config, n)
+        ),
+        80,
+    )
     if hasattr(config, "max_source_positions") and config.model_type == "whisper":
         return torch.randn(batch, bins, 2 * config.max_source_positions, generator=drawn)
     return torch.randn(batch, 4 * length, bins, generator=drawn)
