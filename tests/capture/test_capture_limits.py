@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.capture import Captured, capture, guards, records
+from ladder.capture import Captured, capture, records
+from ladder.capture.heap import guards
 
 
 def same(captured: Captured, function: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
@@ -79,7 +80,7 @@ def _stack():
 
 
 def test_code_that_is_made_anew_in_every_call(caplog, monkeypatch):
-    monkeypatch.setattr(records, "MAX_SITES", 10)
+    monkeypatch.setattr(records, "MAX_POINTS", 10)
 
     def function(x):
         home: dict[str, Any] = {}
