@@ -27,7 +27,7 @@ def complete(vm: Interpreter, result: Any) -> Any:
         try:
             vm.point.add(emit(vm, return_ending(vm.heap, result)), vm.beside)
         except CaptureError as error:
-            vm.stop(str(error), getattr(error, "origin", None))
+            vm.fail(error)
     vm.recording = False
     return vm.unlifted(result)
 

@@ -81,8 +81,7 @@ def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> 
         try:
             node = vm.heap.node(target)
             uses: set[str] = set()
-            texts = [node.var, *(vm.heap.reference(item, uses) for item in args)]
-            text = f"{vm.heap.constant(method)}({', '.join(texts)})"
+            text = vm.heap.call_text(vm.heap.constant(method), (target, *args), {}, uses)
             vm.heap.change(text, [node], uses)
         except CaptureError as error:
             hide(vm, target, getattr(error, "origin", None))

@@ -23,11 +23,9 @@ def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
         if type(args) is not tuple:
             with vm.barrier():
                 args = drained(vm, iterate(vm, iterated(vm, args, tuple)))
-        try:
+        with vm.stopping():
             vm.heap.touch(args, 1)
             vm.heap.touch(kwargs, 1)
-        except CaptureError as error:
-            vm.stop(str(error), vm.here())
     args = tuple(args)
     if function is super and not args:
         args = super_arguments(vm, vm.frames[-1])

@@ -35,16 +35,11 @@ def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
     """Assign a global."""
     value = settled(vm, value, keep=True)
     if vm.recording:
-        try:
+        with vm.stopping():
             node = vm.heap.pin(frame.names)
             if name not in frame.names:
                 vm.heap.absent(node, name, f"{name!r} not in {node.var}", name)
-            uses: set[str] = set()
-            text = f"{node.var}[{name!r}] = {vm.heap.reference(value, uses)}"
-            node.wrote(name, value)
-            vm.heap.change(text, [node], uses)
-        except CaptureError as error:
-            vm.stop(str(error), vm.here())
+            vm.heap.assign(node, name, f"{node.var}[{name!r}]", value)
     frame.names[name] = vm.unlifted(value)
 
 
@@ -91,26 +86,19 @@ def store_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
     """Assign a cell."""
     value = settled(vm, value, keep=True)
     if vm.recording:
-        try:
+        with vm.stopping():
             node = vm.heap.node(cell)
-            uses: set[str] = set()
-            text = f"{node.var}.cell_contents = {vm.heap.reference(value, uses)}"
-            node.wrote("contents", value)
-            vm.heap.change(text, [node], uses)
-        except CaptureError as error:
-            vm.stop(str(error), vm.here())
+            vm.heap.assign(node, "contents", f"{node.var}.cell_contents", value)
     cell.cell_contents = vm.unlifted(value)
 
 
 def delete_cell(vm: Interpreter, cell: types.CellType) -> None:
     """Empty a cell."""
     if vm.recording:
-        try:
+        with vm.stopping():
             node = vm.heap.node(cell)
             node.wrote("contents")
             vm.heap.change(f"del {node.var}.cell_contents", [node], set())
-        except CaptureError as error:
-            vm.stop(str(error), vm.here())
     del cell.cell_contents
 
 

@@ -336,6 +336,13 @@ class Heap:
         keep = bool(names & self.outside)
         self.steps.append(MockStep(text, var, uses | names, names, keep))
 
+    def assign(self, node: Node, key: Any, target: str, value: Any) -> None:
+        """Add the step that assigns `value` to the text `target`, which is `key` of `node`."""
+        uses: set[str] = set()
+        text = f"{target} = {self.reference(value, uses)}"
+        node.wrote(key, value)
+        self.change(text, [node], uses)
+
     # references -------------------------------------------------------------------------------
     def reference(self, value: Any, uses: set[str]) -> str:
         """Return text that denotes `value` in the mock, and add the variables it needs to `uses`."""
@@ -380,6 +387,12 @@ class Heap:
         if kind is types.CellType:
             raise CaptureError("a cell of unknown origin")
         raise CaptureError(f"an object of unknown origin: {_brief(value)}")
+
+    def call_text(self, function: str, args: Iterable[Any], kwargs: dict[str, Any], uses: set[str]) -> str:
+        """Return the call of what `function` denotes as text."""
+        texts = [self.reference(item, uses) for item in args]
+        texts += [f"{key}={self.reference(item, uses)}" for key, item in kwargs.items()]
+        return f"{function}({', '.join(texts)})"
 
     # whole contents ---------------------------------------------------------------------------
     def touch(self, value: Any, depth: int = 8) -> None:

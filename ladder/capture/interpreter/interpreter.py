@@ -122,6 +122,12 @@ class Interpreter:
             return mapped(value, self.plain)
         return value
 
+    def plain_given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with `plain` values."""
+        return tuple(map(self.plain, args)), {key: self.plain(value) for key, value in kwargs.items()}
+
     def unlifted(self, value: Any) -> Any:
         """Return `value` with every `Dynamic` in it replaced by its value, which is not guarded."""
         recording, self.recording = self.recording, False
@@ -135,8 +141,7 @@ class Interpreter:
 
     def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call `function` as CPython would here."""
-        args = tuple(map(self.plain, args))
-        kwargs = {key: self.plain(value) for key, value in kwargs.items()}
+        args, kwargs = self.plain_given(args, kwargs)
         handled = next((frame.handled for frame in reversed(self.frames) if frame.handled), [])
         if not handled or handled[-1] is None:
             return function(*args, **kwargs)
@@ -176,6 +181,18 @@ class Interpreter:
         if self.point is not None:
             self.point.note_failure(f"{why}, at {user_line(self.stack_lines())}", origin)
         self.give_up()
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop recording where what is noted meanwhile cannot be; the instruction goes on."""
+        try:
+            yield
+        except CaptureError as error:
+            self.stop(str(error), self.here())
+
+    def fail(self, error: CaptureError) -> None:
+        """Stop recording because of `error`; the instruction at its origin runs natively from now on."""
+        self.stop(str(error), getattr(error, "origin", None))
 
     def give_up(self) -> None:
         """Record no more in this run."""

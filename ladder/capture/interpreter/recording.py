@@ -41,15 +41,19 @@ def recorded(
 ) -> Any:
     """Return ``do(vm, *args)``; where that cannot be recorded, break the graph at the call `otherwise`.
 
+    The call alone is made where nothing is recorded any more.
+
     `otherwise` is (function, args) or (function, args, kwargs).
     """
+    function, given, *named = otherwise
+    if not vm.recording:
+        return vm.natively(function, *given, **(named[0] if named else {}))
     try:
         vm.refuse_poisoned()
         return do(vm, *args)
     except CaptureError as error:
         why = str(error)
     # Not in the handler above: what is called now would find our error as the one being handled.
-    function, given, *named = otherwise
     return opaque(vm, function, given, named[0] if named else {}, after, why)
 
 
@@ -64,8 +68,7 @@ def opaque(
     """Run a call of unknown effect: the segment ends before it, the next begins after it."""
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
-    args = tuple(map(vm.plain, args))
-    kwargs = {key: vm.plain(value) for key, value in kwargs.items()}
+    args, kwargs = vm.plain_given(args, kwargs)
     called = vm.through(function)
     graph_break = try_break(vm, called, args, kwargs, after, why)
     if graph_break is not None:
@@ -96,7 +99,7 @@ def try_break(
         graph_break = prepare_break(vm, function, args, kwargs, after)
         graph_break.why, graph_break.where = why, vm.stack_lines()
     except CaptureError as error:
-        vm.stop(str(error), getattr(error, "origin", None))
+        vm.fail(error)
         return None
     return graph_break
 

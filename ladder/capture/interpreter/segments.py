@@ -66,15 +66,12 @@ def prepare_break(
         names += [f"{frame.code.co_name}.{label}" for label in labels[: len(values)]]
     inner = function.call if is_a(function, Through) else function
     callee = heap.reference(inner, uses)
-    texts = [heap.reference(item, uses) for item in args]
-    texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
     if is_a(function, Through) and function.outers:
         wrapped = Through([], None)
         wrapped.outers = function.outers
-        stand_ins = heap.constant(wrapped.beneath)
-        call = f"{stand_ins}({', '.join([callee, *texts])})"
+        call = heap.call_text(heap.constant(wrapped.beneath), (inner, *args), kwargs, uses)
     else:
-        call = f"{callee}({', '.join(texts)})"
+        call = heap.call_text(callee, args, kwargs, uses)
     point = vm.store.point(tuple(layouts), after, [*names, "result"])
     failure = vm.store.point(tuple(layouts), "raise", [*names, "error"])
     return GraphBreak(point, failure, call, roots, uses, list(vm.frames))
@@ -86,7 +83,7 @@ def close_segment(vm: Interpreter, graph_break: GraphBreak) -> bool:
     try:
         vm.point.add(emit(vm, break_ending(vm.heap, graph_break), graph_break), vm.beside)
     except CaptureError as error:
-        vm.stop(str(error), getattr(error, "origin", None))
+        vm.fail(error)
         return False
     vm.recording = False
     vm.used_dynamic |= vm.heap.uses_dynamic

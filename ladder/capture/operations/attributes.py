@@ -61,8 +61,6 @@ def instance_dict(value: Any) -> Any:
 def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
     """Return ``value.name``."""
     value = vm.plain(value)
-    if not vm.recording:
-        return vm.natively(getattr, value, name)
     return recorded(vm, _load, (value, name), (getattr, (value, name)))
 
 
@@ -340,9 +338,6 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
 def store_attr(vm: Interpreter, value: Any, name: str, item: Any) -> None:
     """Do ``value.name = item``."""
     value = vm.plain(value)
-    if not vm.recording:
-        vm.natively(setattr, value, name, item)
-        return
     recorded(vm, _store, (value, name, item), (setattr, (value, name, item)))
 
 
@@ -384,9 +379,6 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
 def delete_attr(vm: Interpreter, value: Any, name: str) -> None:
     """Do ``del value.name``."""
     value = vm.plain(value)
-    if not vm.recording:
-        vm.natively(delattr, value, name)
-        return
     recorded(vm, _delete, (value, name), (delattr, (value, name)))
 
 

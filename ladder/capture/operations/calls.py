@@ -48,8 +48,6 @@ _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 def call(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `function`: interpret, replay or break the graph."""
     function = vm.plain(function)
-    if not vm.recording:
-        return vm.natively(function, *args, **kwargs)
     given = (function, args, kwargs)
     return recorded(vm, _called, given, given)
 

@@ -74,8 +74,7 @@ def replay(
     """Call a replayable native; a matched run calls it again if its result lives on."""
     if looking and pure_dynamic(vm, function, args, kwargs):
         return computed_dynamic(vm, function, args)
-    args = tuple(map(vm.plain, args))
-    kwargs = {key: vm.plain(value) for key, value in kwargs.items()}
+    args, kwargs = vm.plain_given(args, kwargs)
     if function is zip:
         args = tuple(iterated(vm, item, function) for item in args)
     elif function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
@@ -210,8 +209,6 @@ def _hidden_result(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs
 def iterate(vm: Interpreter, value: Any) -> Any:
     """Return ``iter(value)``."""
     value = vm.plain(value)
-    if not vm.recording:
-        return vm.natively(iter, value)
     return recorded(vm, _iterate, (value,), (iter, (value,)))
 
 

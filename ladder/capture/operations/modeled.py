@@ -127,21 +127,19 @@ def call_cached(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
     if vm.store.counts_cached_calls:
         raise CaptureError("a cached function whose calls are counted")
     heap.guard.calls_cached = True
-    given = (*map(vm.plain, args), *map(vm.plain, kwargs.values()))
+    args, kwargs = vm.plain_given(args, kwargs)
+    given = (*args, *kwargs.values())
     if not node.stable or not all(is_constant(item) or heap.node(item).pinned for item in given):
         raise CaptureError("a cached function of objects that come and go")
-    result = function(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-    texts = [heap.reference(item, uses) for item in given]
-    named = [f"{key}={text}" for key, text in zip(kwargs, texts[len(args) :], strict=True)]
-    text = f"{node.var}({', '.join([*texts[: len(args)], *named])})"
+    result = function(*args, **kwargs)
+    text = heap.call_text(node.var, args, kwargs, uses)
     return heap.meet(result, heap.guard.bind(text, text), text, stable=False)
 
 
 def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Call a function that prints, warns or logs plain data; a matched run does so in the same place."""
     heap, uses = vm.heap, set[str]()
-    args = tuple(map(vm.plain, args))
-    kwargs = {key: vm.plain(value) for key, value in kwargs.items()}
+    args, kwargs = vm.plain_given(args, kwargs)
     for item in (*args, *kwargs.values()):
         owned = is_a(item, logging.Logger) or item is sys.stdout or item is sys.stderr
         if not owned and not is_plain(item):
@@ -151,11 +149,10 @@ def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     if function is warnings.warn:
         filters = heap.constant(list(warnings.filters))
         heap.guard.check(f"{heap.constant(warnings)}.filters == {filters}", "what is done with warnings")
-    texts = [heap.reference(item, uses) for item in args]
-    texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
     call = vm.through(function)
+    text = heap.call_text(heap.constant(call), args, kwargs, uses)
     call(*args, **kwargs)
-    heap.steps.append(MockStep(f"{heap.constant(call)}({', '.join(texts)})", None, uses, set(), True))
+    heap.steps.append(MockStep(text, None, uses, set(), True))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {

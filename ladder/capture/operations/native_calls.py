@@ -182,9 +182,8 @@ def _exception(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: dict[s
         return made
     made = new(kind, *plain, **kwargs)
     uses: set[str] = set()
-    texts = [vm.heap.constant(kind), *(vm.heap.reference(item, uses) for item in plain)]
-    texts += [f"{key}={vm.heap.reference(item, uses)}" for key, item in kwargs.items()]
-    vm.heap.fresh(made, f"{vm.heap.constant(new)}({', '.join(texts)})", uses)
+    text = vm.heap.call_text(vm.heap.constant(new), (kind, *plain), kwargs, uses)
+    vm.heap.fresh(made, text, uses)
     return _initialise(vm, made, initialise, args, kwargs)
 
 

@@ -77,9 +77,7 @@ def perform(
     uses: set[str] = set()
     consumed = [heap.node(item) for item in args if type(item) in natives.ITERATORS]
     changes = [*changes, *(node for node in consumed if function not in LAZY and node not in changes)]
-    texts = [heap.reference(item, uses) for item in args]
-    texts += [f"{key}={heap.reference(item, uses)}" for key, item in kwargs.items()]
-    text = f"{heap.constant(function)}({', '.join(texts)})"
+    text = heap.call_text(heap.constant(function), args, kwargs, uses)
     try:
         result = function(*args, **kwargs)
     except BaseException:

@@ -44,8 +44,6 @@ def negated_contains(container: Any, item: Any) -> bool:
 def binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     """Return ``left symbol right``, also for comparisons and in-place forms."""
     function = BINARY[symbol]
-    if not vm.recording:
-        return vm.natively(function, left, right)
     return recorded(vm, _binary, (symbol, function, left, right), (function, (left, right)))
 
 
@@ -105,8 +103,6 @@ def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, ri
 def unary(vm: Interpreter, symbol: str, value: Any) -> Any:
     """Return ``symbol value``."""
     function = UNARY[symbol]
-    if not vm.recording:
-        return vm.natively(function, value)
     return recorded(vm, _unary, (symbol, function, value), (function, (value,)))
 
 
@@ -124,8 +120,6 @@ def contains(vm: Interpreter, container: Any, item: Any, negate: bool) -> Any:
     """Return ``item in container`` or its negation."""
     container, item = vm.plain(container), vm.plain(item)
     function = negated_contains if negate else operator.contains
-    if not vm.recording:
-        return vm.natively(function, container, item)
     return recorded(vm, _contains, (container, item, negate), (function, (container, item)))
 
 
@@ -164,8 +158,6 @@ def subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     """Return ``container[key]``."""
     container = vm.plain(container) if type(container) not in (tuple, DynamicSize) else container
     key = vm.plain(key) if not is_a(container, torch.Tensor) else key
-    if not vm.recording:
-        return vm.natively(operator.getitem, container, key)
     return recorded(vm, _subscript, (container, key), (operator.getitem, (container, key)))
 
 
@@ -201,9 +193,6 @@ def _plain_items(vm: Interpreter, container: Any) -> bool:
 def store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
     """Do ``container[key] = item``."""
     container, key = vm.plain(container), vm.plain(key)
-    if not vm.recording:
-        vm.natively(operator.setitem, container, key, item)
-        return
     item = settled(vm, item, keep=is_a(container, dict))
     given = (container, key, item)
     recorded(vm, _store_subscript, given, (operator.setitem, given))
@@ -227,9 +216,6 @@ def _store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> No
 def delete_subscript(vm: Interpreter, container: Any, key: Any) -> None:
     """Do ``del container[key]``."""
     container, key = vm.plain(container), vm.plain(key)
-    if not vm.recording:
-        vm.natively(operator.delitem, container, key)
-        return
     recorded(vm, _delete_subscript, (container, key), (operator.delitem, (container, key)))
 
 
