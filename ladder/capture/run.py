@@ -13,10 +13,13 @@ from ladder.capture.interpreter.endings import raise_ending, return_ending
 from ladder.capture.interpreter.evaluate import drive
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import Followed, begin_segment
-from ladder.capture.operations.calls import call, call_function
+from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
+from ladder.capture.python.stack import Room
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
 
+ROOM = Room(16 * MAX_DEPTH)
+"""What the deepest interpreted calls take: about 16 frames each."""
 HANDLED = (handlers, handlers_calls)
 """The modules whose functions are in the table of instructions."""
 
@@ -49,7 +52,8 @@ def complete_joined(vm: Interpreter, joined: Joined) -> Any:
 def carry_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
     try:
-        return _carried_out(vm, run, *args)
+        with ROOM:
+            return _carried_out(vm, run, *args)
     finally:
         # What only the recording holds must die now.
         vm.release()

@@ -10,18 +10,10 @@ import torch
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque, recorded
-from ladder.capture.operations.containers import (
-    BY_IDENTITY,
-    admit_iterable,
-    drained,
-    is_hidden,
-    iterate,
-    iterated,
-    replay,
-    taken,
-)
+from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
 from ladder.capture.operations.objects import hide, new_container, perform, settled
 from ladder.capture.operations.operators import binary
+from ladder.capture.operations.replay import drained, is_hidden, iterate, iterated, replay, taken
 from ladder.capture.python import natives
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize

@@ -16,7 +16,6 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import RETURN, after_call, after_next, handles, popn
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import delete_attr, load_attr, store_attr
-from ladder.capture.operations.containers import advance, iterate
 from ladder.capture.operations.objects import same
 from ladder.capture.operations.operators import (
     binary,
@@ -26,6 +25,7 @@ from ladder.capture.operations.operators import (
     subscript,
     unary,
 )
+from ladder.capture.operations.replay import advance, iterate
 from ladder.capture.operations.truth import truth
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame, new_cell

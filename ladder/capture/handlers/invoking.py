@@ -10,7 +10,7 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attributes import load_attr
-from ladder.capture.operations.containers import advance, drained, iterate, iterated
+from ladder.capture.operations.replay import advance, drained, iterate, iterated
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_constant
 

@@ -36,9 +36,9 @@ from ladder.capture.interpreter.opcodes import (
 )
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import load_attr
-from ladder.capture.operations.containers import items_of, iterate
 from ladder.capture.operations.objects import new_container, settled
 from ladder.capture.operations.operators import unary
+from ladder.capture.operations.replay import items_of, iterate
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a

@@ -92,9 +92,7 @@ def fork(vm: Interpreter, graph_break: GraphBreak, function: Any, args: Any, kwa
             if vm.aside:
                 raise
             vm.give_up()
-            graph_break.point.paused = (
-                True  # the graph of the next run breaks here, and learns what was missing
-            )
+            graph_break.point.paused = True  # the next run breaks here, and learns what was missing
             if vm.point is not None:
                 vm.point.take_back()
     if vm.aside:
@@ -176,7 +174,7 @@ def _side(vm: Interpreter, fork: Fork, holds: bool) -> tuple[Side, Joined]:
     point = fork.graph_break.point
     kept = _set_apart(vm)
     try:
-        end = _driven(vm, _frames(vm, fork), point.after, holds)
+        end = _driven(vm, _frames(fork), point.after, holds)
         if _state(vm) != kept.state or any(step.keep for step in vm.heap.steps):
             raise Abandoned("a side of a branch changes more than its record says")
         return _cut(vm, kept, end)
@@ -184,7 +182,7 @@ def _side(vm: Interpreter, fork: Fork, holds: bool) -> tuple[Side, Joined]:
         _take_back(vm, kept)
 
 
-def _frames(vm: Interpreter, fork: Fork) -> list[Frame]:
+def _frames(fork: Fork) -> list[Frame]:
     values, frames, at = fork.values, [], 0
     if fork.clones is not None:
         try:

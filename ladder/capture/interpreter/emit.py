@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.heap.guards import check_distinct, guard_lines, tensor_lines
+from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.mock import changed_roots, live_steps
 from ladder.capture.heap.nodes import CaptureError
@@ -20,7 +20,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.tracebacks import RECORD
 from ladder.capture.records import FAILED, Assumed, Record, ResumePoint
 from ladder.capture.trace.conditionals import Unrecorded
-from ladder.capture.trace.graphs import graph_module
+from ladder.capture.trace.graph_module import graph_module
 from ladder.capture.trace.trace import Trace, Value
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.tensors import STATE, restore_memory, restore_state, saved_memory

@@ -130,7 +130,7 @@ def drive(vm: Interpreter, frames: list[Frame], after: str, result: Any, error: 
     vm.frames = list(frames[:-1])
     inner = frames[-1]
     if error is None:
-        apply(vm, inner, after, result)
+        apply(inner, after, result)
     while True:
         try:
             value = run(vm, inner, error)
@@ -148,7 +148,7 @@ def drive(vm: Interpreter, frames: list[Frame], after: str, result: Any, error: 
             push_result(inner, value)
 
 
-def apply(vm: Interpreter, frame: Frame, after: str, result: Any) -> None:
+def apply(frame: Frame, after: str, result: Any) -> None:
     """Take up `frame` where a graph break left it."""
     if after == "next":
         after_next(frame, frame.program.instructions[frame.index - 1], result)

@@ -109,7 +109,7 @@ def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:
         return result
     found = begin_segment(vm, point, [*values, result], point.names)
     vm.heap.find(result)
-    _put_back(vm, graph_break, found)
+    _put_back(graph_break, found)
     return found[-1]
 
 
@@ -119,7 +119,7 @@ def _is_recorded(vm: Interpreter, point: ResumePoint, roots: tuple[Any, ...]) ->
     return not handles and any(record.check(*roots) == 0 for record in point.records)
 
 
-def _put_back(vm: Interpreter, graph_break: GraphBreak, values: list[Any]) -> None:
+def _put_back(graph_break: GraphBreak, values: list[Any]) -> None:
     at = 0
     for frame, layout in frame_pairs(graph_break):
         taken = values[at : at + layout.size]

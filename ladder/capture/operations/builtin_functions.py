@@ -16,7 +16,7 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attributes import delete_attr, load_attr, store_attr
-from ladder.capture.operations.containers import advance, is_hidden, iterate, known_iterator
+from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
 from ladder.capture.operations.truth import decided, length_as, truth
 from ladder.capture.python import natives, polyfills

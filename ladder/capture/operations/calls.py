@@ -19,12 +19,12 @@ from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attributes import CACHED, load_attr
 from ladder.capture.operations.builtin_functions import BUILTINS
-from ladder.capture.operations.containers import replay
 from ladder.capture.operations.functions import generator_of, new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, call_cached
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
 from ladder.capture.operations.objects import identify, met_part, pinned_part, touch_part
 from ladder.capture.operations.operators import subscript
+from ladder.capture.operations.replay import replay
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
 from ladder.capture.python.prescan import frame_names

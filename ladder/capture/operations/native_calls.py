@@ -19,10 +19,11 @@ from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attributes import delete_plain, generic_attribute, meet_metadata, store_plain
-from ladder.capture.operations.containers import container_method, drained, iterate, replay
+from ladder.capture.operations.containers import container_method
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.objects import perform, pinned_part
+from ladder.capture.operations.replay import drained, iterate, replay
 from ladder.capture.operations.symbolic import is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives, polyfills
@@ -191,7 +192,7 @@ def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[s
     """Call a native function by its annotation."""
     if function in tensors.STATE_WRITES:
         return tensor_operator(vm, function, args, kwargs)
-    if tensors.is_torch_native(function) or _is_tensor_method(vm, function):
+    if tensors.is_torch_native(function) or _is_tensor_method(function):
         return _torch_native(vm, function, args, kwargs)
     if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
         return annotated(vm, function, args, kwargs)
@@ -223,7 +224,7 @@ def _of_class(
     return allocate(vm, owner, function, args[0], args[1:])
 
 
-def _is_tensor_method(vm: Interpreter, function: Any) -> bool:
+def _is_tensor_method(function: Any) -> bool:
     return type(function) in (_BUILTIN, types.MethodWrapperType) and is_a(function.__self__, torch.Tensor)
 
 

@@ -14,16 +14,9 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.containers import (
-    admit,
-    computed_dynamic,
-    container_method,
-    dict_read,
-    identity_key,
-    pure_dynamic,
-    store_key,
-)
+from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
 from ladder.capture.operations.objects import perform, settled, tuple_item
+from ladder.capture.operations.replay import admit, computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
 from ladder.capture.operations.user_operators import COMPARE, user_binary, user_unary
@@ -49,15 +42,15 @@ def binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
 
 def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) -> Any:
     if symbol == "+" and DynamicSize in (type(left), type(right)):
-        return _joined_sizes(vm, left, right)
+        return _joined_sizes(left, right)
     if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
         return _tensor_binary(vm, symbol, function, left, right)
     if type(left) is Dynamic and symbol in IN_PLACE:
         function = BINARY[symbol[:-1]]
-    if pure_dynamic(vm, function, (left, right), {}):
+    if pure_dynamic(function, (left, right), {}):
         return computed_dynamic(vm, function, (left, right))
     left, right = vm.plain(left), vm.plain(right)
-    if is_constant(left) and is_constant(right) and not user_constant(vm, left, right):
+    if is_constant(left) and is_constant(right) and not user_constant(left, right):
         return function(left, right)
     known = (*_CONTAINERS, int, str)
     if is_a(left, known) and is_a(right, known):
@@ -65,7 +58,7 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
     return user_binary(vm, symbol, left, right)
 
 
-def _joined_sizes(vm: Interpreter, left: Any, right: Any) -> Any:
+def _joined_sizes(left: Any, right: Any) -> Any:
     """Concatenate shapes, or a shape and a tuple."""
     if not (is_a(left, tuple) and is_a(right, tuple)):
         raise CaptureError("a shape is added to what is no tuple")
@@ -111,7 +104,7 @@ def _unary(vm: Interpreter, symbol: str, function: Any, value: Any) -> Any:
         return tensor_operator(vm, function, (value,), {})
     if type(value) is Dynamic:
         return computed_dynamic(vm, function, (value,))
-    if is_constant(value) and not user_constant(vm, value):
+    if is_constant(value) and not user_constant(value):
         return function(value)
     return user_unary(vm, symbol, function, value)
 
@@ -170,7 +163,7 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
         pass
     elif is_a(container, tuple) and is_a(key, int) and _plain_items(vm, container):
         return tuple_item(vm, container, key)
-    elif is_constant(container) and is_constant(key) and not user_constant(vm, container):
+    elif is_constant(container) and is_constant(key) and not user_constant(container):
         return container[key]
     elif type(container) is tuple and type(key) is slice:
         vm.heap.touch(container, 1)

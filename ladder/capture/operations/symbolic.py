@@ -1,4 +1,4 @@
-"""The machine's part in open extents: reading shapes, computing with them, giving them to operators."""
+"""Open extents: reading shapes, computing with them, giving them to operators."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _extent(vm: Interpreter, extent: Any) -> Any:
     return Dynamic(extent.node.hint, known[text], extent)
 
 
-def computed_extent(vm: Interpreter, function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
+def computed_extent(function: Any, args: tuple[Any, ...], result: Dynamic) -> Dynamic:
     """Note what `result`, computed from extents, is as an expression of symbols."""
     given = [item.symbol if type(item) is Dynamic else item for item in args]
     if function is int and len(args) == 1:

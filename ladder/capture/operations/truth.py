@@ -33,7 +33,7 @@ class Answer:
         return self.answer if self.name == "__bool__" else len(self) > 0
 
 
-def user_constant(vm: Interpreter, *values: Any) -> bool:
+def user_constant(*values: Any) -> bool:
     """Say whether a constant is an instance of a class of the user's (an enum member)."""
     return any(type(v).__flags__ & 1 << 9 and type(v).__module__ != "torch" for v in values)
 
@@ -45,7 +45,7 @@ def truth(vm: Interpreter, value: Any) -> Any:
         return vm.natively(bool, value)
     if is_a(value, bool) or value is None:
         return bool(value)
-    if is_constant(value) and not user_constant(vm, value):
+    if is_constant(value) and not user_constant(value):
         return bool(value)
     try:
         vm.refuse_poisoned()

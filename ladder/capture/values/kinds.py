@@ -52,7 +52,6 @@ VALUE_TYPES: frozenset[type] = frozenset(
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 
 PLAIN_DICTS = (dict, OrderedDict, Counter, defaultdict)
-CONTAINERS = (list, tuple, dict, set, frozenset)
 _MODULE_FUNCTION = types.BuiltinFunctionType
 
 
