@@ -20,6 +20,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ladder.capture.values.tensors import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:
     from ladder.runtime.model.arguments import Look
@@ -42,6 +43,14 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
         results = module.forward(*fakes)
     writes = before != [version_of(value) for value in fakes]
     return aliasing_of(fakes, results, writes=writes, before=before)
+
+
+def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.Tensor]:
+    """Return fakes of the tensors that a graph returns."""
+    mode, fakes = without_values(examples)
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        found = flat(module.forward(*fakes))
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -98,6 +107,20 @@ def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> No
     """Set generators back."""
     for generator, state in states:
         generator.set_state(state)
+
+
+def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
+    """Return the results that lie in arguments which are written, by number."""
+    places = {expected.memory[at]: at for at in written}
+    results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
+    parts = dict[int, Part]()
+    for number, (first, place) in enumerate(results):
+        argument, lies = places.get(place), expected.strides[number]
+        if first in places.values():
+            parts[number] = Part(first)
+        elif argument is not None and lies is not None:
+            parts[number] = Part(argument, lies.steps, lies.offset - examples[argument].storage_offset())
+    return parts
 
 
 class Separated:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from chain_targets import run_chain
 from torch import Tensor, nn
 
 import ladder
@@ -16,8 +17,10 @@ from ladder import knobs
 from ladder.api.model import Compiled
 from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
+from ladder.partition.siblings import MOST_INPUTS
 from ladder.runtime.model.arguments import Arguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs
@@ -341,3 +344,24 @@ def test_loaded_plans_refuse_arguments_in_what_they_write(tmp_path: Path) -> Non
         assert cache._version == before + 1
         with pytest.raises(ladder.AliasingError, match="share memory"):
             loaded(cache, cache)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_counters_are_one_launch(target: str) -> None:
+    """Caches count their tokens, each in a tensor of one element: those chains go together."""
+
+    count, g = MOST_INPUTS + 2, GraphBuilder("counters")
+    counters = {f"x{at}": torch.tensor([7 * at]) for at in range(count)}
+    added = [
+        g.add("add", g.input(name, "int64", (1,)), g.add("constant", value=at + 1, type="int64"))
+        for at, name in enumerate(counters)
+    ]
+    graph = g.finish(*added)
+    together = partition(graph, side_by_side=True)
+    assert [len(part.inputs) for part in together] == [MOST_INPUTS, 2]
+    assert len(partition(graph)) == count
+    found: dict[str, Tensor] = {}
+    for part in together:
+        results = run_chain(part.graph, [counters[name] for name in part.inputs], target)
+        found |= dict(zip(part.outputs, results, strict=True))
+    assert [int(found[value]) for value in graph.outputs] == [8 * at + 1 for at in range(count)]

@@ -21,6 +21,10 @@ from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain
 from ladder.capture.values.tensors import is_plain_tensor
 
+TEXTS = (str, bytes)
+"""Types of keys that equal no key of another type."""
+QUICK = (*TEXTS, int, type(None))
+"""Types of keys that are looked up alone: what else a dictionary holds is not read."""
 _SLOT_CALLS = (types.WrapperDescriptorType,)
 BY_IDENTITY: Any = (object.__hash__, object.__eq__)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -119,13 +123,13 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], fun
     """Read one key, guarding no others; NULL if the general way must be taken."""
     key = rest[0]
     node = vm.heap.node(owner)
-    if not is_constant(key) or (type(key) not in (str, int, type(None)) and not is_a(key, type)):
+    if not is_constant(key) or (type(key) not in QUICK and not is_a(key, type)):
         return NULL
     found = dict.get(owner, key, NULL)
     constant = vm.heap.constant(key)
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
     # Another key may be equal and of another type: only keys of this very type are quick.
-    if any(other == key and type(other) is not type(key) for other in owner if type(key) is not str):
+    if any(other == key and type(other) is not type(key) for other in owner if type(key) not in TEXTS):
         return NULL
     if found is NULL:
         vm.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)

@@ -10,6 +10,7 @@ of the guard. Anything that does not go through fixes the extents after all: not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,6 +48,17 @@ def may_be_left_open(tensor: torch.Tensor) -> bool:
 def liftable(value: Any, numbers: bool) -> bool:
     """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
     return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
+
+
+@cache
+def environment_class() -> Any:
+    """Return torch's `ShapeEnv`, which does not look for the line of the program behind each symbol.
+
+    For its own messages torch would; and import its exporter first, to know its own files from the program's.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return type("Environment", (ShapeEnv,), {"_get_user_frame": lambda self: None})
 
 
 class Shapes:
@@ -88,10 +100,9 @@ class Shapes:
     def _begin(self) -> None:
         if self.env is None:
             from torch._subclasses.fake_tensor import FakeTensorMode
-            from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
             # Equal extents are different symbols until something asks them to be equal.
-            self.env = ShapeEnv(duck_shape=False)
+            self.env = environment_class()(duck_shape=False)
             self.mode = FakeTensorMode(shape_env=self.env)
 
     def lift(self, var: str, tensor: torch.Tensor, names: dict[int, str]) -> None:

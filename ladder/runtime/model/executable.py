@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,11 +16,9 @@ from ladder.runtime.model.arguments import UNKNOWN, Arguments, Look
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
-from ladder.runtime.model.sizes import Sizes, evaluator, reader
+from ladder.runtime.model.results import Part, Result, result_of
+from ladder.runtime.model.sizes import reader
 from tile_types.errors import AliasingError, DTypeError, ShapeError
-
-Result = Callable[[Sequence[Any], Sequence[Any], Sizes], Any]
-"""(Arguments, the graph's outputs, sizes) -> a result."""
 
 
 class Executable:
@@ -138,23 +136,12 @@ class Executable:
         torch.autograd.graph.increment_version([given[at] for at in self.counted])
         return tuple(result(given, found, sizes) for result in self._results)
 
-    def gives(self, arguments: Mapping[int, int]) -> None:
-        """Let results be arguments that are written: number of a result -> that argument."""
-        self._results = [self._result(item) for item in self.results]
-        for at, argument in arguments.items():
-            self._results[at] = _argument(argument)
-        read = (item for at, item in enumerate(self.results) if at not in arguments)
+    def gives(self, parts: Mapping[int, Part]) -> None:
+        """Let results be arguments that are written, or parts of them, by number of the result."""
+        self._results = [result_of(item, self.names, parts.get(at)) for at, item in enumerate(self.results)]
+        whole = {at for at, part in parts.items() if part.steps is None}
+        read = (item for at, item in enumerate(self.results) if at not in whole)
         self.wanted = frozenset(item for item in read if isinstance(item, int))
-
-    def _result(self, item: int | tuple[Any]) -> Result:
-        """Return what gives a result: the graph's output, or an extent that the sizes decide."""
-        if isinstance(item, int):
-            return lambda given, found, sizes: found[item]
-        (value,) = item
-        if not isinstance(value, str):
-            return lambda given, found, sizes: value
-        extent = evaluator((value,), self.names)
-        return lambda given, found, sizes: extent(sizes)[0]
 
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
@@ -207,10 +194,6 @@ class Executable:
             "arena": max((frame.arena for frame in self._frames), default=0),
             "without sharing": max((frame.total() for frame in self._frames), default=0),
         }
-
-
-def _argument(at: int) -> Result:
-    return lambda given, found, sizes: given[at]
 
 
 def places_of(plan: Plan, bindings: Mapping[str, int]) -> dict[str, tuple[int, int]]:
