@@ -27,7 +27,7 @@ import torch
 import ladder
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
-from ladder.capture.words import words
+from ladder.capture.python.words import words
 
 Inputs = dict[str, torch.Tensor]
 Made = tuple[torch.nn.Module, list[Inputs]]
