@@ -165,17 +165,9 @@ class Captured(Store):
         return start_run(self, here, args, kwargs)
 
     def explain(self, *, guards: bool = False) -> str:
-from ladder.capture.methods import attribute_of
-from ladder.capture.records import (
-    FAILED,
-    MAX_FAILURES,
-    MAX_RECORDS,
-    Backend,
-    Pending,
-    Record,
-    ResumePoint,
-    Store,
-)
+        """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""
+        within = [] if self.within is None else [explain(self.within, guards=guards)]
+        return "\n".join([explain(self, guards=guards), *within])
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
