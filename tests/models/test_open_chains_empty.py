@@ -33,9 +33,7 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     assert not fast.refused
 
 
-@pytest.mark.parametrize(
-    ("parts", "left"), [("%x, %e", 0), ("%e, %x", 0), ("%x, %e, %y", 1), ("%x, %y", 1)]
-)
+@pytest.mark.parametrize(("parts", "left"), [("%x, %e", 0), ("%e, %x", 0), ("%x, %e, %y", 1), ("%x, %y", 1)])
 def test_joins_lose_parts_without_elements(parts: str, left: int) -> None:
     extent = 3 * (parts.count("%x") + parts.count("%y"))
     graph = parse(
