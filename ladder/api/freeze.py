@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch.fx
 
     from ladder.api.model import Compiler
-    from ladder.frontend.onnx_import import Imported
+    from ladder.frontend.onnx_stages import Imported
 
 
 NOTHING: OpenAxes = MappingProxyType({})
@@ -129,7 +129,7 @@ class Frozen:
         LadderError
             If a weight's canonical storage was not kept.
         """
-        from ladder.frontend.onnx_import import Imported, Weight
+        from ladder.frontend.onnx_stages import Imported, Weight
 
         plain = import_fx(self.graph, self.examples, precise=self.built.program.precise)
         if plain.updates:

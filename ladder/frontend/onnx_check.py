@@ -118,16 +118,33 @@ def check_computed(node: Any, operands: Mapping[str, Any], opsets: Any, what: st
         If it would; also if the standard's shape rule refuses the operands.
     """
     constants = [onnx.numpy_helper.from_array(array, name) for name, array in operands.items()]
+    for info in infer_node(node, [], constants, opsets, what).values():
+        dims = [dim.dim_value for dim in info.tensor_type.shape.dim if dim.HasField("dim_value")]
+        check_extents(dims, what, MOST_COMPUTED)
+
+
+def infer_node(node: Any, inputs: Any, constants: Any, opsets: Any, what: str) -> dict[str, Any]:
+    """Return the ONNX types of a node's results, of operands of stated types and of known ones.
+
+    Raises
+    ------
+    ImportRefused
+        If the standard's rules refuse the operands.
+    """
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    body = onnx.helper.make_graph([node], "known", [], results, constants)
+    body = onnx.helper.make_graph([node], "one", inputs, results, constants)
     model = onnx.helper.make_model(body, opset_imports=opsets)
     try:
         inferred = _inferred(model)
     except Exception as error:  # as above
         raise ImportRefused(f"{what}: {_line(error)}") from error
-    for info in inferred.graph.output:
-        dims = [dim.dim_value for dim in info.type.tensor_type.shape.dim if dim.HasField("dim_value")]
-        check_extents(dims, what, MOST_COMPUTED)
+    found = {info.name: info.type for info in inferred.graph.output}
+    return {name: type_ for name, type_ in found.items() if _is_stated(type_)}
+
+
+def _is_stated(type_: Any) -> bool:
+    """Tell whether a type says more than that there is a value."""
+    return not type_.HasField("tensor_type") or bool(type_.tensor_type.elem_type)
 
 
 def external_bytes(tensor: Any, folder: str, title: str) -> bytes:

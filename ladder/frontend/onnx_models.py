@@ -11,8 +11,9 @@ import numpy as np
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
-from ladder.frontend.onnx_import import Walk, Weight
+from ladder.frontend.onnx_import import Walk
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
+from ladder.frontend.onnx_stages import Weight
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type

@@ -35,9 +35,12 @@ class Known:
     ----------
     array
         The value; of dtype object, whose elements are extents, where a size is symbolic (int64 then).
+    text
+        Whether elements of dtype object are text.
     """
 
     array: np.ndarray
+    text: bool = False
 
     @property
     def ttype(self) -> str:
@@ -45,9 +48,14 @@ class Known:
         return "int64" if self.symbolic else type_name(self.array.dtype)
 
     @property
+    def has_type(self) -> bool:
+        """Whether tensors of plans have its type."""
+        return self.symbolic or TYPE_NAMES.get(self.array.dtype.name, self.array.dtype.name) in TENSOR_TYPES
+
+    @property
     def symbolic(self) -> bool:
         """Whether an element is a symbolic extent."""
-        return self.array.dtype == object
+        return self.array.dtype == object and not self.text
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +74,7 @@ class Known:
 
 def wide(dtype: np.dtype) -> np.dtype:
     """Return a dtype that Python has for one: bfloat16 and fp8 become float32."""
-    return dtype if dtype.kind in "biuf" else np.dtype(np.float32)
+    return dtype if dtype.isbuiltin == 1 else np.dtype(np.float32)
 
 
 def type_name(dtype: np.dtype) -> str:
@@ -94,7 +102,7 @@ def known_extents(values: Sequence[Extent], shape: Sequence[int] | None = None) 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
     """Return an array as a tensor of its own; types that numpy lacks keep their bits."""
     array = np.ascontiguousarray(array).reshape(array.shape)
-    if array.dtype.kind in "biuf":
+    if array.dtype.isbuiltin == 1:
         return torch.from_numpy(array.copy())
     bits = torch.from_numpy(array.view(f"u{array.dtype.itemsize}").copy())
     return bits.view(getattr(torch, array.dtype.name))

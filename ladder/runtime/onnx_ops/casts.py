@@ -40,7 +40,9 @@ def cast(x: Any, code: int, saturate: bool = True, round_mode: str = "up") -> An
     if isinstance(x, np.ndarray):
         return cast(_readable(x, code), code, saturate, round_mode)
     if code in SMALL:
-        return array_of(x if x.element_size() > 1 or not x.is_floating_point() else x.float()).astype(SMALL[code])
+        return array_of(x if x.element_size() > 1 or not x.is_floating_point() else x.float()).astype(
+            SMALL[code]
+        )
     dtype = DTYPES.get(code)
     if dtype is None:
         raise DTypeError(f"tensors cannot be cast to {onnx.TensorProto.DataType.Name(code)}")
@@ -106,7 +108,9 @@ def _power_of_two(x: Any, saturate: bool, mode: str) -> Any:
     raised = exponent + more.to(torch.int32)
     finite = exponent < 255
     limit = 254 if saturate else 255
-    found = torch.where(finite | (torch.isinf(x) & saturate), raised.clamp(max=limit), torch.full_like(raised, 255))
+    found = torch.where(
+        finite | (torch.isinf(x) & saturate), raised.clamp(max=limit), torch.full_like(raised, 255)
+    )
     return found.to(torch.uint8).view(torch.float8_e8m0fnu)
 
 
@@ -171,7 +175,9 @@ def saturated(value: Any, code: int, zero: Any = None) -> Any:
 
 
 def _is_integer(code: int) -> bool:
-    return SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
+    return (
+        SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
+    )
 
 
 def _quantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
@@ -221,7 +227,9 @@ def _matmul_integer(op: Operation, a: Any, b: Any, a_zero: Any = None, b_zero: A
     return torch.matmul(left, _less_zero(b, b_zero, -1)).to(torch.int32)
 
 
-def _qlinear_matmul(op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any) -> Any:
+def _qlinear_matmul(
+    op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
+) -> Any:
     if code_of(y_z) in SMALL or not _is_integer(code_of(y_z)):
         raise DTypeError(f"QLinearMatMul to {y_z.dtype} is not supported")
     total = torch.matmul(_less_zero(a, a_z, -2), _less_zero(b, b_z, -1))
@@ -236,7 +244,16 @@ def _conv_integer(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero: Any
 
 
 def _qlinear_conv(
-    op: Operation, x: Any, x_s: Any, x_z: Any, w: Any, w_s: Any, w_z: Any, y_s: Any, y_z: Any, bias: Any = None
+    op: Operation,
+    x: Any,
+    x_s: Any,
+    x_z: Any,
+    w: Any,
+    w_s: Any,
+    w_z: Any,
+    y_s: Any,
+    y_z: Any,
+    bias: Any = None,
 ) -> Any:
     exact = None if bias is None else bias.double()
     total = convolved(op, _less_zero(x, x_z).double(), _less_zero(w, w_z, 0).double(), exact)
@@ -247,7 +264,9 @@ def _qlinear_conv(
 def _qlinear_binary(function: Any) -> Run:
     """Return the row of an operator of two quantised tensors (com.microsoft)."""
 
-    def run(op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any = None) -> Any:
+    def run(
+        op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any = None
+    ) -> Any:
         found = function(_less_zero(a, a_z) * a_s, _less_zero(b, b_z) * b_s) / y_s
         return saturated(found, code_of(a), None if y_z is None else _numbers(y_z))
 

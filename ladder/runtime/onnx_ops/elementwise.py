@@ -123,7 +123,9 @@ def _shift(op: Operation, a: Any, b: Any) -> Any:
     """Shift bits; by as many as there are, or more, gives 0, or the sign of what is shifted to the right."""
     x, y, bits = wide(a), wide(b), 8 * a.element_size()
     if op.get("direction") == "LEFT":
-        found = torch.where(y >= bits, torch.zeros_like(x), torch.bitwise_left_shift(x, y.clamp(max=bits - 1)))
+        found = torch.where(
+            y >= bits, torch.zeros_like(x), torch.bitwise_left_shift(x, y.clamp(max=bits - 1))
+        )
         return narrow(found, a.dtype)
     if a.dtype == torch.uint64:
         return _by_numpy(lambda p, q: np.where(q > 63, np.uint64(0), p >> np.minimum(q, np.uint64(63))), a, b)

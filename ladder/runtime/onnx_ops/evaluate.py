@@ -57,7 +57,7 @@ def attribute_value(attribute: Any, versions: Versions) -> Any:
     if attribute.type == onnx.AttributeProto.TENSOR:
         return tensor_value(attribute.t)
     if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
-        return _dense(attribute.sparse_tensor)
+        return dense_value(attribute.sparse_tensor)
     found = onnx.helper.get_attribute_value(attribute)
     if isinstance(found, bytes):
         return found.decode("utf-8", "surrogateescape")
@@ -66,19 +66,21 @@ def attribute_value(attribute: Any, versions: Versions) -> Any:
     return list(found) if isinstance(found, Sequence) and not isinstance(found, str) else found
 
 
-def _dense(sparse: Any) -> Any:
+def dense_value(sparse: Any) -> Any:
+    """Return a sparse tensor as a value."""
     values, places = tensor_value(sparse.values), tensor_value(sparse.indices)
     found = torch.zeros(list(sparse.dims), dtype=values.dtype)
     index = (places,) if places.ndim == 1 else tuple(places.T)
-    return (found.reshape(-1) if places.ndim == 1 else found).index_put_(index, values).reshape(list(sparse.dims))
+    return (
+        (found.reshape(-1) if places.ndim == 1 else found)
+        .index_put_(index, values)
+        .reshape(list(sparse.dims))
+    )
 
 
 def operation_of(node: Any, versions: Versions) -> Operation:
     """Return a node as rows take it."""
-    given = {
-        attribute.name: attribute_value(attribute, versions)
-        for attribute in node.attribute
-    }
+    given = {attribute.name: attribute_value(attribute, versions) for attribute in node.attribute}
     name = key_of(node.domain, node.op_type)
     return Operation(name, version_of(node.domain, versions), given, len(node.output))
 
@@ -264,7 +266,9 @@ class Body:
 
 def bound_node(node: Any, versions: Versions) -> BoundNode:
     """Return a node with what computes it."""
-    title = f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
+    title = (
+        f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} that computes {node.output[0]!r}"
+    )
     return BoundNode(title, tuple(node.input), tuple(node.output), step_of(node, versions))
 
 
@@ -282,7 +286,9 @@ def run_node(node: BoundNode, values: dict[str, Any]) -> None:
     except (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
         if isinstance(error, NodeFailed):
             raise
-        raise NodeFailed(f"{node.title}: {' '.join(str(error).split())[:400]}; operands: {_shown(operands)}") from error
+        raise NodeFailed(
+            f"{node.title}: {' '.join(str(error).split())[:400]}; operands: {_shown(operands)}"
+        ) from error
     for name, value in zip(node.writes, found, strict=False):
         if name:
             values[name] = value

@@ -94,7 +94,11 @@ def _concat(op: Operation, *parts: Any) -> Any:
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, axis)
     first = parts[0]
-    return torch.cat([wide(part) for part in parts], axis).to(first.dtype) if wide(first) is not first else torch.cat(parts, axis)
+    return (
+        torch.cat([wide(part) for part in parts], axis).to(first.dtype)
+        if wide(first) is not first
+        else torch.cat(parts, axis)
+    )
 
 
 def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
@@ -111,12 +115,16 @@ def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
     return tuple(torch.split(x, asked, axis))
 
 
-def _slice(op: Operation, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
+def _slice(
+    op: Operation, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+) -> Any:
     begin, end = op.axes(starts, "starts") or [], op.axes(ends, "ends") or []
     chosen = op.axes(axes) or list(range(len(begin)))
     strides = op.axes(steps, "steps") or [1] * len(begin)
     for axis, first, last, step in zip(chosen, begin, end, strides, strict=True):
-        places = range(*slice(first, last if step > 0 or last > -(1 << 31) else None, step).indices(x.shape[axis]))
+        places = range(
+            *slice(first, last if step > 0 or last > -(1 << 31) else None, step).indices(x.shape[axis])
+        )
         if step > 0:
             box = [slice(None)] * x.ndim
             box[axis] = slice(places.start, places.stop, step)
@@ -320,7 +328,9 @@ def _nonzero(op: Operation, x: Any) -> Any:
 def _unique(op: Operation, x: Any) -> Any:
     axis = op.get("axis")
     value = x.float() if x.is_floating_point() and x.element_size() < 4 else wide(x)
-    places = np.unique(np.asarray(value), return_index=True, return_inverse=True, return_counts=True, axis=axis)
+    places = np.unique(
+        np.asarray(value), return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
     values, first, inverse, counts = (np.asarray(part) for part in places)
     inverse = inverse.reshape(-1)
     if not op.get("sorted", 1):
@@ -328,7 +338,9 @@ def _unique(op: Operation, x: Any) -> Any:
         back = np.argsort(order)
         values, first, counts = np.take(values, order, axis or 0), first[order], counts[order]
         inverse = back[inverse]
-    whole = [torch.from_numpy(np.ascontiguousarray(part).astype(np.int64)) for part in (first, inverse, counts)]
+    whole = [
+        torch.from_numpy(np.ascontiguousarray(part).astype(np.int64)) for part in (first, inverse, counts)
+    ]
     return narrow(torch.from_numpy(np.ascontiguousarray(values)), x.dtype), *whole
 
 

@@ -20,7 +20,9 @@ ACTIVATIONS: Mapping[str, Callable[[float | None, float | None], Function]] = {
     "affine": lambda a, b: lambda x: (1.0 if a is None else a) * x + (b or 0.0),
     "leakyrelu": lambda a, b: lambda x: F.leaky_relu(x, 0.01 if a is None else a),
     "thresholdedrelu": lambda a, b: lambda x: torch.where(x > (1.0 if a is None else a), x, 0 * x),
-    "scaledtanh": lambda a, b: lambda x: (1.0 if a is None else a) * torch.tanh((1.0 if b is None else b) * x),
+    "scaledtanh": lambda a, b: (
+        lambda x: (1.0 if a is None else a) * torch.tanh((1.0 if b is None else b) * x)
+    ),
     "hardsigmoid": lambda a, b: (
         lambda x: ((0.2 if a is None else a) * x + (0.5 if b is None else b)).clamp(0, 1)
     ),
@@ -61,11 +63,15 @@ def _clipped(op: Operation, x: Any) -> Any:
     return x if clip is None else x.clamp(-clip, clip)
 
 
-def _rnn_cell(op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any) -> tuple[Any, ...]:
+def _rnn_cell(
+    op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any
+) -> tuple[Any, ...]:
     return (f[0](_clipped(op, x + F.linear(state[0], r, b))),)
 
 
-def _gru_cell(op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any) -> tuple[Any, ...]:
+def _gru_cell(
+    op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any
+) -> tuple[Any, ...]:
     """Gates are in the order z, r, h."""
     h, size = state[0], state[0].shape[-1]
     gates = x[:, : 2 * size] + F.linear(h, r[: 2 * size], b[: 2 * size])
@@ -78,7 +84,9 @@ def _gru_cell(op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: A
     return ((1 - z) * new + z * h,)
 
 
-def _lstm_cell(op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any) -> tuple[Any, ...]:
+def _lstm_cell(
+    op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any
+) -> tuple[Any, ...]:
     """Gates are in the order i, o, f, c."""
     h, c = state
     i, o, forget, new = (x + F.linear(h, r, b)).chunk(4, 1)
@@ -108,7 +116,15 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
             backward = at == 1 or op.get("direction", "forward") == "reverse"
             inner = F.linear(x, w[at], b[at, : gates * size])
             found, state = _walk(
-                *(cell, op, functions[at], inner, [value[at] for value in first], r[at], b[at, gates * size :]),
+                *(
+                    cell,
+                    op,
+                    functions[at],
+                    inner,
+                    [value[at] for value in first],
+                    r[at],
+                    b[at, gates * size :],
+                ),
                 None if peepholes is None else peepholes[at].chunk(3),
                 lengths,
                 backward,

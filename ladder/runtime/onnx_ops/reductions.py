@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ladder.runtime.onnx_ops.elementwise import restored, ordered
+from ladder.runtime.onnx_ops.elementwise import ordered, restored
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import DTYPES, narrow, wide
 
@@ -158,7 +158,9 @@ def _batch_norm(op: Operation, x: Any, scale: Any, bias: Any, mean: Any, varianc
     """Normalise each channel by stored or, in training, by its own mean and variance."""
     shape = [1, -1, *[1] * (x.ndim - 2)]
     epsilon, share = op.get("epsilon", 1e-5), op.get("momentum", 0.9)
-    training = bool(op.get("training_mode", 0)) or (op.version < 7 and not op.get("is_test", 0) and op.count > 1)
+    training = bool(op.get("training_mode", 0)) or (
+        op.version < 7 and not op.get("is_test", 0) and op.count > 1
+    )
     if not training:
         return _by_moments(x, scale, bias, mean, variance, epsilon, shape)
     axes = [axis for axis in range(x.ndim) if axis != 1]
@@ -171,7 +173,9 @@ def _batch_norm(op: Operation, x: Any, scale: Any, bias: Any, mean: Any, varianc
     )
 
 
-def _by_moments(x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float, shape: list[int]) -> Any:
+def _by_moments(
+    x: Any, scale: Any, bias: Any, mean: Any, variance: Any, epsilon: float, shape: list[int]
+) -> Any:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     factor = scale.to(dtype) / (variance.to(dtype) + epsilon).sqrt()
     shift = bias.to(dtype) - mean.to(dtype) * factor
@@ -214,7 +218,9 @@ def _local_response(op: Operation, x: Any) -> Any:
 
 def _lp_norm(op: Operation, x: Any) -> Any:
     length = x.abs().pow(op.get("p", 2)).sum(op.get("axis", -1), keepdim=True).pow(1 / op.get("p", 2))
-    return torch.where(length == 0, torch.zeros_like(x), x / torch.where(length == 0, torch.ones_like(length), length))
+    return torch.where(
+        length == 0, torch.zeros_like(x), x / torch.where(length == 0, torch.ones_like(length), length)
+    )
 
 
 def _mean_variance(op: Operation, x: Any) -> Any:

@@ -19,7 +19,14 @@ NAMES = (
         for name in (
             *("ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "TreeEnsemble", "TreeEnsembleRegressor"),
             *("TreeEnsembleClassifier", "LinearClassifier", "LinearRegressor", "Normalizer", "Scaler"),
-            *("Imputer", "OneHotEncoder", "FeatureVectorizer", "SVMClassifier", "SVMRegressor", "DictVectorizer"),
+            *(
+                "Imputer",
+                "OneHotEncoder",
+                "FeatureVectorizer",
+                "SVMClassifier",
+                "SVMRegressor",
+                "DictVectorizer",
+            ),
         )
     ),
 )

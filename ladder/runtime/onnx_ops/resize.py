@@ -67,7 +67,10 @@ def _cubic(x: Any, a: float) -> Any:
     return torch.where(x <= 1, near, torch.where(x < 2, far, torch.zeros_like(x)))
 
 
-KERNELS: Mapping[str, tuple[Callable[[Any, float], Any], int]] = {"linear": (_linear, 1), "cubic": (_cubic, 2)}
+KERNELS: Mapping[str, tuple[Callable[[Any, float], Any], int]] = {
+    "linear": (_linear, 1),
+    "cubic": (_cubic, 2),
+}
 """Mode -> weight by distance, and how far it reaches."""
 
 
@@ -195,7 +198,10 @@ def _grid_sample(op: Operation, x: Any, grid: Any) -> Any:
     else:
         function, reach = KERNELS[mode]
         weights = [
-            [(place.floor() + t, function(place.floor() + t - place, -0.75)) for t in range(1 - reach, reach + 1)]
+            [
+                (place.floor() + t, function(place.floor() + t - place, -0.75))
+                for t in range(1 - reach, reach + 1)
+            ]
             for place in places
         ]
     total: Any = 0

@@ -184,5 +184,7 @@ SIGNALS: Mapping[str, Run] = {
 }
 """Transforms, products by subscripts, random numbers."""
 
-DRAWS = frozenset({"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"})
+DRAWS = frozenset(
+    {"RandomUniform", "RandomUniformLike", "RandomNormal", "RandomNormalLike", "Bernoulli", "Multinomial"}
+)
 """Operators that draw random numbers."""

@@ -65,7 +65,7 @@ def value_of(array: Any) -> Any:
         return array.astype(object)
     if array.dtype in NAMES:  # of 4 or 2 bits
         return array.copy()
-    if array.dtype.kind in "biufc":
+    if array.dtype.isbuiltin == 1:
         return torch.from_numpy(np.array(array, order="C", copy=True))
     bits = torch.from_numpy(np.array(array.view(f"u{array.dtype.itemsize}"), order="C", copy=True))
     return bits.view(getattr(torch, array.dtype.name))

@@ -52,7 +52,9 @@ def _overlap(box: Any, others: Any) -> Any:
     sides = (torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])).clamp(min=0)
     shared = sides.prod(-1)
     area = (box[2:] - box[:2]).prod(-1) + (others[:, 2:] - others[:, :2]).prod(-1) - shared
-    return torch.where(area > 0, shared / torch.where(area > 0, area, torch.ones_like(area)), torch.zeros_like(area))
+    return torch.where(
+        area > 0, shared / torch.where(area > 0, area, torch.ones_like(area)), torch.zeros_like(area)
+    )
 
 
 def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
@@ -62,7 +64,9 @@ def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
     default = "half_pixel" if op.version >= 16 else "output_half_pixel"
     half = op.get("coordinate_transformation_mode", default) == "half_pixel"
     found = [
-        _aligned(x[int(image)], (roi * scale - (0.5 if half else 0.0)).tolist(), (height, width), ratio, half, op)
+        _aligned(
+            x[int(image)], (roi * scale - (0.5 if half else 0.0)).tolist(), (height, width), ratio, half, op
+        )
         for roi, image in zip(rois, images, strict=True)
     ]
     return torch.stack(found) if found else x.new_zeros(0, x.shape[1], height, width)

@@ -99,7 +99,9 @@ def _transposed_border(
 # pooling ---------------------------------------------------------------------------------------------
 
 
-def _geometry(op: Operation, x: Any) -> tuple[list[int], list[int], list[int], list[int], list[int], list[int]]:
+def _geometry(
+    op: Operation, x: Any
+) -> tuple[list[int], list[int], list[int], list[int], list[int], list[int]]:
     """Return kernel, strides, dilations, padding before and after, and extents of the result."""
     kernel = list(op.get("kernel_shape"))
     strides, gaps = settings(op, len(kernel))
@@ -126,7 +128,15 @@ def _windows(x: Any, geometry: Any, value: float) -> Any:
     after = [n - before - extent for n, before, extent in zip(needed, low, x.shape[2:], strict=True)]
     full = padded(x, low, after, value)
     parts = [
-        full[(..., *(slice(at * gap, at * gap + (count - 1) * step + 1, step) for at, gap, count, step in places))]
+        full[
+            (
+                ...,
+                *(
+                    slice(at * gap, at * gap + (count - 1) * step + 1, step)
+                    for at, gap, count, step in places
+                ),
+            )
+        ]
         for taps in product(*(range(n) for n in kernel))
         for places in [list(zip(taps, gaps, out, strides, strict=True))]
     ]
@@ -165,7 +175,11 @@ def _positions(op: Operation, x: Any, found: Any, geometry: Any) -> Any:
         numbers = numbers.permute(0, 1, *range(numbers.ndim - 1, 1, -1))
     places = _windows(numbers.double(), geometry, -1.0).to(torch.int64).expand(found.shape)
     inside = torch.where(places >= 0, found, torch.full_like(found, found.min()))
-    best = torch.where(places >= 0, inside == found.amax(-1, keepdim=True), False).to(torch.uint8).argmax(-1, True)
+    best = (
+        torch.where(places >= 0, inside == found.amax(-1, keepdim=True), False)
+        .to(torch.uint8)
+        .argmax(-1, True)
+    )
     base = torch.arange(x.shape[0] * x.shape[1], device=x.device) * prod(order)
     return places.gather(-1, best)[..., 0] + base.reshape(*x.shape[:2], *[1] * len(order))
 
