@@ -16,6 +16,7 @@ import onnx.checker
 import onnx.shape_inference
 
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.onnx_ops.evaluate import schema_of, version_of, versions_of
 from tile_types.errors import ArtifactError
 
 MOST_BYTES = (1 << 31) - 1
@@ -132,7 +133,10 @@ def infer_node(node: Any, inputs: Any, constants: Any, opsets: Any, what: str) -
         If the standard's rules refuse the operands.
     """
     results = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    body = onnx.helper.make_graph([node], "one", inputs, results, constants)
+    stated = onnx.NodeProto()
+    stated.CopyFrom(node)
+    _with_defaults(stated, {entry.domain: entry.version for entry in opsets})
+    body = onnx.helper.make_graph([stated], "one", inputs, results, constants)
     model = onnx.helper.make_model(body, opset_imports=opsets)
     try:
         inferred = _inferred(model)
@@ -214,6 +218,19 @@ def _tensors_of(nodes: Iterable[Any]) -> Iterator[Any]:
             yield from (*([attribute.t] if attribute.HasField("t") else []), *attribute.tensors)
 
 
+def _with_defaults(node: Any, versions: Mapping[str, int]) -> None:
+    """Write out the defaults of attributes: the rules for operators that are defined by graphs need them."""
+    schema = schema_of(node.domain, node.op_type, version_of(node.domain, versions))
+    if schema is None or not schema.has_function:
+        return
+    given = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(
+        stated.default_value
+        for name, stated in schema.attributes.items()
+        if name not in given and stated.default_value.name
+    )
+
+
 def _skeleton(model: Any) -> Any:
     """Return a model without large tensors and without our annotations."""
     graph = model.graph
@@ -236,6 +253,7 @@ def _skeleton(model: Any) -> Any:
     slim.sparse_initializer.extend(graph.sparse_initializer)
     slim.node.extend(graph.node)
     for node in slim.node:
+        _with_defaults(node, versions_of(model))
         if node.op_type in ANNOTATED:
             kept = [attribute for attribute in node.attribute if attribute.name not in ANNOTATIONS]
             del node.attribute[:]

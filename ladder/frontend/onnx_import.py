@@ -113,6 +113,15 @@ SINCE_7 = frozenset(
 """Operators whose rows hold from version 7 on."""
 
 
+INVENTED = "unk__"
+"""How the standard's rules begin the names of sizes that they know nothing of."""
+
+LENIENT: Mapping[str, Callable[[Any], Any]] = {
+    "Range": lambda array: array.reshape(()) if array.size == 1 else array,
+}
+"""Operators whose operands exporters write as vectors of one element, where the standard wants numbers."""
+
+
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
     """Import a model that is one plan.
 
@@ -297,9 +306,13 @@ class Walk:
         if not dim.dim_param:
             return otherwise
         try:
-            return canonical(dim.dim_param)
+            found = canonical(dim.dim_param)
+            if not any(name.startswith(INVENTED) for name in names_in((found,))):
+                return found
         except LadderError:
-            return self.names.setdefault(dim.dim_param, identifier(dim.dim_param))
+            pass
+        own = identifier(dim.dim_param).replace(INVENTED, "open_")
+        return self.names.setdefault(dim.dim_param, own)
 
     def value(self, name: str) -> Value | Late:
         """Return a value by its name in the file."""
@@ -314,6 +327,8 @@ class Walk:
         if isinstance(value, Late):
             tile = value.tile
             assert tile is not None  # whoever asks has looked
+            if isinstance(value, LateOfPiece):
+                value.piece.wanted[value.name] = value.value
             return self.piece.enter(value.name, tile.ttype, tile.shape, identifier(value.name))
         known = self.piece.kept.get(id(value))
         if known is None:
@@ -349,7 +364,18 @@ class Walk:
         for name, value in zip(node.output, found, strict=False):
             if name and value is not None:
                 self.check(node, name, value)
-                self.values[name] = value
+                self.values[name] = self._called(name, value)
+
+    def _called(self, name: str, value: Value | Late) -> Value | Late:
+        """Return a value under a name that later stages can ask for."""
+        if not isinstance(value, Late) or value.name == name:
+            return value
+        if isinstance(value, LateOfPiece):
+            return LateOfPiece(name, value.info, value.piece, value.value)
+        same = onnx.helper.make_node("Identity", [value.name], [name])
+        stage = NodeStage(same, (value.name,), {"": OLDEST}, "another name")
+        self.stages.insert(len(self.stages) - 1, stage)
+        return Late(name, value.info)
 
     def _computed(self, node: Any, versions: Mapping[str, int]) -> tuple[Value | Late | None, ...]:
         inputs = [self.value(name) if name else None for name in node.input]
@@ -443,7 +469,8 @@ class Walk:
         """Compute a node of known operands, unless it makes more than tensors or too much of them."""
         if not is_known(node, versions):
             return None
-        arrays = {name: value.array for name, value in operands.items()}
+        lenient = LENIENT.get(node.op_type, lambda array: array)
+        arrays = {name: lenient(value.array) for name, value in operands.items()}
         if not has_graphs(node):
             check_computed(node, arrays, _opsets(versions), title(node))
         values = {name: value_of(array) for name, array in arrays.items()}
@@ -479,8 +506,11 @@ class Walk:
         function = function_of(node, versions, infos)
         prefix = self._prefix(node)
         names = dict.fromkeys(function.input, "") | dict(zip(function.input, node.input, strict=False))
+        for name, own in zip(function.output, node.output, strict=False):
+            if own and name not in names:
+                names[name] = own
         for inner in renamed(function.node, names, prefix):
-            self.node(inner, versions_of(function))
+            self.node(inner, {**versions, **versions_of(function)})
         return tuple(
             self.values.get(names.get(name, "")) if at < len(node.output) and node.output[at] else None
             for at, name in enumerate(function.output)
@@ -562,10 +592,16 @@ class Walk:
         """Return a result of a stage; extents that are not known become sizes."""
         shape = shape_of(info)
         if shape is not None:
-            named = [self._size() if extent is None else extent for extent in shape]
+            named = [
+                extent if extent is not None and self._is_shown(extent) else self._size() for extent in shape
+            ]
             self._show(name, named)
             info = tensor_info(info.tensor_type.elem_type, named)
         return Late(name, info)
+
+    def _is_shown(self, extent: Extent | None) -> bool:
+        """Tell whether an extent is known, or follows from sizes that are: rules name others as they like."""
+        return extent is not None and set(names_in((extent,))) <= set(self.homes)
 
     def _size(self) -> str:
         self.fresh += 1
@@ -581,15 +617,15 @@ class Walk:
         """Return the types of a node's results."""
         read = {name: self.value(name) for name in names_read(node)}
         infos = {name: self._info(value) for name, value in read.items()}
+        if node.op_type in LENIENT:
+            return {}
         known = {name: value for name, value in read.items() if isinstance(value, Known)}
         return inferred(node, infos, known, _opsets(versions), title(node))
 
     def _tile(self, info: Any) -> Tile | None:
         """Return the tile of a result if its extents are numbers or follow from sizes of the plan."""
         tile = Late("", info).tile
-        if tile is None or not set(names_in(tile.shape)) <= set(self.homes):
-            return None
-        return tile
+        return tile if tile is not None and all(map(self._is_shown, tile.shape)) else None
 
     def check(self, node: Any, name: str, value: Value | Late) -> None:
         """Compare what a row gives with what the file states."""

@@ -7,6 +7,7 @@ from math import ceil, floor
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 
@@ -130,7 +131,13 @@ def _cell(at: int, size: float, begin: int, extent: int) -> slice:
     return slice(min(max(first, 0), extent), min(max(last, 0), extent))
 
 
+def _affine_grid(op: Operation, theta: Any, size: Any) -> Any:
+    wanted = [int(value) for value in size.tolist()]
+    return F.affine_grid(theta, wanted, align_corners=bool(op.get("align_corners", 0)))
+
+
 VISION: Mapping[str, Run] = {
+    "AffineGrid": _affine_grid,
     "NonMaxSuppression": _suppression,
     "RoiAlign": _roi_align,
     "MaxRoiPool": _roi_pool,
