@@ -12,8 +12,8 @@ import torch
 
 from ladder.api.problem import gemm_for
 from ladder.frontend.onnx_import import import_stages
-from ladder.frontend.onnx_stages import Imported, Staged
 from ladder.frontend.onnx_late import shape_of
+from ladder.frontend.onnx_stages import Imported, Staged
 from ladder.ir.graph import Graph
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import build_model
@@ -100,6 +100,20 @@ class OnnxModel:
             self._built[where] = build_staged(self.staged, where)
         return self._built[where]
 
+    def whole(self, device: torch.device | str) -> WholeModel:
+        """Return the model built for a device, as one plan.
+
+        Raises
+        ------
+        ImportRefused
+            If it runs in several stages; the message says why.
+        """
+        found = self.on(device)
+        if not isinstance(found, WholeModel):
+            self.staged.one("a plan on its own")
+        assert isinstance(found, WholeModel)  # or it was just refused
+        return found
+
     def plan(self, device: torch.device | str = "cpu") -> str:
         """Return the plan for a device as text: one line per step, with what executes it."""
         return self.on(device).plan()
@@ -113,11 +127,7 @@ class OnnxModel:
         """
         from ladder.runtime.model.saved import save_model
 
-        whole = self.on(device)
-        if not isinstance(whole, WholeModel):
-            self.staged.one("export")
-        assert isinstance(whole, WholeModel)  # or it was just refused
-        return save_model(whole, path, sign)
+        return save_model(self.whole(device), path, sign)
 
     def to_onnx(self, path: str | os.PathLike[str], *, external: bool | None = None) -> Path:
         """Write the tile graph, with its tTypes as attributes, as an ONNX model; see `export_onnx`."""

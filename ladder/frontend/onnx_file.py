@@ -107,8 +107,27 @@ def _checked(file: OnnxFile) -> OnnxFile:
     _check_versions(file.title, versions)
     if file.model.functions:
         file = OnnxFile(_inlined(file), file.folder, file.title)
+    file = OnnxFile(_with_open_extents(file.model), file.folder, file.title)
     check_model(file.model, file.title)
     return file
+
+
+def _with_open_extents(model: Any) -> Any:
+    """Return a model whose open extents are stated as the standard has it: some exporters write -1."""
+    if not any(dim.dim_value == -1 for info in _stated(model) for dim in info.type.tensor_type.shape.dim):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for info in _stated(copy):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_value == -1:
+                dim.ClearField("dim_value")
+    return copy
+
+
+def _stated(model: Any) -> list[Any]:
+    graph = model.graph
+    return [*graph.input, *graph.value_info, *graph.output]
 
 
 def _inlined(file: OnnxFile) -> Any:

@@ -1,16 +1,15 @@
 """ONNX models into tile graphs: one walk over the nodes; `onnx_rows` and `onnx_models` are the tables.
 
 What depends on no input is computed here, and with symbolic sizes by `onnx_values.SYMBOLIC`; so shapes that
-exporters compute by operators are known when they are used. A node without a row is taken apart if the standard
-defines it by others; else torch runs it, as a step of the plan if the shapes of its results follow from those
-of its operands, and between two plans if they do not.
+exporters compute by operators are known when they are used. A node without a row is taken apart if the
+standard defines it by others; else torch runs it, as a step of the plan if the shapes of its results follow
+from those of its operands, and between two plans if they do not.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,10 @@ from ladder.frontend.onnx_attention import SPELT_ATTENTION
 from ladder.frontend.onnx_call import Call, Invalid, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
+from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
-from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of, tensor_info
+from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
+from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_stages import (
     Imported,
     NodeStage,
@@ -35,7 +36,7 @@ from ladder.frontend.onnx_stages import (
     has_graphs,
     names_read,
 )
-from ladder.frontend.onnx_values import SYMBOLIC, Known, as_tensor, known_extents
+from ladder.frontend.onnx_values import Known, as_tensor, known_extents, symbolic_value
 from ladder.ir.extents import canonical, show_shape
 from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
@@ -52,74 +53,11 @@ from ladder.runtime.onnx_ops.evaluate import (
 from ladder.runtime.onnx_ops.signals import DRAWS
 from ladder.runtime.onnx_ops.table import TABLE, key_of
 from ladder.runtime.onnx_ops.values import array_of, value_of
-from tile_types.errors import LadderError, ShapeError, unknown_name
+from tile_types.errors import DTypeError, LadderError
 from tile_types.tile import Extent, Tile
 
 Problem = Callable[..., Gemm]
 """``(n, k, weight type, activation type, **options)`` -> the product's normal form."""
-
-OLDEST = 13
-"""Version from which on all rows hold; before it, those in `SINCE_7`."""
-
-SINCE_7 = frozenset(
-    (
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Neg",
-            "Abs",
-            "Exp",
-            "Log",
-            "Sqrt",
-            "Sin",
-            "Cos",
-            "Tanh",
-            "Sigmoid",
-            "Erf",
-            "Floor",
-        ),
-        *(
-            "Relu",
-            "Reciprocal",
-            "Equal",
-            "Less",
-            "LessOrEqual",
-            "Greater",
-            "GreaterOrEqual",
-            "And",
-            "Or",
-            "Not",
-        ),
-        *("Max", "Min", "Div", "Pow", "Cast", "Where", "Identity", "Shape", "Size", "Reshape", "Flatten"),
-        *("Transpose", "Expand", "Tile", "Concat", "Gather", "Constant", "ConstantOfShape", "MatMul", "Gemm"),
-        *("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "InstanceNormalization"),
-        *("BatchNormalization", "IsNaN", "IsInf", "Squeeze", "Unsqueeze", "Slice", "Split", "Clip", "Pad"),
-        *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceSumSquare", "ReduceL2", "Dropout"),
-        *(
-            "HardSigmoid",
-            "HardSwish",
-            "LeakyRelu",
-            "PRelu",
-            "Elu",
-            "Selu",
-            "ThresholdedRelu",
-            "Softplus",
-            "Sum",
-        ),
-        *("Ceil", "Round", "Sign", "Mean", "Xor", "Softsign"),
-    )
-)
-"""Operators whose rows hold from version 7 on."""
-
-
-INVENTED = "unk__"
-"""How the standard's rules begin the names of sizes that they know nothing of."""
-
-LENIENT: Mapping[str, Callable[[Any], Any]] = {
-    "Range": lambda array: array.reshape(()) if array.size == 1 else array,
-}
-"""Operators whose operands exporters write as vectors of one element, where the standard wants numbers."""
 
 
 def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Imported:
@@ -139,7 +77,8 @@ def import_onnx(source: Any, problem: Problem, precise: bool = False) -> Importe
     ArtifactError
         If the file is truncated, or its external data is missing.
     ImportRefused
-        If it uses an operator, a version or a form that no table has, or is no single plan; the message names it.
+        If it uses an operator, a version or a form that no table has, or is no single plan; the message names
+        it.
     """
     return import_stages(source, problem, precise).one("a tile graph")
 
@@ -155,26 +94,6 @@ def import_stages(source: Any, problem: Problem, precise: bool = False) -> Stage
         raise ImportRefused(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-class LateOfPiece(Late):
-    """A value that a plan before this point computes.
-
-    Parameters
-    ----------
-    name, info
-        As of any.
-    piece, value
-        The plan, and the value there.
-    """
-
-    def __init__(self, name: str, info: Any, piece: Piece, value: str) -> None:
-        super().__init__(name, info)
-        object.__setattr__(self, "piece", piece)
-        object.__setattr__(self, "value", value)
-
-    piece: Piece
-    value: str
-
-
 class Walk:
     """Goes through a model node by node."""
 
@@ -184,11 +103,12 @@ class Walk:
         self.values: dict[str, Value | Late] = {}
         self.names: dict[str, str] = {}
         self.stated: dict[str, Any] = {}
-        self.stages: list[Piece | NodeStage] = []
-        self.stored: dict[str, Any] = {}
-        self.homes: dict[str, tuple[str, int]] = {}
-        self.fresh = 0
-        self.piece = self._next_piece()
+        self.flow = Flow(file.model.graph.name, precise)
+
+    @property
+    def piece(self) -> Piece:
+        """The plan in the making."""
+        return self.flow.piece
 
     @property
     def im(self) -> Importer:
@@ -215,12 +135,6 @@ class Walk:
         """What sizes must keep to, so far, in the plan in the making."""
         return self.piece.limits
 
-    def _next_piece(self) -> Piece:
-        number = f"_{len(self.stages)}" if self.stages else ""
-        piece = Piece((identifier(self.file.model.graph.name) or "model") + number, self.precise)
-        self.stages.append(piece)
-        return piece
-
     def imported(self) -> Staged:
         """Walk, and return the stages."""
         graph = self.file.model.graph
@@ -236,39 +150,13 @@ class Walk:
             self.node(node, self.versions)
         for entry in self.file.model.metadata_props:
             if entry.key == LIMITS:
-                self.limits += [(a, b) for a, b in json.loads(entry.value)]
+                self.limits.extend((a, b) for a, b in json.loads(entry.value))
         outputs = tuple(info.name for info in graph.output)
-        return self._staged({info.name: info.type for info in inputs}, outputs)
-
-    def _staged(self, inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> Staged:
-        literals = self._wanted_outputs(outputs)
-        pieces = [stage for stage in self.stages if isinstance(stage, Piece) and stage.wanted]
-        stages = [stage for stage in self.stages if isinstance(stage, NodeStage) or stage.wanted]
-        known = {name: value for name, value in literals.items() if not value.symbolic}
         ours = DOMAIN in {entry.domain for entry in self.file.model.opset_import}
         rules = () if self.precise or ours else SPELT_ATTENTION  # what Ladder wrote stays as it was
-        if len(stages) == 1 and pieces and tuple(pieces[0].reads) == tuple(inputs):
-            whole = pieces[0].finished(self.homes, known, outputs, rules, whole=True)
-            return Staged(self.file.title, inputs, outputs, (whole,), {})
-        self.stored |= {name: value_of(value.array) for name, value in known.items()}
-        finished = tuple(
-            stage
-            if isinstance(stage, NodeStage)
-            else stage.finished(self.homes, {}, tuple(stage.wanted), rules, whole=False)
-            for stage in stages
-        )
-        return Staged(self.file.title, inputs, outputs, finished, self.stored)
-
-    def _wanted_outputs(self, outputs: Sequence[str]) -> dict[str, Known]:
-        """Ask plans for the results of the model; returns those that are known."""
-        literals = {}
-        for name in outputs:
-            value = self.value(name)
-            if isinstance(value, Known) and not value.symbolic:
-                literals[name] = value
-            else:
-                self._expose(name, value)
-        return literals
+        results = {name: self.value(name) for name in outputs}
+        named = {info.name: info.type for info in inputs}
+        return self.flow.staged(self.file.title, named, results, rules, self.tensor)
 
     # values ----------------------------------------------------------------------------------------
     def input(self, info: Any) -> None:
@@ -279,7 +167,7 @@ class Walk:
             self.values[info.name] = late
             return
         check_extents([e for e in tile.shape if isinstance(e, int)], f"input {info.name!r}")
-        self._show(info.name, tile.shape)
+        self.flow.show(info.name, tile.shape)
         self.values[info.name] = self.piece.enter(info.name, tile.ttype, tile.shape, identifier(info.name))
 
     def _named(self, info: Any) -> Any:
@@ -292,12 +180,6 @@ class Walk:
                 if isinstance(found, str):
                     dim.dim_param = found
         return kind
-
-    def _show(self, name: str, shape: Sequence[Extent]) -> None:
-        """Note which sizes a value of a call shows."""
-        for axis, extent in enumerate(shape):
-            if isinstance(extent, str) and extent.isidentifier():
-                self.homes.setdefault(extent, (name, axis))
 
     def extent(self, dim: Any, otherwise: str) -> Extent:
         """Return a stated size: a number, an expression of named sizes, or a name of its own."""
@@ -350,7 +232,7 @@ class Walk:
         """Return symbolic sizes as a tensor: they are read off the inputs of a call."""
         parts = [self.im.reshape(self.im.operand(extent, "int64"), (1,)) for extent in value.extents()]
         joined = parts[0] if len(parts) == 1 else self.im.g.add("concat", *parts, axis=0)
-        return self.im.reshape(joined, value.shape)
+        return self.im.cast(self.im.reshape(joined, value.shape), value.ttype)
 
     # nodes -----------------------------------------------------------------------------------------
     def node(self, node: Any, versions: Mapping[str, int]) -> None:
@@ -364,18 +246,7 @@ class Walk:
         for name, value in zip(node.output, found, strict=False):
             if name and value is not None:
                 self.check(node, name, value)
-                self.values[name] = self._called(name, value)
-
-    def _called(self, name: str, value: Value | Late) -> Value | Late:
-        """Return a value under a name that later stages can ask for."""
-        if not isinstance(value, Late) or value.name == name:
-            return value
-        if isinstance(value, LateOfPiece):
-            return LateOfPiece(name, value.info, value.piece, value.value)
-        same = onnx.helper.make_node("Identity", [value.name], [name])
-        stage = NodeStage(same, (value.name,), {"": OLDEST}, "another name")
-        self.stages.insert(len(self.stages) - 1, stage)
-        return Late(name, value.info)
+                self.values[name] = self.flow.called(name, value, OLDEST)
 
     def _computed(self, node: Any, versions: Mapping[str, int]) -> tuple[Value | Late | None, ...]:
         inputs = [self.value(name) if name else None for name in node.input]
@@ -404,7 +275,7 @@ class Walk:
     ) -> tuple[tuple[Value, ...] | None, str]:  # fmt: skip
         """Add a node by its row; else return why it has none that serves."""
         version = version_of(node.domain, versions)
-        if row is None or (version < OLDEST and not (version >= 7 and node.op_type in SINCE_7)):
+        if row is None or not row_holds(node, version):
             return None, f"{node.op_type} of version {version} has no kernel of ours"
         if not all(map(_is_ours, inputs)):
             return None, "operands have types, or a rank, that plans do not have"
@@ -439,13 +310,9 @@ class Walk:
             return None
         operands = [value for value in inputs if isinstance(value, Known)]
         if any(isinstance(value, Known) and value.symbolic for value in read.values()):
-            function = SYMBOLIC.get(node.op_type)
-            found = function(self._modern(given, versions), *operands) if function is not None else None
+            found = symbolic_value(node.op_type, given, operands)
             return None if found is None else (found,)
         return self._folded(node, {n: v for n, v in read.items() if isinstance(v, Known)}, versions)
-
-    def _modern(self, given: Mapping[str, Any], versions: Mapping[str, int]) -> Mapping[str, Any]:
-        return given
 
     def _shape(self, given: Mapping[str, Any], inputs: Sequence[Value | Late | None]) -> tuple[Known] | None:
         value = inputs[0]
@@ -478,8 +345,9 @@ class Walk:
         found = [values.get(name) for name in node.output]
         if any(value is None or isinstance(value, list) for value in found):
             return None
-        check_extents([prod(value.shape) for value in found], title(node), MOST_COMPUTED)
-        return tuple(Known(array_of(value)) for value in found)
+        for value in found:
+            check_extents(value.shape, title(node), MOST_COMPUTED)  # type: ignore[union-attr]
+        return tuple(Known(array, text=array.dtype == object) for array in map(array_of, found))
 
     def _branch(
         self, node: Any, given: Mapping[str, Any], condition: Known, versions: Mapping[str, int]
@@ -517,8 +385,7 @@ class Walk:
         )
 
     def _prefix(self, node: Any) -> str:
-        self.fresh += 1
-        return f"{node.output[0]}/{self.fresh}/"
+        return f"{node.output[0]}/{self.flow.number()}/"
 
     # torch -----------------------------------------------------------------------------------------
     def _by_torch(
@@ -559,53 +426,10 @@ class Walk:
     def _stage(
         self, node: Any, results: Sequence[Any], versions: Mapping[str, int], why: str
     ) -> tuple[Late, ...]:
-        """Make a node a stage of its own; plans end where it needs what they compute."""
-        reads = names_read(node)
-        for name in reads:
-            self._expose(name, self.value(name))
-        stage = NodeStage(node, tuple(reads), dict(versions), f"{title(node)}: {why}")
-        last = self.stages[-1]
-        if isinstance(last, Piece) and any(name in last.wanted for name in reads):
-            self.stages.append(stage)
-            self._close()
-        else:
-            self.stages.insert(len(self.stages) - 1, stage)
-        return tuple(self._late(name, info) for name, info in zip(node.output, results, strict=True))
-
-    def _close(self) -> None:
-        """End the plan in the making: its values are those of the call from here on."""
-        before, self.piece = self.piece, self._next_piece()
-        for name, value in self.values.items():
-            if isinstance(value, str):
-                self.values[name] = LateOfPiece(name, info_of_tile(before.im.tile(value)), before, value)
-
-    def _expose(self, name: str, value: Value | Late) -> None:
-        """See to it that a value is among those of a call."""
-        if isinstance(value, Known) and not value.symbolic:
-            self.stored[name] = value_of(value.array)
-        elif isinstance(value, LateOfPiece):
-            value.piece.wanted[name] = value.value
-        elif not isinstance(value, Late):
-            self.piece.wanted[name] = self.tensor(value)
-
-    def _late(self, name: str, info: Any) -> Late:
-        """Return a result of a stage; extents that are not known become sizes."""
-        shape = shape_of(info)
-        if shape is not None:
-            named = [
-                extent if extent is not None and self._is_shown(extent) else self._size() for extent in shape
-            ]
-            self._show(name, named)
-            info = tensor_info(info.tensor_type.elem_type, named)
-        return Late(name, info)
-
-    def _is_shown(self, extent: Extent | None) -> bool:
-        """Tell whether an extent is known, or follows from sizes that are: rules name others as they like."""
-        return extent is not None and set(names_in((extent,))) <= set(self.homes)
-
-    def _size(self) -> str:
-        self.fresh += 1
-        return f"u{self.fresh}"
+        """Make a node a stage of its own."""
+        stage = NodeStage(node, tuple(names_read(node)), dict(versions), f"{title(node)}: {why}")
+        self.flow.add(stage, self.values, self.tensor)
+        return tuple(self.flow.late(name, info) for name, info in zip(node.output, results, strict=True))
 
     def _info(self, value: Value | Late) -> Any:
         """Return the ONNX type of a value."""
@@ -625,7 +449,7 @@ class Walk:
     def _tile(self, info: Any) -> Tile | None:
         """Return the tile of a result if its extents are numbers or follow from sizes of the plan."""
         tile = Late("", info).tile
-        return tile if tile is not None and all(map(self._is_shown, tile.shape)) else None
+        return tile if tile is not None and all(map(self.flow.is_shown, tile.shape)) else None
 
     def check(self, node: Any, name: str, value: Value | Late) -> None:
         """Compare what a row gives with what the file states."""
@@ -637,14 +461,17 @@ class Walk:
         stated: list[Extent] = list(tile.shape)
         if kind.HasField("shape"):
             stated = [dim.dim_value if dim.HasField("dim_value") else "?" for dim in kind.shape.dim]
+        if tile.ttype.name != ttype:
+            raise DTypeError(f"{title(node)} gives {tile.ttype}, the file states {ttype} for {name!r}")
         fits = len(stated) == len(tile.shape) and all(
             a == b or not isinstance(a, int) or not isinstance(b, int)
             for a, b in zip(stated, tile.shape, strict=True)
         )
-        if not fits or tile.ttype.name != ttype:
-            raise ShapeError(
-                f"{title(node)} gives {tile.ttype}{show_shape(tile.shape)}, the file states"
-                f" {ttype}{show_shape(stated)} for {name!r}"
+        if not fits:
+            faults.warn_once(
+                f"{self.file.title} {name}",
+                f"{self.file.title} states {show_shape(stated)} for {name!r}, {title(node)} gives"
+                f" {show_shape(tile.shape)}: what it gives is taken",
             )
 
 
@@ -652,38 +479,6 @@ def is_plain(number: Any) -> bool:
     """Tell whether a number is finite, and no zero below 0: then it may be an attribute."""
     found = float(number)
     return np.isfinite(found) and not (found == 0 and np.signbit(found))
-
-
-def find_row(node: Any, versions: Mapping[str, int]) -> Row | None:
-    """Return the row of a node's operator; None if torch has to run it.
-
-    Raises
-    ------
-    ImportRefused
-        If nothing runs it; the nearest names are suggested.
-    """
-    from ladder.frontend.onnx_models import ROWS
-
-    found = ROWS.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-    if found is None and not is_known(node, versions):
-        raise unknown_row(node)
-    return found
-
-
-def unknown_row(node: Any, why: str = "") -> ImportRefused:
-    """Return the error for an operator that nothing runs."""
-    from ladder.frontend.onnx_models import ROWS
-
-    if why and node.domain in ("", "ai.onnx"):
-        return ImportRefused(f"{title(node)}: {why}")
-    domains = {key.partition("::")[0] for key in TABLE if "::" in key}
-    if node.domain not in ("", "ai.onnx", *domains):
-        return ImportRefused(
-            f"{title(node)}: operators of the domain {node.domain!r} are not known here; those of ONNX's own and"
-            f" of {', '.join(sorted(domains))} are. Export the model without them, or define them by functions"
-        )
-    name = key_of(node.domain, node.op_type)
-    return ImportRefused(f"{title(node)}: {unknown_name('ONNX operator', name, (*ROWS, *TABLE))}")
 
 
 def _is_ours(value: Value | Late | None) -> bool:

@@ -79,10 +79,11 @@ def info_of_tile(tile: Tile) -> Any:
 
 def info_of_known(value: Known) -> Any:
     """Return the ONNX type of a known value."""
-    code = (
-        onnx.TensorProto.INT64 if value.symbolic else onnx.helper.np_dtype_to_tensor_dtype(value.array.dtype)
-    )
-    return tensor_info(code, value.shape)
+    if value.text:
+        return tensor_info(onnx.TensorProto.STRING, value.shape)
+    if value.symbolic:
+        return tensor_info(_CODES[value.ttype], value.shape)
+    return tensor_info(onnx.helper.np_dtype_to_tensor_dtype(value.array.dtype), value.shape)
 
 
 def tensor_info(code: int, shape: Sequence[Extent]) -> Any:

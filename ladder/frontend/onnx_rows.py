@@ -51,7 +51,8 @@ def _powered(call: Call) -> Any:
 
 def _clipped(call: Call) -> Any:
     low, high = (
-        call.given.get(name) if name in call.given else call.number(at) for at, name in ((1, "min"), (2, "max"))
+        call.given.get(name) if name in call.given else call.number(at)
+        for at, name in ((1, "min"), (2, "max"))
     )
     return ATEN["clamp.default"](call.im, call.out, call.tensor(0), low, high)
 
@@ -134,7 +135,20 @@ def _unsqueezed(call: Call) -> Any:
 
 
 def _squeezed(call: Call) -> Any:
-    return ATEN["squeeze.dims"](call.im, call.out, call.tensor(0), call.ints(1, "axes"))
+    """Leave out axes of one element; open ones are taken to have one, which a call checks."""
+    shape, axes = call.shape(0), call.ints(1, "axes")
+    if axes is None and not all(isinstance(extent, int) for extent in shape):
+        raise call.refuse("which open axes have one element is known when a model is called")
+    if axes is None:
+        axes = [at for at, extent in enumerate(shape) if extent == 1]
+    chosen, value = {axis % len(shape) for axis in axes}, call.tensor(0)
+    for axis in chosen:
+        if isinstance(shape[axis], str):
+            call.walk.limits.append((shape[axis], 1))
+            value = call.im.take_axis(value, axis, 0, 1)
+        elif shape[axis] != 1:
+            raise call.invalid(f"axis {axis} has {shape[axis]} elements, not 1")
+    return call.im.reshape(value, [extent for at, extent in enumerate(shape) if at not in chosen])
 
 
 def _transposed(call: Call) -> Any:

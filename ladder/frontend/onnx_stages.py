@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from ladder.frontend.importer import Importer
-from ladder.frontend.onnx_late import Late
 from ladder.frontend.onnx_values import Known, as_tensor
 from ladder.ir.build import prune
 from ladder.ir.extents import size_names as names_in
@@ -266,16 +265,3 @@ def _literal(value: Any) -> Any:
         items = tuple(map(_literal, value))
         return _NONE if any(item is _NONE for item in items) else items
     return _NONE
-
-
-__all__ = [
-    "Imported",
-    "Late",
-    "NodeStage",
-    "Piece",
-    "Staged",
-    "Weight",
-    "attribute_literals",
-    "has_graphs",
-    "names_read",
-]

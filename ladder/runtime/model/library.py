@@ -103,7 +103,8 @@ def onnx_run(node: Node, now: Now) -> Run:
         for result, (dtype, shape) in zip(found, stated, strict=True):
             if result.dtype != dtype or tuple(result.shape) != shape():
                 raise LadderError(
-                    f"{given['target']} gives {result.dtype}{list(result.shape)}, the plan has {dtype}{list(shape())}"
+                    f"{given['target']} gives {result.dtype}{list(result.shape)}, the plan has"
+                    f" {dtype}{list(shape())}"
                 )
         return found if len(found) > 1 else found[0]
 

@@ -12,7 +12,7 @@ from ladder.ir.extents import match_shape
 from ladder.ir.graph import Graph
 from ladder.runtime.model.whole import WholeModel, by_name
 from ladder.runtime.onnx_ops.evaluate import BoundNode, run_node
-from ladder.runtime.onnx_ops.values import array_of, code_of, given_value
+from ladder.runtime.onnx_ops.values import code_of, given_value
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.tile import Extent
 
@@ -169,8 +169,7 @@ class StagedModel:
             if isinstance(stage, PlanStage):
                 parts.append(stage.plan.plan())
             else:
-                parts.append(f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]")
+                parts.append(
+                    f"{'node':8} {'torch, with the shapes of a call':44} {stage.node.title}  [{stage.why}]"
+                )
         return "\n".join(parts)
-
-
-__all__ = ["PlanStage", "StagedModel", "TorchStage", "Wanted", "array_of"]

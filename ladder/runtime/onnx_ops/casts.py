@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import BITS, DTYPES, SMALL, array_of, code_of, value_of, wide
+from ladder.runtime.onnx_ops.values import DTYPES, SMALL, array_of, code_of, value_of, wide
 from ladder.runtime.onnx_ops.windows import convolved
 from tile_types.errors import DTypeError
 
@@ -87,7 +87,7 @@ def _text(value: Any) -> str:
 
 
 def _small_float(x: Any, dtype: torch.dtype, saturate: bool) -> Any:
-    """Round to an 8-bit float; without saturation, what is beyond its range is infinity, or NaN without one."""
+    """Round to an 8-bit float; unless saturated, what is beyond its range is infinity or NaN."""
     value = x.float() if x.is_floating_point() else wide(x).float()
     if saturate:
         return value.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max).to(dtype)
@@ -290,5 +290,3 @@ CASTS: Mapping[str, Run] = {
     "com.microsoft::QLinearMul": _qlinear_binary(torch.mul),
 }
 """Conversions and quantised operators."""
-
-__all__ = ["BITS", "CASTS", "cast", "saturated"]

@@ -62,6 +62,7 @@ def ordered(x: Any) -> Any:
 
 
 def restored(x: Any, dtype: Any) -> Any:
+    """Return what `ordered` gave, in the type that it was."""
     return narrow(x ^ SIGN if dtype == torch.uint64 else x, dtype)
 
 
@@ -239,16 +240,16 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
 }
 """Functions of one tensor that keep its type."""
 
+BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
+    "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "And": torch.logical_and, "Or": torch.logical_or,
+    "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
+    "BitwiseXor": torch.bitwise_xor,
+}  # fmt: skip
+"""Functions of two tensors that keep their type."""
+
 ELEMENTWISE: Mapping[str, Run] = {
     **{name: unary(function) for name, function in UNARY.items()},
-    **{
-        name: binary(function)
-        for name, function in {
-            "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "And": torch.logical_and,
-            "Or": torch.logical_or, "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and,
-            "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
-        }.items()
-    },
+    **{name: binary(function) for name, function in BINARY.items()},
     **{
         name: compared(function)
         for name, function in {

@@ -1,4 +1,4 @@
-"""ONNX graphs, node by node: each by its row, by the graph that the standard defines it by, or as control flow."""
+"""ONNX graphs, node by node: by a row, by the graph that the standard defines it by, or as control flow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from ladder.runtime.onnx_ops.control import CONTROL
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE, key_of
-from ladder.runtime.onnx_ops.values import DTYPES, array_of, code_of, value_of
+from ladder.runtime.onnx_ops.values import DTYPES, code_of, value_of
 from tile_types.errors import LadderError, unknown_name
 
 Versions = Mapping[str, int]
@@ -305,6 +305,3 @@ def _shown(operands: Sequence[Any]) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
     return ", ".join(map(one, operands)) or "none"
-
-
-__all__ = ["Body", "BoundNode", "NodeFailed", "array_of", "bound_node", "function_of", "is_known", "run_node"]

@@ -10,10 +10,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ladder.runtime.onnx_ops.casts import cast
-from ladder.runtime.onnx_ops.elementwise import ordered
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import BITS, DTYPES, code_of, integers, narrow, value_of, wide
+from ladder.runtime.onnx_ops.values import BITS, DTYPES, integers, narrow, wide
 from tile_types.errors import ShapeError
 
 
@@ -78,7 +76,7 @@ def _transpose(op: Operation, x: Any) -> Any:
 
 
 def _expand(op: Operation, x: Any, shape: Any) -> Any:
-    return x.expand(torch.broadcast_shapes(x.shape, integers(shape)))
+    return x.expand(np.broadcast_shapes(tuple(x.shape), tuple(integers(shape))))
 
 
 def _tile(op: Operation, x: Any, repeats: Any, axis: Any = None) -> Any:
@@ -168,10 +166,6 @@ def _gather_nd(op: Operation, x: Any, indices: Any) -> Any:
     ]
     rest = [from_the_end(indices[..., at], x.shape[batch + at]) for at in range(depth)]
     return x[(*lead, *rest)] if lead or rest else x
-
-
-def _combined(old: Any, new: Any, how: str) -> Any:
-    return {"add": torch.add, "mul": torch.mul, "max": torch.maximum, "min": torch.minimum}[how](old, new)
 
 
 REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -387,17 +381,17 @@ def _identity(op: Operation, x: Any) -> Any:
     return x
 
 
+MOVING: Mapping[str, Run] = {
+    "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Gather": _gather,
+    "GatherElements": _gather_elements, "GatherND": _gather_nd, "Compress": _compress,
+    "ReverseSequence": _reversed, "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
+    "Trilu": _triangle,
+}  # fmt: skip
+"""Operators that move their first operand, whatever its type."""
+
 MOVES: Mapping[str, Run] = {
-    **{
-        name: moving(function)
-        for name, function in {
-            "Reshape": _reshape, "Flatten": _flatten, "Squeeze": _squeeze, "Unsqueeze": _unsqueeze,
-            "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Gather": _gather,
-            "GatherElements": _gather_elements, "GatherND": _gather_nd, "Compress": _compress,
-            "ReverseSequence": _reversed, "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
-            "Trilu": _triangle,
-        }.items()
-    },
+    **{name: moving(function) for name, function in MOVING.items()},
     "Concat": _concat,
     "Split": _split,
     "ScatterElements": scattering(_scatter_elements),
@@ -418,5 +412,3 @@ MOVES: Mapping[str, Run] = {
     "Identity": _identity,
 }  # fmt: skip
 """Operators that move elements."""
-
-__all__ = ["MOVES", "cast", "code_of", "ordered", "value_of"]

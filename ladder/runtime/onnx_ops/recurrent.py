@@ -63,10 +63,16 @@ def _clipped(op: Operation, x: Any) -> Any:
     return x if clip is None else x.clamp(-clip, clip)
 
 
+def dense(op: Operation, x: Any, w: Any, b: Any) -> Any:
+    """Multiply rows by a weight; quantised layers round the rows first."""
+    rounded = op.get("rounded")
+    return F.linear(x if rounded is None else rounded(x), w, b)
+
+
 def _rnn_cell(
     op: Operation, f: list[Function], x: Any, state: Any, r: Any, b: Any, p: Any
 ) -> tuple[Any, ...]:
-    return (f[0](_clipped(op, x + F.linear(state[0], r, b))),)
+    return (f[0](_clipped(op, x + dense(op, state[0], r, b))),)
 
 
 def _gru_cell(
@@ -74,12 +80,12 @@ def _gru_cell(
 ) -> tuple[Any, ...]:
     """Gates are in the order z, r, h."""
     h, size = state[0], state[0].shape[-1]
-    gates = x[:, : 2 * size] + F.linear(h, r[: 2 * size], b[: 2 * size])
+    gates = x[:, : 2 * size] + dense(op, h, r[: 2 * size], b[: 2 * size])
     z, reset = (f[0](gate) for gate in _clipped(op, gates).chunk(2, 1))
     if op.get("linear_before_reset", 0):
-        inner = reset * F.linear(h, r[2 * size :], b[2 * size :])
+        inner = reset * dense(op, h, r[2 * size :], b[2 * size :])
     else:
-        inner = F.linear(reset * h, r[2 * size :], b[2 * size :])
+        inner = dense(op, reset * h, r[2 * size :], b[2 * size :])
     new = f[1](_clipped(op, x[:, 2 * size :] + inner))
     return ((1 - z) * new + z * h,)
 
@@ -89,7 +95,7 @@ def _lstm_cell(
 ) -> tuple[Any, ...]:
     """Gates are in the order i, o, f, c."""
     h, c = state
-    i, o, forget, new = (x + F.linear(h, r, b)).chunk(4, 1)
+    i, o, forget, new = (x + dense(op, h, r, b)).chunk(4, 1)
     if p is not None:
         i, forget = i + p[0] * c, forget + p[2] * c
     i = f[0](_clipped(op, i))
@@ -105,7 +111,7 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
 
     def run(op: Operation, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None, *rest: Any) -> Any:
         x = x.transpose(0, 1) if op.get("layout", 0) else x
-        steps, batch, _ = x.shape
+        batch = x.shape[1]
         directions, size = w.shape[0], r.shape[2]
         b = x.new_zeros(directions, 2 * gates * size) if b is None else b
         first = [_initial(op, value, directions, batch, size, x) for value in _states(rest, states)]
@@ -114,7 +120,7 @@ def _recurrent(cell: Cell, gates: int, states: int, default: Sequence[str]) -> R
         all_, last = [], []
         for at in range(directions):
             backward = at == 1 or op.get("direction", "forward") == "reverse"
-            inner = F.linear(x, w[at], b[at, : gates * size])
+            inner = dense(op, x, w[at], b[at, : gates * size])
             found, state = _walk(
                 *(
                     cell,

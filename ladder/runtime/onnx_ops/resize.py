@@ -12,7 +12,7 @@ from ladder.runtime.onnx_ops.moves import moving
 from ladder.runtime.onnx_ops.operation import Operation, Run
 
 Place = Callable[[Any, float, int, int, float, float], Any]
-"""``(x of the result, scale, extent, extent of the result, begin, end of the region) -> x of the operand``."""
+"""``(x of the result, scale, extent, new extent, begin, end of the region) -> x of the operand``."""
 
 
 def _half_pixel(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:

@@ -43,7 +43,7 @@ def _stft(op: Operation, x: Any, step: Any, window: Any = None, length: Any = No
     values = _complex(frames)
     if window is not None:
         values = values * window
-    found = torch.fft.fft(values, dim=-1)
+    found = torch.fft.fft(values, dim=-1)  # of each frame
     if op.get("onesided", 1):
         found = found[..., : count // 2 + 1]
     return torch.view_as_real(found)

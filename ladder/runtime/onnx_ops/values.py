@@ -48,7 +48,7 @@ SMALL: dict[int, np.dtype] = {
 }
 """ONNX element type -> numpy's, where torch has no arithmetic."""
 
-NAMES = {**{dtype: code for code, dtype in DTYPES.items()}, **{dtype: code for code, dtype in SMALL.items()}}
+NAMES: dict[Any, int] = {dtype: code for codes in (DTYPES, SMALL) for code, dtype in codes.items()}
 """Element type of a value -> ONNX's."""
 
 WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}

@@ -114,7 +114,7 @@ def _roi_pool(op: Operation, x: Any, rois: Any) -> Any:
     scale = op.get("spatial_scale", 1.0)
     found = x.new_zeros(rois.shape[0], x.shape[1], height, width)
     for number, roi in enumerate(rois.tolist()):
-        left, top, right, bottom = (int(floor(value * scale + 0.5)) for value in roi[1:])
+        left, top, right, bottom = (floor(value * scale + 0.5) for value in roi[1:])
         rows, columns = max(bottom - top + 1, 1), max(right - left + 1, 1)
         for i in range(height):
             for j in range(width):

@@ -157,7 +157,7 @@ def _max_pool(op: Operation, x: Any) -> Any:
 
 def _by_torch(op: Operation, x: Any) -> Any:
     """Return torch's own pooling where it means the same; None elsewhere."""
-    kernel, strides, gaps, low, high, out = _geometry(op, x)
+    kernel, strides, gaps, low, high, _ = _geometry(op, x)
     if not x.is_floating_point() or low != high or len(kernel) > 3:
         return None
     if any(2 * pad > taps for pad, taps in zip(low, kernel, strict=True)) or op.get("ceil_mode", 0):
@@ -240,7 +240,7 @@ def _col2im(op: Operation, x: Any, image: Any, block: Any) -> Any:
     found = torch.zeros((x.shape[0], channels, *spans), dtype=x.dtype, device=x.device)
     parts = x.reshape(x.shape[0], channels, prod(taps), *counts)
     for at, tap in enumerate(product(*(range(n) for n in taps))):
-        box = tuple(
+        box: Any = tuple(
             slice(t * gap, t * gap + (n - 1) * step + 1, step)
             for t, gap, n, step in zip(tap, gaps, counts, strides, strict=True)
         )
