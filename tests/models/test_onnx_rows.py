@@ -346,5 +346,5 @@ def test_what_is_refused_is_named(case: str) -> None:
 
 def test_shapes_by_values_are_no_single_plan() -> None:
     model = model_of("Reshape", [X, ints(4, 15)], {}, 21, 2)
-    with pytest.raises(ImportRefused, match="must be known at import.*runs in 1 stages"):
+    with pytest.raises(ImportRefused, match=r"must be known at import[\s\S]*needs one"):
         import_onnx(model, gemm_for)
