@@ -88,8 +88,8 @@ _HOMES = {
     ),
     "tile_types.errors": (
         *("ArtifactError", "CacheError", "CheckpointError", "CompilerError", "ConversionError"),
-        *("DTypeError", "DeviceError", "LadderError", "MissingToolError", "ParseError", "ScheduleError", "ShapeError"),
-        *("UnknownNameError", "ValueRangeError", "VerificationError"),
+        *("DTypeError", "DeviceError", "LadderError", "MissingToolError", "ParseError", "ScheduleError"),
+        *("ShapeError", "UnknownNameError", "ValueRangeError", "VerificationError"),
     ),
 }
 """Module -> the public names that live there."""

@@ -205,9 +205,9 @@ class QuantizedTensor:
         if self.offset is None:
             return self
         if self.zero is not None or self.scale is None:
+            beside = "no scale" if self.scale is None else "zero points"
             raise ConversionError(
-                f"{self.type_name} has an offset beside {'zero points' if self.scale is not None else 'no scale'}:"
-                " no kernel takes that; dequantize it"
+                f"{self.type_name} has an offset beside {beside}: no kernel takes that; dequantize it"
             )
         xp = arrays_of(self.storage)
         scale, offset = xp.cast(self.scale, "float64"), xp.cast(self.offset, "float64")

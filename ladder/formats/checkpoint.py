@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, torchao
+from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, native, torchao
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import FORMATS as GGUF_FORMATS
 from ladder.formats.gguf import read_gguf
@@ -36,6 +36,7 @@ FORMATS = (
     bitsandbytes.EIGHT,
     hqq.FORMAT,
     torchao.FORMAT,
+    native.FORMAT,
 )
 """In the order in which they are tried."""
 
@@ -271,7 +272,7 @@ def assign(
             prefix = name.removesuffix(suffix)
             found = _recognised(arrays, prefix, suffix, config)
             if found is not None:
-                form, layer = found
+                _, layer = found
                 require(layer.name not in layers, f"{layer.name} is stored in two formats")
                 layers[layer.name] = found
                 taken.update(prefix + part for part in layer.parts)
@@ -284,7 +285,7 @@ def _recognised(
     arrays: Arrays, prefix: str, key: str, config: Mapping[str, Any]
 ) -> tuple[Format, Layer] | None:
     """Return the format of arrays that share a prefix, or None if they are of none."""
-    method = config.get("quant_method")
+    fitting: list[tuple[Format, Layer]] = []
     reasons: list[str] = []
     for form in (form for form in FORMATS if form.key == key):
         wanted = (key, *form.parts)
@@ -294,14 +295,18 @@ def _recognised(
             continue
         named = {part: arrays[prefix + part] for part in (*wanted, *form.optional) if prefix + part in arrays}
         layer = Layer(form.name_of(prefix), named, config, arrays.metadata)
-        if not form.fits(layer):
+        if form.fits(layer):
+            fitting.append((form, layer))
+        else:
             reasons.append(f"its extents and types are not those of {form.name}")
-            continue
-        mixed = isinstance(method, str) and bool(form.methods) and method not in form.methods
-        require(not mixed, f"{layer.name} is stored as {form.name}, the configuration says {method!r}")
-        return form, layer
-    require(key not in DISTINCT, f"{prefix + key}: {'; '.join(reasons)}")
-    return None
+    method = config.get("quant_method")
+    stated = [found for found in fitting if not found[0].methods or method in (None, *found[0].methods)]
+    if fitting and not stated:
+        raise CheckpointError(
+            f"{fitting[0][1].name} is stored as {fitting[0][0].name}, the configuration says {method!r}"
+        )
+    require(bool(stated) or key not in DISTINCT, f"{prefix + key}: {'; '.join(reasons)}")
+    return stated[0] if stated else None
 
 
 DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")

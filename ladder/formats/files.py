@@ -45,7 +45,7 @@ DTYPES = {
     "F4": ("uint8", 4),
     "C64": ("complex64", 64),
 }
-"""Name in a safetensors header -> torch's dtype, and bits of an element. Half bytes come as pairs in uint8."""
+"""Name in a safetensors header -> torch's dtype, and bits of an element. Half bytes: pairs in uint8."""
 
 
 def require(condition: bool, message: str) -> None:

@@ -320,7 +320,9 @@ BLOCKS = {
         "iq4",
         _iq4_xs,
     ),
-    29: BlockType("iq1_m", 256, _k(_octets("qs", 32), _octets("qh", 16), ("scales", "<u2", 4)), "iq1", _iq1_m),
+    29: BlockType(
+        "iq1_m", 256, _k(_octets("qs", 32), _octets("qh", 16), ("scales", "<u2", 4)), "iq1", _iq1_m
+    ),
     34: BlockType("tq1_0", 256, _k(_octets("qs", 48), _octets("qh", 4), HALF), "ternary", _tq1_0, "float16"),
     35: BlockType("tq2_0", 256, _k(_octets("qs", 64), HALF), "ternary", _tq2_0, "float16"),
     39: BlockType("mxfp4", 32, _k(("e", "u1"), _octets("qs", 16)), "fp4_e2m1", _mxfp4, "e8m0"),

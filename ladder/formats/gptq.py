@@ -89,7 +89,7 @@ def storage(layer: Layer, form: Geometry) -> torch.Tensor:
 
 
 def read(layer: Layer) -> QuantizedTensor:
-    """Read a layer: int codes where all zero points are the middle one, else unsigned ones with zero points."""
+    """Read a layer: signed codes where all zero points are the middle one, else unsigned ones."""
     layer.require_type(".qweight", "int32")
     layer.require_type(".qzeros", "int32")
     layer.require_type(".scales", "float16", "bfloat16", "float32")

@@ -27,7 +27,7 @@ class Held(Stored):
 
 
 def read_pickled(path: Path) -> Arrays:
-    """Read a dictionary of tensors; nested ones (HQQ's) are joined with dots, numbers and texts become arrays.
+    """Read a dictionary of tensors; nested ones (HQQ's) are joined with dots, numbers become arrays.
 
     Raises
     ------

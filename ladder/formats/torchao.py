@@ -106,7 +106,7 @@ def zero_of(layer: Layer, scale: torch.Tensor) -> torch.Tensor | None:
         return None
     if zero.is_floating_point():
         return zero.to(scale.dtype)
-    layer.require(-128 <= int(zero.min()) and int(zero.max()) <= 127, "zero points exceed a byte")
+    layer.require(int(zero.min()) >= -128 and int(zero.max()) <= 127, "zero points exceed a byte")
     return zero.to(torch.int8)
 
 

@@ -106,7 +106,6 @@ def compressed(name: str, **options: Any) -> Case:
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-    g_idx = options.pop("g_idx", False)
     arguments = QuantizationArgs(**options)
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
     values, state = weight(11).bfloat16(), {}
@@ -130,31 +129,25 @@ def compressed(name: str, **options: Any) -> Case:
     config = {
         "quant_method": "compressed-tensors",
         "format": name,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": json.loads(arguments.model_dump_json())}},
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": json.loads(arguments.model_dump_json())}
+        },
     }
     arrays = {f"layer.{key}": value for key, value in stored.items()}
-    if g_idx:  # as activation ordering leaves it: columns of groups are scattered
-        index = torch.randperm(K, generator=torch.Generator().manual_seed(2)) % (K // size)
-        order = index.argsort(stable=True)
-        arrays["layer.weight_g_idx"] = index.int()
-        own = reorder(own, stored, compressor, scheme, order)
-        arrays["layer.weight_packed"] = compressor.compress(
-            {**state, "weight": values}, scheme
-        )["weight_packed"]
     return arrays, config, {"layer.weight": own}
 
 
-def bitsandbytes(kind: str, *, nested: bool = False, n: int = N, k: int = K, dtype: Any = torch.float32) -> Case:
+def bitsandbytes(kind: str, *, nested: bool = False, n: int = N, k: int = K) -> Case:
     import bitsandbytes.functional as functional
 
-    values = weight(13, n, k).to(dtype)
+    values = weight(13, n, k)
     codes, state = functional.quantize_4bit(values, quant_type=kind, blocksize=64, compress_statistics=nested)
     own = functional.dequantize_4bit(codes, state)
     if k % 64:  # the compiled CPU kernel of 0.50 takes wrong scales for blocks that cross rows
         from bitsandbytes.backends.default import ops
 
         plain = getattr(ops._dequantize_4bit_compute, "__wrapped__", ops._dequantize_4bit_compute)
-        own = plain(codes.reshape(-1), state.absmax, state.code, 64, (n, k), dtype)
+        own = plain(codes.reshape(-1), state.absmax, state.code, 64, (n, k), torch.float32)
     arrays = {"layer.weight": codes}
     arrays |= {f"layer.weight.{key}": value for key, value in state.as_dict(packed=True).items()}
     return arrays, {"quant_method": "bitsandbytes", "load_in_4bit": True}, {"layer.weight": own}
@@ -165,7 +158,11 @@ def bitsandbytes_int8() -> Case:
 
     codes, scale, _ = functional.int8_vectorwise_quant(weight(17).half())
     own = functional.int8_vectorwise_dequant(codes, scale)
-    arrays = {"layer.weight": codes, "layer.SCB": scale, "layer.weight_format": torch.tensor(0, dtype=torch.uint8)}
+    arrays = {
+        "layer.weight": codes,
+        "layer.SCB": scale,
+        "layer.weight_format": torch.tensor(0, dtype=torch.uint8),
+    }
     return arrays, {"quant_method": "bitsandbytes", "load_in_8bit": True}, {"layer.weight": own}
 
 
@@ -223,7 +220,8 @@ def hqq(bits: int, *, axis: int = 1, dtype: Any = torch.float16) -> Case:
 
 def torchao(kind: str) -> Case:
     import torchao.quantization as q
-    from torchao.prototype.mx_formats import MXTensor, NVFP4Tensor
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
     from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
 
     values = weight(37).bfloat16()
@@ -292,7 +290,10 @@ def gguf_file() -> None:
 
 INT = {"type": "int", "strategy": "group", "group_size": GROUP}
 CASES: dict[str, Callable[[], Case]] = {
-    **{f"gptq_v1_{bits}bit": lambda bits=bits: gptq(bits, version="gptq", sym=False) for bits in (2, 3, 4, 8)},
+    **{
+        f"gptq_v1_{bits}bit": lambda bits=bits: gptq(bits, version="gptq", sym=False)
+        for bits in (2, 3, 4, 8)
+    },
     **{f"gptq_v2_{bits}bit": lambda bits=bits: gptq(bits) for bits in (2, 3, 4, 8)},
     "gptq_desc_act": lambda: gptq(4, desc_act=True, sym=False),
     "gptq_desc_act_3bit": lambda: gptq(3, desc_act=True),
@@ -346,10 +347,10 @@ CASES: dict[str, Callable[[], Case]] = {
 """Name of a file -> what makes it."""
 
 
-def record(name: str, expected: dict[str, str], config: dict[str, Any]) -> None:
+def record(name: str, expected: dict[str, str], config: dict[str, Any], dtype: str = "") -> None:
     path = HERE / "expected.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    known[name] = {"config": config, "sha256": expected}
+    known[name] = {"config": config, "sha256": expected, "dtype": dtype}
     path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
 
@@ -371,7 +372,9 @@ def main(names: list[str]) -> None:
             HERE / f"{name}.safetensors",
             metadata=metadata,
         )
-        record(f"{name}.safetensors", {key: digest(value.detach()) for key, value in own.items()}, config)
+        dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
+        expected = {key: digest(value.detach()) for key, value in own.items()}
+        record(f"{name}.safetensors", expected, config, dtype)
         print(f"{name}: {sum(value.nbytes for value in arrays.values())} bytes")
 
 

@@ -1,4 +1,4 @@
-"""Files that the formats' own tools wrote (``make_files.py``): dequantized to the same bits as by the tool."""
+"""Files that the formats' own tools wrote (``make_files.py``): dequantized to the tool's own bits."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import ladder
-from ladder.formats.checkpoint import Checkpoint, assign
-from ladder.formats.files import read_safetensors
+from ladder.formats.checkpoint import Checkpoint
 from tile_types import QuantizedTensor
 
 FILES = Path(__file__).parent / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
-STACKED = ("gpt_oss",)
+PLUS_ZERO = ("modelopt_nvfp4.safetensors",)
+"""Files whose tool reads the code of -0 as +0: all that differs is a zero's sign."""
 
 
 def digest(values: torch.Tensor) -> str:
@@ -39,9 +39,9 @@ def test_values_are_the_tools_own_bits(file: str, tmp_path: Path) -> None:
     for name, expected in EXPECTED[file]["sha256"].items():
         entry = checkpoint.entry(name)
         loaded = checkpoint[name]
-        values = checkpoint.dequantize(name)
+        values = checkpoint.dequantize(name, getattr(torch, EXPECTED[file]["dtype"] or "float32"))
         assert tuple(values.shape) == entry.shape
-        assert digest(values) == expected
+        assert digest(values + 0 if file in PLUS_ZERO else values) == expected
         first = loaded[0] if isinstance(loaded, tuple) else loaded
         assert isinstance(first, QuantizedTensor) or file == "hqq_axis0.safetensors"
 
