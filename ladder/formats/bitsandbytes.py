@@ -82,7 +82,7 @@ def read_four_bit(layer: Layer) -> QuantizedTensor:
     if k % 2:
         octets = pack_codes(unpack_codes(octets, 4, 2 * len(octets))[: n * k].view(n, k), 4)
     fields = {"scale": scale, "scale_type": "float32"}
-    return QuantizedTensor(ttype, (n, k), octets.view(n, -1), (1, width), **fields)  # type: ignore[arg-type]
+    return QuantizedTensor(ttype, (n, k), octets.view(n, -1), (1, width), **fields)
 
 
 def _require_table(layer: Layer, suffix: str, expected: torch.Tensor) -> None:
@@ -104,12 +104,13 @@ def statistics(layer: Layer, state: dict[str, Any]) -> torch.Tensor:
     layer.require(isinstance(size, int) and 1 <= size <= 1 << 20, f"its nested block size is {size!r}")
     layer.require(isinstance(offset, float | int), f"its nested offset is {offset!r}")
     assert isinstance(size, int)
+    assert isinstance(offset, float | int)
     outer = layer.tensor(".weight.nested_absmax").flatten()
     layer.require(len(outer) == -(-len(absmax) // size), f"{len(outer)} nested scales for {len(absmax)}")
     table = layer.tensor(".weight.nested_quant_map").flatten().float()
     layer.require(len(table) == 256, f"nested_quant_map has {len(table)} entries")
     spread = outer.repeat_interleave(size)[: len(absmax)]
-    total: torch.Tensor = table[absmax.long()] * spread + float(offset)  # type: ignore[arg-type]
+    total: torch.Tensor = table[absmax.long()] * spread + float(offset)
     return total
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, native, torchao
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
@@ -48,6 +48,9 @@ ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
 
 DAMAGE = (LadderError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError)
 """What a contradiction that no check foresaw raises."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Checkpoint(Mapping[str, "Loaded"]):
             result = _as_tool(form, loaded)
         return result if dtype is None else result.to(dtype)
 
-    def _guarded(self, name: str, read: Callable[[], Any]) -> Any:
+    def _guarded(self, name: str, read: Callable[[], T]) -> T:
         """Read, and give what damage raises as one error."""
         try:
             return read()

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from ladder.formats.gguf_grids import grid
 from tile_types.errors import CheckpointError
 
-Octets = npt.NDArray[np.uint8]
+Octets = npt.NDArray[Any]
+"""uint8: numpy's types lose the width of what operators return."""
 Fields = npt.NDArray[np.void]
 Decoded = tuple[Octets, npt.NDArray[Any], npt.NDArray[Any] | None]
 """Codes [B, elements], scales [B, groups], offsets [B, groups] or None."""
@@ -186,13 +187,15 @@ PARITY = np.array([index | (index.bit_count() & 1) << 7 for index in range(128)]
 def _signed(levels: Octets, signs: Octets, bit: int) -> Octets:
     """Return codes of grid levels [B, ..., v] with a sign each, from bytes of 8 signs."""
     count = len(levels)
-    return levels.reshape(count, -1) | in_order(signs.reshape(count, -1), 1) << bit
+    codes: Octets = levels.reshape(count, -1) | in_order(signs.reshape(count, -1), 1) << bit
+    return codes
 
 
 def _seven_bits(words: npt.NDArray[np.uint32]) -> Octets:
     """Return the signs of 4 groups of 7 bits each of words [B, G]."""
     indices = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127
-    return PARITY[indices]
+    signs: Octets = PARITY[indices]
+    return signs
 
 
 def _iq2_xxs(b: Fields) -> Decoded:
@@ -202,7 +205,7 @@ def _iq2_xxs(b: Fields) -> Decoded:
     return _signed(levels, _seven_bits(pairs[..., 1]), 2), scale, None
 
 
-def _quarters(b: Fields) -> npt.NDArray[np.float32]:
+def _quarters(b: Fields) -> npt.NDArray[Any]:
     """Return the scales of groups of 16: 4 bits and a half, quartered."""
     return wide(b["d"]) * (in_order(b["scales"], 4) + np.float32(0.5)) * np.float32(0.25)
 

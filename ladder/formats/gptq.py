@@ -84,7 +84,8 @@ def storage(layer: Layer, form: Geometry) -> torch.Tensor:
     """Return the codes in canonical storage, [N, ...]."""
     words = layer.tensor(".qweight").t().contiguous()
     if form.planar:
-        return pack_codes(planes_to_codes(words, form.bits), form.bits)
+        planes: torch.Tensor = pack_codes(planes_to_codes(words, form.bits), form.bits)
+        return planes
     return storage_of_words(words, form.bits, form.k)
 
 

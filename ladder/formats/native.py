@@ -134,7 +134,7 @@ def _stored(name: str, loaded: Loaded) -> Iterator[tuple[str, torch.Tensor]]:
 def _octets(array: torch.Tensor) -> memoryview:
     import torch
 
-    return memoryview(array.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return array.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _entry(array: torch.Tensor, begin: int, end: int) -> dict[str, Any]:
