@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from tile_types import group_scaled as group_scaled
     from tile_types import list_types as list_types
     from tile_types import register_type as register_type
+    from tile_types.errors import AliasingError as AliasingError
     from tile_types.errors import ArtifactError as ArtifactError
     from tile_types.errors import CacheError as CacheError
     from tile_types.errors import CheckpointError as CheckpointError
@@ -87,9 +88,10 @@ _HOMES = {
         *("get_type", "group_scaled", "list_types", "register_type"),
     ),
     "tile_types.errors": (
-        *("ArtifactError", "CacheError", "CheckpointError", "CompilerError", "ConversionError"),
-        *("DTypeError", "DeviceError", "LadderError", "MissingToolError", "ParseError", "ScheduleError"),
-        *("ShapeError", "UnknownNameError", "ValueRangeError", "VerificationError"),
+        *("AliasingError", "ArtifactError", "CacheError", "CheckpointError", "CompilerError"),
+        *("ConversionError", "DTypeError", "DeviceError", "LadderError", "MissingToolError"),
+        *("ParseError", "ScheduleError", "ShapeError"),
+        *("UnknownNameError", "ValueRangeError", "VerificationError"),
     ),
 }
 """Module -> the public names that live there."""

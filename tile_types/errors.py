@@ -38,6 +38,10 @@ class DeviceError(LadderError, RuntimeError):
     """A tensor or a kernel lives on another device than the call needs."""
 
 
+class AliasingError(LadderError, ValueError):
+    """Tensors share memory where one of them is written."""
+
+
 class ValueRangeError(LadderError, ValueError):
     """A value (NaN, infinity, a code) lies outside what the type can hold."""
 

@@ -9,10 +9,9 @@ arguments lie in each other's memory it is not run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import eq, is_not
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dispatch.python
@@ -20,7 +19,12 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ladder.capture.tensors import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.capture.values.tensors import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.runtime.model.results import Part
+
+if TYPE_CHECKING:
+    from ladder.runtime.model.arguments import Look
+    from ladder.runtime.model.executable import Executable
 
 log = logging.getLogger("ladder.model")
 
@@ -39,6 +43,14 @@ def expected_aliasing(module: torch.fx.GraphModule, examples: list[Any]) -> Alia
         results = module.forward(*fakes)
     writes = before != [version_of(value) for value in fakes]
     return aliasing_of(fakes, results, writes=writes, before=before)
+
+
+def results_of(module: torch.fx.GraphModule, examples: list[Any]) -> list[torch.Tensor]:
+    """Return fakes of the tensors that a graph returns."""
+    mode, fakes = without_values(examples)
+    with mode, torch._dispatch.python.enable_python_dispatcher():
+        found = flat(module.forward(*fakes))
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
@@ -83,78 +95,6 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
-FEW = 8
-"""Tensors that may lie elsewhere than in the call before, and are compared one by one."""
-
-
-class Apart:
-    """Says of arguments whether those that are written lie in memory of their own.
-
-    Parameters
-    ----------
-    written
-        Positions of the arguments that are written.
-    """
-
-    def __init__(self, written: Iterable[int]) -> None:
-        self.written = frozenset(written)
-        self.safe: list[tuple[int, int]] = []
-        """Addresses and numbers of elements that were found to be apart."""
-        self.kept: list[tuple[int, int]] = []
-        """Where the memory begins and ends that is written, when that was found."""
-        self.read_only: list[bool] = []
-
-    def __call__(self, values: Sequence[Any]) -> bool:
-        """Look; where arguments lie as in the call before, that is known."""
-        if not self.written:
-            return True
-        tensors = [value for value in values if isinstance(value, torch.Tensor)]
-        places = [*zip(map(torch.Tensor.data_ptr, tensors), map(torch.Tensor.numel, tensors), strict=True)]
-        distinct = all(map(is_not, tensors, tensors[1:]))
-        if distinct and self._known(tensors, places):
-            self.safe = places
-            return True
-        positions = [at for at, value in enumerate(values) if isinstance(value, torch.Tensor)]
-        spans = sorted(
-            (begin, begin + reach_of(value), at in self.written)
-            for at, (begin, _), value in zip(positions, places, tensors, strict=True)
-        )
-        found = _are_apart(spans)
-        self.safe = places if found else []
-        self.kept = [span[:2] for span in spans if span[2]]
-        self.read_only = [at not in self.written for at in positions]
-        return found
-
-    def _known(self, tensors: Sequence[torch.Tensor], places: Sequence[tuple[int, int]]) -> bool:
-        """Tell whether only a few tensors lie elsewhere than before, none of or in what is written."""
-        if len(places) != len(self.safe):
-            return False
-        moved = [at for at, same in enumerate(map(eq, places, self.safe)) if not same]
-        if len(moved) > FEW or not all(self.read_only[at] for at in moved):
-            return False
-        spans = [(places[at][0], places[at][0] + reach_of(tensors[at])) for at in moved]
-        return all(until <= first or last <= begin for begin, until in spans for first, last in self.kept)
-
-
-def reach_of(value: torch.Tensor) -> int:
-    """Return how many bytes lie from the first element of a tensor to the end of its last."""
-    if not value.numel():
-        return 0
-    steps = zip(value.shape, value.stride(), strict=True)
-    return (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
-
-
-def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
-    """Say whether no span of memory that is written meets another; they come by their beginnings."""
-    end = end_of_written = 0
-    for begin, until, written in spans:
-        if begin < until and (begin < end_of_written or (written and begin < end)):
-            return False
-        end = max(end, until)
-        end_of_written = max(end_of_written, until) if written else end_of_written
-    return True
-
-
 def random_state(inputs: Sequence[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
     """Return the states of the generators from which operators on these tensors draw."""
     places = {value.device for value in inputs if isinstance(value, torch.Tensor) and value.is_cuda}
@@ -169,16 +109,18 @@ def restore_random(states: Iterable[tuple[torch.Generator, torch.Tensor]]) -> No
         generator.set_state(state)
 
 
-def returning(run: Callable[..., Any], returned: Mapping[int, int]) -> Callable[..., Any]:
-    """Return what runs a plan and gives arguments that it writes: number of a result -> number of one."""
-
-    def with_arguments(*inputs: Any) -> Any:
-        found = list(run(*inputs))
-        for at, argument in returned.items():
-            found[at] = inputs[argument]
-        return tuple(found)
-
-    return with_arguments
+def parts_of_written(expected: Aliasing, examples: Sequence[Any], written: Iterable[int]) -> dict[int, Part]:
+    """Return the results that lie in arguments which are written, by number."""
+    places = {expected.memory[at]: at for at in written}
+    results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
+    parts = dict[int, Part]()
+    for number, (first, place) in enumerate(results):
+        argument, lies = places.get(place), expected.strides[number]
+        if first in places.values():
+            parts[number] = Part(first)
+        elif argument is not None and lies is not None:
+            parts[number] = Part(argument, lies.steps, lies.offset - examples[argument].storage_offset())
+    return parts
 
 
 class Separated:
@@ -192,25 +134,22 @@ class Separated:
         What runs it operator by operator, where results cannot be mended or arguments share memory.
     expected
         What shares memory in the program, and how results lie.
-    written
-        Positions of the arguments that are written.
     is_open
         Whether sizes are symbols.
     """
 
     def __init__(
         self,
-        executable: Callable[..., Any],
+        executable: Executable,
         instead: Callable[..., Any],
         expected: Aliasing,
-        written: Sequence[int] = (),
         *,
         is_open: bool = False,
     ) -> None:
-        self.run = executable
+        self.executable: Executable | None = executable
+        """None once results turned out to be none that can be mended."""
         self.instead = instead
         self.expected = expected
-        self.apart = Apart(written)
         self.is_open = is_open
         self.changes: dict[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
         self.growth: list[tuple[int, int]] = []
@@ -221,27 +160,30 @@ class Separated:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run."""
-        if self.apart.written and not self.apart(inputs):
+        if self.executable is None:
+            return self.instead(*inputs)
+        look = self.executable.look(inputs)
+        if not look.apart:
             self._tell("arguments share memory that it writes")
             return self.instead(*inputs)
         if self.changes is None:
-            return self._first(inputs)
+            return self._first(inputs, self.executable, look)
         if not (self.changes or self.growth or self.marks):
-            return self.run(*inputs)
+            return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
-        return self._marked(inputs, before, self._mended(self.run(*inputs)))
+        return self._marked(inputs, before, self._mended(self.executable.run(inputs, look)))
 
     def _tell(self, why: str) -> None:
         if not self.told:
             log.warning("a graph runs operator by operator: %s", why)
         self.told = True
 
-    def _first(self, inputs: tuple[Any, ...]) -> Any:
+    def _first(self, inputs: tuple[Any, ...], executable: Executable, look: Look) -> Any:
         """Run, and find out what is to be mended; where that is more than can be, run `instead`."""
-        kept = [(inputs[at], inputs[at].clone()) for at in self.apart.written]
+        kept = [(inputs[at], inputs[at].clone()) for at in executable.counted]
         random = random_state(inputs)
         before = [version_of(value) for value in inputs]
-        results = self.run(*inputs)
+        results = executable.run(inputs, look)
         self.changes = self._needed(inputs, results)
         try:
             mended = self._mended(results)
@@ -252,9 +194,9 @@ class Separated:
             self._tell("its results cannot be laid out as the program's")
             restore_random(random)
             self._restore(kept, before, inputs)
-            self.run, self.changes, self.apart = self.instead, {}, Apart(())
+            self.executable = None
             return self.instead(*inputs)
-        self._note_versions(inputs, before, mended)
+        self._note_versions(inputs, executable.counted, before, mended)
         return self._marked(inputs, [before[at] for at, _ in self.growth], mended)
 
     def _restore(self, kept: Any, before: list[int | None], inputs: tuple[Any, ...]) -> None:
@@ -294,11 +236,13 @@ class Separated:
         with mode:
             return [*map(strides_of, flat(self.instead(*fakes)))]
 
-    def _note_versions(self, inputs: tuple[Any, ...], before: list[int | None], results: Any) -> None:
+    def _note_versions(
+        self, inputs: tuple[Any, ...], written: Sequence[int], before: list[int | None], results: Any
+    ) -> None:
         grown, own = self.expected.versions[: len(inputs)], self.expected.versions[len(inputs) :]
         self.growth = [
             (at, grown[at] or 0)
-            for at in sorted(self.apart.written)
+            for at in written
             if grown[at] is not None and version_of(inputs[at]) != (before[at] or 0) + (grown[at] or 0)
         ]
         places = range(len(inputs), len(self.expected.memory))

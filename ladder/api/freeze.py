@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ladder.api.linear import Linear
 from ladder.api.open_export import OpenAxes, decide, limits_of, open_paths, require_open
@@ -178,7 +179,7 @@ def freeze(
 ) -> Frozen:
     """Capture a model anew on example inputs, the extents along ``axes`` open.
 
-    Its buffers are afterwards what they were before.
+    Its buffers and the examples are afterwards what they were before.
 
     Raises
     ------
@@ -189,8 +190,9 @@ def freeze(
 
     watched = _Watched(Compiler(precise))
     given = _named(function, arguments, named)
-    buffers = list(function.buffers()) if isinstance(function, torch.nn.Module) else []
-    before = [buffer.clone() for buffer in buffers]
+    state = list(function.buffers()) if isinstance(function, torch.nn.Module) else []
+    state += [x for x in tree_leaves((arguments, dict(named))) if isinstance(x, torch.Tensor)]
+    before = [tensor.clone() for tensor in state]
     with torch.no_grad():
         captured = capture(function, backend=watched)
         wanted = open_paths(axes, arguments, named, list(given))
@@ -198,9 +200,9 @@ def freeze(
         captured(*arguments, **named)
         watched.calls.clear()
         result = captured(*arguments, **named)
-        for buffer, old in zip(buffers, before, strict=True):
-            if not torch.equal(buffer, old):
-                buffer.copy_(old)
+        for tensor, old in zip(state, before, strict=True):
+            if not torch.equal(tensor, old):
+                tensor.copy_(old)
     _require_whole(captured, watched)
     if wanted:
         require_open(wanted, captured, *watched.graphs[0])

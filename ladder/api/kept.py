@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
-from ladder.frontend.fx_facts import facts_of
+from ladder.frontend.fx_facts import facts_of, facts_of_symbols
 from ladder.frontend.torch_fx import import_fx
 from ladder.installation import cache_root
 from ladder.runtime.cache import Identity, KernelCache, cache_key, source_digest, type_text
@@ -60,8 +60,9 @@ def prepared_for(
     key = _key(module, examples, device, options)
     found = _read(key) if key else None
     if found is None:
+        known = facts_of_symbols(examples) if key else {}
         found = prepare(import_fx(module, examples, **options), device)
-        if key:
+        if key and known == facts_of_symbols(examples):  # a note would not repeat what tracing decided
             _write(key, found)
     return found
 

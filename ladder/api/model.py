@@ -12,14 +12,15 @@ import torch
 import torch.fx
 
 from ladder import faults
-from ladder.api.aliasing import Separated, expected_aliasing, returning
+from ladder.api.aliasing import Separated, expected_aliasing, parts_of_written, results_of
 from ladder.api.branching import Branching, branches
 from ladder.api.by_sizes import BySizes
 from ladder.api.kept import prepared_for
 from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.surroundings import kept_state
 from ladder.capture import Captured, capture
-from ladder.capture.sites import Backend, run_as_is
+from ladder.capture.captured import run_as_is
+from ladder.capture.records import Backend
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.program import ImportRefused
@@ -173,9 +174,6 @@ class Compiler:
         Exception
             Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
         """
-        if not any(isinstance(value, torch.Tensor) for value in examples):
-            self.refused.append("the graph takes no tensors")
-            return run_as_is(module, examples)
         reason = module.meta.get("switches") or reason_to_refuse(examples)
         if not reason:
             try:
@@ -195,7 +193,7 @@ class Compiler:
         """Return the plan of a graph, bound; of one that branches, those of its parts."""
         if branches(module):
             return Branching(module, examples, self)
-        place = place_of(examples)
+        place = place_of(module, examples)
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""
         opened = module.meta.get("open", examples)
@@ -243,17 +241,14 @@ def separated(
     Raises
     ------
     ImportRefused
-        If results share memory that is written: plans write into copies. Arguments themselves may be results.
+        If results of open sizes lie in arguments that are written: plans write into copies.
     """
-    expected, count = expected_aliasing(module, opened), len(examples)
-    written, first = [at for at, _ in executable.updates], expected.objects[count:]
-    returned = {at: argument for at, argument in enumerate(first) if argument in written}
-    shared = {at for at, memory in enumerate(expected.memory[count:]) if memory < at + count}
-    if expected.writes and shared - set(returned):
-        raise ImportRefused("results share memory that the graph writes")
-    run = returning(executable, returned) if returned else executable
-    plain, is_open = run_as_is(module, examples), "open" in module.meta
-    return Separated(run, plain, expected, written, is_open=is_open)
+    expected, is_open = expected_aliasing(module, opened), "open" in module.meta
+    parts = parts_of_written(expected, examples, [at for at, _ in executable.updates])
+    if is_open and any(part.steps is not None for part in parts.values()):
+        raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
+    executable.gives(parts)
+    return Separated(executable, run_as_is(module, examples), expected, is_open=is_open)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:
@@ -282,9 +277,19 @@ def _is_fake(value: torch.Tensor) -> bool:
     return isinstance(value, torch._subclasses.FakeTensor)
 
 
-def place_of(examples: list[Any]) -> torch.device:
-    """Return the device of the tensors among arguments."""
-    return next(value.device for value in examples if isinstance(value, torch.Tensor))
+def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
+    """Return the device of the tensors among arguments; without any, that of what a graph makes of none.
+
+    Raises
+    ------
+    ImportRefused
+        If it makes tensors on several devices, or none.
+    """
+    given = [value.device for value in examples if isinstance(value, torch.Tensor)]
+    places = given[:1] or {value.device for value in results_of(module, examples)}
+    if len(places) != 1:
+        raise ImportRefused(f"the graph takes no tensors, and makes some on {len(places)} devices")
+    return next(iter(places))
 
 
 @overload

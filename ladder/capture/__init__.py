@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ladder.capture.sites import Backend, Captured
+from ladder.capture.captured import Captured
+from ladder.capture.records import Backend
 
 
 def capture(function: Callable[..., Any], *, backend: Backend | None = None) -> Captured:

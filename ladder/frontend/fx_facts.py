@@ -1,7 +1,8 @@
 """All that decides what an fx graph becomes, as JSON-able data: equal facts, equal tile graphs.
 
 Facts are for graphs as capture makes them: operators of torch and of Ladder on tensors and numbers. What
-cannot be named in another process (functions of a program, tensors held by the graph, fakes) has no facts.
+cannot be named in another process (functions of a program, tensors held by the graph) has no facts. Symbolic
+sizes are told by their expressions and by what is known of their symbols, see `facts_of_symbols`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 import torch.fx
 
 _NATIVES = tuple(getattr(torch._C, f"_{name}") for name in ("nn", "linalg", "fft", "special"))
-HOMES: tuple[Any, ...] = (torch, torch.nn.functional, *_NATIVES, operator, math, builtins)
+HOMES: tuple[Any, ...] = (torch, torch.nn.functional, *_NATIVES, torch._C, operator, math, builtins)
 """Where functions that graphs call are found by name."""
 
 OPERATORS = ("aten", "prims", "ladder")
@@ -30,6 +31,10 @@ SETTINGS: tuple[Any, ...] = (
     torch.is_autocast_cache_enabled,
 )
 """What reads the state of torch on which tracing depends."""
+
+
+TENSORS = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
+"""Types of examples of which an import reads all but the elements."""
 
 
 class Unnameable(Exception):
@@ -52,12 +57,26 @@ def facts_of(module: torch.fx.GraphModule, examples: Sequence[Any]) -> dict[str,
             "examples": [_example(value) for value in examples],
             "objects": _first([id(value) for value in examples]),
             "memory": _first([_memory(value) for value in examples]),
+            "symbols": facts_of_symbols(examples),
             "state": [repr(read()) for read in SETTINGS],
             "autocast": [[torch.is_autocast_enabled(kind), _autocast(kind)] for kind in ("cpu", "cuda")],
             "torch": torch.__version__,
         }
     except Unnameable:
         return None
+
+
+def facts_of_symbols(examples: Sequence[Any]) -> dict[str, Any]:
+    """Return what is known of the symbols in the sizes of examples; empty where sizes are numbers."""
+    fakes = (value for value in examples if isinstance(value, torch._subclasses.FakeTensor))
+    env = next((value.fake_mode.shape_env for value in fakes), None)
+    if env is None:
+        return {}
+    return {
+        "guards": [str(guard.expr) for guard in env.guards],
+        "replacements": sorted([str(old), str(new)] for old, new in env.replacements.items()),
+        "ranges": sorted([str(symbol), str(found)] for symbol, found in env.var_to_range.items()),
+    }
 
 
 def _autocast(kind: str) -> str:
@@ -119,6 +138,8 @@ def _value(value: Any) -> Any:
         return {"slice": [_value(item) for item in (value.start, value.stop, value.step)]}
     if isinstance(value, torch._ops.OpOverload):
         return {"operator": _function(value)}
+    if kind is torch.SymInt:
+        return {"symbol": [str(value.node.expr), value.node.hint]}
     raise Unnameable(repr(value))
 
 
@@ -126,12 +147,13 @@ def _example(value: Any) -> Any:
     """Return what an import reads of an argument: of tensors all but the elements."""
     if not isinstance(value, torch.Tensor):
         return _value(value)
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+    if type(value) not in TENSORS or value.layout is not torch.strided:
         raise Unnameable(repr(type(value)))
     return {
         "tensor": [
-            *(type(value).__name__, str(value.dtype), str(value.device)),
-            *(tuple(value.shape), value.stride(), value.storage_offset()),
+            *(type(value).__name__, isinstance(value, torch.nn.Parameter)),
+            *(str(value.dtype), str(value.device)),
+            *map(_value, (value.shape, value.stride(), value.storage_offset())),
             *(value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference()),
         ]
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.partition.chains import LONGEST
@@ -14,17 +15,20 @@ from ladder.partition.rows import REDUCTIONS
 MOST_INPUTS = 24
 """Tensors that one kernel reads at most."""
 
+FEW = 64
+"""Elements of results so small that a launch costs more than all of their work."""
+
 
 def join_siblings(graph: Graph, parts: Sequence[Part]) -> list[Part]:
     """Return parts, in an order in which they can run, with chains of neighbours joined.
 
     Only chains without reductions: their results are computed one after the other by the same threads, so
-    that nothing is computed twice.
+    that nothing is computed twice. Chains of a few elements need not read one value.
     """
     parts = list(parts)
     at = 0
     while at < len(parts):
-        mate = _mate(parts, at)
+        mate = _mate(graph, parts, at)
         if mate is None:
             at += 1
         else:
@@ -66,8 +70,11 @@ def _elements(graph: Graph, part: Part) -> float:
     return sum(count if isinstance(count, int) else math.inf for count in counts)
 
 
-def _mate(parts: Sequence[Part], at: int) -> int | None:
-    """Return a later chain that reads what this one reads, and nothing that is made from it on."""
+def _mate(graph: Graph, parts: Sequence[Part], at: int) -> int | None:
+    """Return a later chain that goes with this one and reads nothing that is made from it on.
+
+    That is one that reads what this one reads, or of as few elements.
+    """
     first = parts[at]
     if not _is_plain(first):
         return None
@@ -77,7 +84,8 @@ def _mate(parts: Sequence[Part], at: int) -> int | None:
         part = parts[later]
         shared = set(first.inputs) & set(part.inputs) & changing
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
-        if _is_plain(part) and shared and few and not made & set(part.inputs) and _is_short(first, part):
+        possible = _is_plain(part) and few and not made & set(part.inputs) and _is_short(first, part)
+        if possible and (shared or _are_tiny(graph, first, part)):
             return later
         made |= set(part.outputs)
     return None
@@ -98,9 +106,22 @@ def _is_short(a: Part, b: Part) -> bool:
     return len({node.name for part in (a, b) for node in part.graph.nodes}) <= LONGEST
 
 
+def _are_tiny(graph: Graph, a: Part, b: Part) -> bool:
+    """Tell whether all results of two chains have the same few elements, and none is written in place."""
+    shapes = {graph.tile(value).shape for value in (*a.outputs, *b.outputs)}
+    count = product(next(iter(shapes)))
+    in_place = "put" in (*a.operators, *b.operators)
+    return len(shapes) == 1 and isinstance(count, int) and count <= FEW and not in_place
+
+
 def _is_plain(part: Part) -> bool:
-    """Tell whether a part is a chain of neither reductions nor windows."""
-    return part.kind == "chain" and not {*REDUCTIONS, "map"} & {node.operator for node in part.graph.nodes}
+    """Tell whether a part is a chain of neither reductions nor windows, nor of random numbers."""
+    nodes = part.graph.nodes
+    return (
+        part.kind == "chain"
+        and not {*REDUCTIONS, "map"} & {node.operator for node in nodes}
+        and not any(map(draws, nodes))
+    )
 
 
 def _joined(graph: Graph, a: Part, b: Part, outputs: tuple[str, ...]) -> Part:

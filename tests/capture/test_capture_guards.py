@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -132,3 +133,18 @@ def test_what_changes_nothing_is_no_miss() -> None:
         layers[3].register_forward_hook(lambda module, given, result: None).remove()
 
     assert calls(layers, harmless) == (1, 1)
+
+
+def test_variables_of_the_environment_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x * (2.0 if os.environ.get("LADDER_TEST_SCALE") else 3.0)
+
+    x = torch.ones(3)
+    captured = capture(scaled)
+    assert torch.equal(captured(x), 3 * x)
+    monkeypatch.setenv("LADDER_TEST_OTHER", "1")
+    assert torch.equal(captured(x), 3 * x)
+    assert captured.calls["recorded"] == 1
+    monkeypatch.setenv("LADDER_TEST_SCALE", "1")
+    assert torch.equal(captured(x), 2 * x)
+    assert captured.calls["recorded"] == 2

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import capture
 
@@ -233,3 +234,25 @@ def test_explain_names_what_is_left_open():
         captured(torch.ones(n, 2))
     assert "left open: args[0].shape[0]" in captured.explain()
     assert "args[0] is contiguous" in captured.explain(guards=True)
+
+
+def _added(left, right):
+    return left + right
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: sum(x[:, at] for at in range(x.shape[1])),
+        lambda x: associative_scan(_added, x, 1, combine_mode="generic") * x.shape[0],
+    ],
+    ids=["loop", "scan"],
+)
+def test_extents_that_must_be_numbers_are_left_open_once(program):
+    fast = capture(program)
+    for tokens in (4, 7, 9, 12):
+        x = torch.randn(3, tokens)
+        torch.testing.assert_close(fast(x), program(x))
+    (entry,) = fast.entries.values()
+    assert "args[0].shape[1]" in entry.lifted & entry.unliftable
+    assert not any("args[0].shape[1]" in check.why for check in entry.records[0].checks)

@@ -246,3 +246,35 @@ def test_float64_is_computed_in_float64() -> None:
     x = torch.randn(3, 7, dtype=torch.float64)
     run, _ = compiled(program, x)
     assert all(torch.allclose(y, z, rtol=1e-13, atol=1e-14) for y, z in zip(run(x), program(x), strict=True))
+
+
+def adds_and_views(buffer: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    buffer.add_(x)
+    return buffer[1], x[1:], buffer.t(), x * 2, buffer
+
+
+def test_results_that_lie_in_what_is_written_are_parts_of_it() -> None:
+    examples = torch.ones(4, 4), torch.randn(4, 4)
+    run, compiler = compiled(adds_and_views, *examples)
+    for _ in range(2):
+        buffer, x = torch.ones(9).repeat(2)[1:17].view(4, 4), torch.randn(4, 4)
+        expected = adds_and_views(buffer.clone(), x)
+        found = run(buffer, x)
+        assert all(map(torch.equal, found, expected))
+        buffer.zero_()
+        assert not found[0].any()
+        assert not found[2].any()
+        assert found[4] is buffer
+    assert (len(compiler.built), compiler.refused) == (1, [])
+
+
+def makes_positions(items: list[int]) -> Tensor:
+    steps = torch.arange(len(items))
+    return (steps[:, None] - steps).clamp(-3, 3).float()
+
+
+def test_a_graph_that_takes_no_tensors_is_a_plan() -> None:
+    compiler = Compiler()
+    fast = torch.compile(makes_positions, backend=compiler)
+    assert torch.equal(fast([0] * 5), makes_positions([0] * 5))
+    assert (len(compiler.built), compiler.refused) == (1, [])

@@ -229,8 +229,51 @@ def test_what_has_no_name_elsewhere_is_not_kept() -> None:
         registered.call_function(torch.ops.kept_test.double.default, (registered.placeholder("x"),))
     )
     assert facts_of(torch.fx.GraphModule(root, registered), [x]) is None
-    fake = torch._subclasses.FakeTensorMode().from_tensor(x)
-    assert facts_of(torch.fx.symbolic_trace(nn.ReLU()), [fake]) is None
+
+
+def test_plans_of_open_sizes_and_with_tensors_of_their_own_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            start = torch.tensor([]).reshape(0, 6)
+        return torch.cat([start, torch.tanh(x) * y.shape[0], y])
+
+    given = [[torch.randn(rows, 6) for rows in pair] for pair in ((4, 5), (3, 7), (8, 2))]
+    with knobs.override(cache_dir=tmp_path):
+        for imports in (2, 0):
+            fast = ladder.compile(joined)
+            with monkeypatch.context() as patch, torch.no_grad():
+                counted = Counted(patch, (kept, "import_fx"))
+                for pair in given:
+                    assert torch.allclose(fast(*pair), joined(*pair), atol=1e-6)
+            assert not fast.refused
+            assert counted.calls["import_fx"] == imports
+
+
+def test_facts_feel_symbols() -> None:
+    def facts(x: Tensor, **how: Any) -> Any:
+        from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+        mode = torch._subclasses.FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
+        kinds = [DimDynamic.DYNAMIC if axis in how.get("axes", ()) else DimDynamic.STATIC for axis in (0, 1)]
+        fake = mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
+        for decided in how.get("decided", ()):
+            assert decided(fake)
+        return facts_of(torch.fx.symbolic_trace(nn.ReLU()), [fake])
+
+    x = torch.randn(4, 6)
+    everything = [
+        facts(x),
+        facts(nn.Parameter(x)),
+        *(facts(x, axes=axes) for axes in ((0,), (1,), (0, 1))),
+        facts(x[:3], axes=(0,)),
+        facts(x, axes=(0, 1), decided=(lambda y: y.shape[0] < y.shape[1],)),
+        facts(x, axes=(0,), decided=(lambda y: y.shape[0] % 2 == 0,)),
+    ]
+    assert None not in everything
+    assert facts(x, axes=(0,)) == everything[2]
+    assert all(a != b for at, a in enumerate(everything) for b in everything[:at])
 
 
 MODELS: dict[str, Any] = {

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from chain_targets import run_chain
 from torch import Tensor, nn
 
 import ladder
 from ladder import knobs
-from ladder.api.aliasing import Apart
 from ladder.api.model import Compiled
 from ladder.frontend import joined
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir import GraphBuilder
 from ladder.ir.gemm import Gemm
 from ladder.partition import partition, simplify
+from ladder.partition.siblings import MOST_INPUTS
+from ladder.runtime.model.arguments import Arguments
 from ladder.runtime.model.build import Built, build_model
 from ladder.runtime.model.prepared import updated_inputs
 from targets import TileDevice
@@ -306,8 +309,59 @@ def test_an_index_out_of_range_is_told() -> None:
 def test_arguments_that_grow_into_what_is_written_are_noticed() -> None:
     """Plans of open sizes get tensors that begin where they did and end elsewhere."""
     memory = torch.zeros(40)
-    apart, written = Apart([1]), memory[10:20]
+    arguments, written = Arguments([1]), memory[10:20]
     for count, expected in ((10, True), (10, True), (15, False), (10, True)):
-        assert apart([memory[:count], written]) is expected
-    assert apart([memory[:5], memory[10:20]])
-    assert not apart([memory[12:14], written])
+        assert arguments.look([memory[:count], written]).apart is expected
+    assert arguments.look([memory[:5], memory[10:20]]).apart
+    assert not arguments.look([memory[12:14], written]).apart
+
+
+def test_arguments_that_stay_are_told_from_those_that_move() -> None:
+    """A generation lasts while tensors that stayed lie where they lay; those that move are named."""
+    weight, state = torch.zeros(4), torch.zeros(4)
+    arguments = Arguments([1])
+    seen = [arguments.look([weight, state, torch.zeros(4), 5]).generation for _ in range(4)]
+    assert arguments.moving == {2}
+    assert arguments.look([weight, state, torch.zeros(4), 5]).generation == seen[-1]
+    weight.data = torch.ones(4)
+    assert arguments.look([weight, state, torch.zeros(4), 5]).generation == seen[-1] + 1
+    assert arguments.look([weight, torch.zeros(4), torch.zeros(4), 5]).generation == seen[-1] + 2
+    assert 1 not in arguments.moving
+    assert not arguments.look([state, state, torch.zeros(4), 5]).apart
+
+
+def test_loaded_plans_refuse_arguments_in_what_they_write(tmp_path: Path) -> None:
+    def run(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache.add_(x)
+        return cache * 2 + x
+
+    cache, x = torch.zeros(8), torch.ones(8)
+    with torch.no_grad():
+        loaded = ladder.load(ladder.compile(run).export(tmp_path / "model.ladder", cache, x))
+        before = cache._version
+        assert torch.equal(loaded(cache, x), torch.full((8,), 3.0))
+        assert torch.equal(cache, torch.ones(8))
+        assert cache._version == before + 1
+        with pytest.raises(ladder.AliasingError, match="share memory"):
+            loaded(cache, cache)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_counters_are_one_launch(target: str) -> None:
+    """Caches count their tokens, each in a tensor of one element: those chains go together."""
+
+    count, g = MOST_INPUTS + 2, GraphBuilder("counters")
+    counters = {f"x{at}": torch.tensor([7 * at]) for at in range(count)}
+    added = [
+        g.add("add", g.input(name, "int64", (1,)), g.add("constant", value=at + 1, type="int64"))
+        for at, name in enumerate(counters)
+    ]
+    graph = g.finish(*added)
+    together = partition(graph, side_by_side=True)
+    assert [len(part.inputs) for part in together] == [MOST_INPUTS, 2]
+    assert len(partition(graph)) == count
+    found: dict[str, Tensor] = {}
+    for part in together:
+        results = run_chain(part.graph, [counters[name] for name in part.inputs], target)
+        found |= dict(zip(part.outputs, results, strict=True))
+    assert [int(found[value]) for value in graph.outputs] == [8 * at + 1 for at in range(count)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,13 @@ from ladder.forks import renewed
 from ladder.ir.extents import match_shape
 from ladder.runtime.compile import compiled
 from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.model.arguments import UNKNOWN, Arguments, Look
 from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.joined import Joined
 from ladder.runtime.model.plan import Plan
-from ladder.runtime.model.sizes import Sizes, evaluator, reader
-from tile_types.errors import DTypeError, ShapeError
+from ladder.runtime.model.results import Part, Result, result_of
+from ladder.runtime.model.sizes import reader
+from tile_types.errors import AliasingError, DTypeError, ShapeError
 
 
 class Executable:
@@ -75,13 +77,21 @@ class Executable:
         """Symbolic size -> where a call shows it."""
         self.names = tuple(self.places)
         self._read = reader(tuple(self.places.values()))
-        self._results = [self._result(item) for item in self.results]
-        self.aliases = {
+        self._results: list[Result] = []
+        self.wanted: frozenset[int] = frozenset()
+        """Outputs of the graph that are results."""
+        self.gives({})
+        self.written = {
             output: self.bindings[plan.in_place[value]]
             for output, value in enumerate(plan.outputs)
             if value in plan.in_place
         }
-        """Result that is written into an argument -> that argument."""
+        """Output of the graph that a step writes into an argument -> that argument."""
+        self.copied = [(at, output) for at, output in self.updates if output not in self.written]
+        """Arguments that take outputs once all steps have run."""
+        self.counted = sorted({*self.written.values(), *(at for at, _ in self.copied)})
+        """Arguments that are written."""
+        self.arguments = Arguments(self.counted)
         self.operators: dict[str, CompiledGemm] = {}
         """Request -> kernels of a quantized product that came with the plan; others are found or built."""
         self._frames: list[Frame] = []
@@ -95,30 +105,43 @@ class Executable:
         ------
         ShapeError
             If a tensor does not have the shape that the plan is for.
+        AliasingError
+            If an argument lies in the memory of one that is written.
         """
+        look = self.look(values)
+        if not look.apart:
+            raise AliasingError("arguments share memory that the model writes: give it tensors of their own")
+        return self.run(values, look)
+
+    def look(self, values: Sequence[Any]) -> Look:
+        """Compare the arguments of a call with those of the calls before."""
+        if self.where.type != "cuda" and not self.arguments.written:
+            return UNKNOWN
+        with self._lock:
+            return self.arguments.look(values)
+
+    def run(self, values: Sequence[Any], look: Look) -> tuple[Any, ...]:
+        """Run with arguments that `look` has seen."""
+        given, generation = values, look.generation
         if self.joined is not None:
             with self._lock:
                 values = (*values, *self.joined.of(values))
+                generation += self.joined.generation
         frame = self._take()
         try:
             sizes = self._read(values) if self.names else ()
-            found = frame.call(values, sizes)
+            found = frame.call(values, sizes, generation)
         finally:
             self._frames.append(frame)
-        for at, output in self.updates:
-            if output not in self.aliases:
-                values[at].copy_(found[output])
-        return tuple(result(found, sizes) for result in self._results)
+        torch.autograd.graph.increment_version([given[at] for at in self.counted])
+        return tuple(result(given, found, sizes) for result in self._results)
 
-    def _result(self, item: int | tuple[Any]) -> Callable[[Sequence[Any], Sizes], Any]:
-        """Return what gives a result from the graph's outputs and the sizes: extents are worked out."""
-        if isinstance(item, int):
-            return lambda found, sizes: found[item]
-        (value,) = item
-        if not isinstance(value, str):
-            return lambda found, sizes: value
-        extent = evaluator((value,), self.names)
-        return lambda found, sizes: extent(sizes)[0]
+    def gives(self, parts: Mapping[int, Part]) -> None:
+        """Let results be arguments that are written, or parts of them, by number of the result."""
+        self._results = [result_of(item, self.names, parts.get(at)) for at, item in enumerate(self.results)]
+        whole = {at for at, part in parts.items() if part.steps is None}
+        read = (item for at, item in enumerate(self.results) if at not in whole)
+        self.wanted = frozenset(item for item in read if isinstance(item, int))
 
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""

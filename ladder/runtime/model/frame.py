@@ -104,10 +104,18 @@ class Frame:
         self.steps: list[tuple[Bound, tuple[int, ...]]] = []
         self._bind(plan.steps)
 
-    def call(self, values: Sequence[Any], sizes: Sizes) -> list[Any]:
-        """Run with arguments of given sizes, by a CUDA graph where there is one."""
+    def call(self, values: Sequence[Any], sizes: Sizes, generation: int = 0) -> list[Any]:
+        """Run with arguments of given sizes, by a CUDA graph where there is one.
+
+        Parameters
+        ----------
+        values, sizes
+            The arguments, and what they show.
+        generation
+            Grows when a tensor that stayed so far lies elsewhere, as `Look.generation`.
+        """
         state = self.enter(sizes)
-        return self.run(values) if state.replay is None else state.replay.run(values)
+        return self.run(values) if state.replay is None else state.replay.run(values, generation)
 
     def enter(self, sizes: Sizes) -> State:
         """Let the steps run for these sizes from now on."""
@@ -156,6 +164,8 @@ class Frame:
             for slot in dead:
                 slots[slot] = None
         found = [slots[self.slot[value]] for value in self.owner.plan.outputs]
+        if self.owner.copied:
+            self._update(values, found)
         for at in self.lasting:
             found[at] = found[at].clone()  # the caller may write into what it gets
         for slot, _ in self.inputs:
@@ -164,6 +174,13 @@ class Frame:
             slots[slot] = None
         self.values = ()
         return found
+
+    def _update(self, values: Sequence[Any], found: Sequence[Any]) -> None:
+        """Let arguments take outputs; the executable counts that they were written."""
+        targets = [values[at] for at, _ in self.owner.copied]
+        counted = tuple(target for target in targets if not target.is_inference())
+        with torch.autograd.grad_mode._unsafe_preserve_version_counter(counted):
+            torch._foreach_copy_(targets, [found[output] for _, output in self.owner.copied])
 
     def _without_gradient(self, at: int, value: Any) -> Any:
         """Return the plain tensor of a parameter: kernels take no other; kept from call to call."""

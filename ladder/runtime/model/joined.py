@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -105,21 +106,34 @@ class Joined:
         self.joins = tuple(joins)
         self.read = tuple(dict.fromkeys(at for join in self.joins for at in join.parts))
         self.parts: list[torch.Tensor] = []
+        self.addresses: list[int] = []
+        self.counted: list[torch.Tensor] = []
+        """Parts that count how often they were changed in place: inference tensors do not."""
         self.versions: list[int] = []
         self.arrays: tuple[torch.Tensor, ...] = ()
+        self.generation = 0
+        """How often the arrays were made."""
 
     def of(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Return the arrays for the arguments of a call; the same tensors while no part changes."""
-        parts = [values[at] for at in self.read]
-        versions = [_version(part) for part in parts]
-        same = len(parts) == len(self.parts) and all(a is b for a, b in zip(parts, self.parts, strict=True))
-        if not same or versions != self.versions:
+        if self.joins and not self._hold(parts := [values[at] for at in self.read]):
             with torch.no_grad():
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))
-            self.parts, self.versions = parts, versions
+            self.parts, self.addresses = parts, [*map(torch.Tensor.data_ptr, parts)]
+            self.counted = [part for part in parts if not part.is_inference()]
+            self.versions = [*map(_version, self.counted)]
+            self.generation += 1
         return self.arrays
 
+    def _hold(self, parts: Sequence[torch.Tensor]) -> bool:
+        """Tell whether the arrays are what these parts give."""
+        return (
+            len(parts) == len(self.parts)
+            and all(map(is_, parts, self.parts))
+            and [*map(torch.Tensor.data_ptr, parts)] == self.addresses
+            and [*map(_version, self.counted)] == self.versions
+        )
 
-def _version(tensor: torch.Tensor) -> int:
-    """Return what counts the changes in place of a tensor; inference tensors have none."""
-    return 0 if tensor.is_inference() else tensor._version
+
+_version = attrgetter("_version")
+"""What counts the changes in place of a tensor."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
@@ -145,8 +147,8 @@ def to_data(prepared: Prepared) -> dict[str, Any] | None:
     Parts are kept by the numbers of their nodes: their graphs are cut out of the whole again.
     """
     program = prepared.program
-    if program.held:
-        return None  # tensors of the program's own
+    if sum(tensor.nbytes for tensor in program.held) > MOST_HELD or not all(map(_is_plain, program.held)):
+        return None  # notes are no place for weights
     gemms: dict[Gemm, int] = {}
     sources = {name: _fields(source, gemms) for name, source in program.sources.items()}
     rest = {f.name: getattr(program, f.name) for f in fields(program)}
@@ -166,6 +168,7 @@ def to_data(prepared: Prepared) -> dict[str, Any] | None:
         "sources": sources,
         "parts": parts,
         "gemms": [asdict(gemm) for gemm in gemms],
+        "held": [_tensor_to_data(tensor) for tensor in program.held],
     }
     try:
         read = from_data(json.loads(json.dumps(data)))
@@ -186,8 +189,27 @@ def from_data(data: Mapping[str, Any]) -> Prepared:
     gemms = [gemm_from_dict(given) for given in data["gemms"]]
     sources = {name: Source(**_restored(given, gemms)) for name, given in data["sources"].items()}
     rest = {name: as_tuple(value) for name, value in data["program"].items()}
-    program = Program(graph=graph, sources=sources, **rest)
+    held = tuple(map(_tensor_from_data, data["held"]))
+    program = Program(graph=graph, sources=sources, held=held, **rest)
     return Prepared(program, [_part(graph, given, gemms) for given in data["parts"]])
+
+
+MOST_HELD = 4096
+"""Bytes of a program's own tensors that are written among its data."""
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def _tensor_to_data(tensor: torch.Tensor) -> dict[str, Any]:
+    content = tensor.detach().reshape(-1).view(torch.uint8).tolist() if tensor.numel() else []
+    return {"type": str(tensor.dtype).removeprefix("torch."), "shape": [*tensor.shape], "bytes": content}
+
+
+def _tensor_from_data(data: Mapping[str, Any]) -> torch.Tensor:
+    content = torch.tensor(data["bytes"], dtype=torch.uint8)
+    return content.view(getattr(torch, data["type"])).reshape(data["shape"])
 
 
 def _part(graph: Graph, data: Mapping[str, Any], gemms: Sequence[Gemm]) -> Part:

@@ -1,0 +1,413 @@
+"""What has been recorded of one function: records, by the resume points where their segments begin."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+
+from ladder.capture.heap.nodes import Check
+from ladder.capture.python.bytecode import program_of
+from ladder.capture.python.frames import NO_OVERRIDE, Frame, user_line
+from ladder.capture.python.prescan import reason_not_to_capture
+from ladder.capture.values.kinds import has_same_value
+
+log = logging.getLogger("ladder.capture")
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
+MAX_RECORDS = 32
+"""At one point of a program, one for each call that was recorded there."""
+MAX_REPEATED = 128
+"""At one point of a program that one call comes to again and again."""
+MAX_POINTS = 2048
+MAX_FAILURES = 12
+MISSES_BEFORE_LIFTING = 1
+MISSES_BEFORE_EXTENTS = 0
+MAX_ATTEMPTS = 20
+"""Times that the records before one branch are dropped to record both sides together."""
+MAX_SURPRISES = 3
+"""Times that a side comes up after the other one was recorded alone."""
+DEEPEST = 3
+"""Conditionals inside of one another at most: the number of paths doubles with each."""
+
+
+class Signal:
+    """What a record's function gives in place of a point."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+FAILED = Signal("an operator of the graph raised")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the values at a point make up one frame."""
+
+    code: CodeType
+    index: int
+    names: tuple[str, ...]
+    depth: int
+    override: bool
+    handled: int
+    namespace: int
+
+    def values(self, frame: Frame) -> list[Any]:
+        """Return the values of `frame`, in the order that `restore` takes."""
+        override = [frame.override] if self.override else []
+        return [
+            frame.function,
+            *(frame.slots[name] for name in self.names),
+            *frame.stack[: self.depth],
+            *override,
+            *frame.handled,
+        ]
+
+    @property
+    def size(self) -> int:
+        """How many values make up the frame."""
+        return 1 + len(self.names) + self.depth + self.override + self.handled
+
+    def restore(self, values: list[Any]) -> Frame:
+        """Make the frame again."""
+        frame = Frame(values[0], dict(zip(self.names, values[1:], strict=False)))
+        frame.index = self.index
+        at = 1 + len(self.names)
+        frame.stack = list(values[at : at + self.depth])
+        at += self.depth
+        frame.override = values[at] if self.override else NO_OVERRIDE
+        frame.handled = list(values[at + self.override :])
+        return frame
+
+
+@dataclass(eq=False)
+class Record:
+    """A guard, a graph and a mock; `run` is all three in one function.
+
+    ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
+    ``check(*roots)`` is the guard alone. `pinned`: the ids of the objects of the program that it holds.
+    `assumes`: the instructions whose numbers, read from tensors, it takes to be what they were.
+    `calls_cached`: whether its guard calls functions behind `functools.cache`.
+    `where`: the lines of all frames at its graph break, the innermost last.
+    `follows`: the resume points that may come next. `unseen`: whether it ends the program, or at another
+    branch, and changes nothing but the roots `changed`.
+    `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
+    """
+
+    run: Callable[..., Any]
+    check: Callable[..., Any]
+    checks: list[Check]
+    source: str
+    graph: torch.fx.GraphModule | None
+    operators: int
+    point: ResumePoint
+    pinned: frozenset[int]
+    split: str = ""
+    where: tuple[str, ...] = ()
+    follows: tuple[ResumePoint, ...] = ()
+    unseen: bool = False
+    changed: frozenset[int] = frozenset()
+    assumes: frozenset[Any] = frozenset()
+    calls_cached: bool = False
+    side: bool | None = None
+    depth: int = 0
+    branches: frozenset[ResumePoint] = frozenset()
+
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        """Say whether this, which begins at a branch, serves its side for other `values` at the point."""
+        return bool(self.check(*values, self.side) == 0)
+
+
+class Assumed:
+    """Numbers that tensors are assumed to hold, by the instruction that read each."""
+
+    def __init__(self, point: ResumePoint, numbers: list[tuple[Any, Any]]) -> None:
+        self.point = point
+        self.numbers = numbers
+
+    def holds(self, *tensors: torch.Tensor) -> bool:
+        """Compare; what does not hold too often is assumed no more."""
+        for tensor, (here, number) in zip(tensors, self.numbers, strict=True):
+            found = tensor.item()
+            if type(found) is not type(number) or not has_same_value(found, number):
+                branches = type(number) is bool and self.point.store.joins
+                self.point.note_surprise(here, branches=branches)
+                return False
+        return True
+
+
+class ResumePoint:
+    """A point of the program where a segment begins: the entry, or what follows a graph break."""
+
+    def __init__(self, store: Store, layouts: tuple[Layout, ...], after: str, names: list[str]) -> None:
+        self.store = store
+        self.layouts = layouts
+        self.after = after
+        self.names = names
+        self.records: list[Record] = []
+        self.spare: list[Record] = []
+        self.parked: list[Record] = []
+        self.runs: list[Callable[..., Any]] = []
+        self.lifted: set[str] = set()
+        self.unliftable: set[str] = set()
+        self.misses: dict[str, int] = {}
+        self.poisoned: set[tuple[Any, int]] = set()
+        self.failures: list[str] = []
+        self.surprises_at: Counter[Any] = Counter()
+        self.surprising: set[Any] = set()
+        self.dead = False
+        self.forks = False
+        self.attempts = self.surprises = 0
+        self.paused = False
+
+    def place(self) -> str:
+        """Return the line of the program where segments begin here."""
+        if not self.layouts:
+            return "entry"
+        frames = [
+            (layout.code, program_of(layout.code).instructions[layout.index - 1]) for layout in self.layouts
+        ]
+        return user_line([f"{code.co_filename}:{item.line} {code.co_name}" for code, item in frames])
+
+    def add(self, record: Record, beside: dict[bool, Record]) -> None:
+        """Keep `record`; the newest is tried first. `beside`: the sides of a branch known before."""
+        self.records.insert(0, record)
+        self.runs.insert(0, record.run)
+        self.parked = []
+        if record.side is not None and self.may_join({**beside, record.side: record}):
+            self.attempts += 1
+            self.store.drop_before(self)
+
+    def known(self) -> list[Record]:
+        """Return what has been recorded from here, also what no call can come to: it tells of branches."""
+        return [*self.records, *self.spare]
+
+    def take_back(self) -> None:
+        """Use the records again that were dropped to record both sides of a branch together."""
+        self.keep_only([*self.records, *self.parked])
+        self.parked = []
+
+    def keep_only(self, records: Iterable[Record]) -> None:
+        """Drop all records but these."""
+        self.records = list(records)
+        self.runs = [record.run for record in self.records]
+
+    def meet_side(self, roots: list[Any]) -> bool | None:
+        """Return which side of a branch begins here, if one does; what knows only the other is dropped."""
+        if not self.forks or type(roots[-1]) is not bool:
+            return None
+        if self.store.knows_one_side(self):
+            self.surprises += 1
+            self.store.drop_before(self)
+        return bool(roots[-1])
+
+    def sides(self, values: tuple[Any, ...]) -> dict[bool, Record]:
+        """Return the records of the sides of a branch that serve `values` here."""
+        found: dict[bool, Record] = {}
+        for record in self.known():
+            if record.side is not None and record.side not in found and record.serves(values):
+                found[record.side] = record
+        return found
+
+    def may_join(self, sides: dict[bool, Record]) -> bool:
+        """Say whether `sides` of a branch may be recorded together: both, or the only one that is known."""
+        few = len(sides) == 1 and self.surprises >= MAX_SURPRISES
+        unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
+        return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
+
+    def note_leave(self, why: str) -> None:
+        """Note that a recording was dropped since it matters when objects die; give up at the second."""
+        self.dead = why in self.failures
+        self.failures.append(why)
+
+    def note_failure(self, why: str, origin: Any) -> None:
+        """Note that a recording from here failed; give up where nothing can be done otherwise."""
+        self.failures.append(why)
+        if (
+            origin is None
+            or origin[0] is None
+            or origin in self.poisoned
+            or len(self.failures) > MAX_FAILURES
+        ):
+            self.dead = True
+            self.take_back()
+        else:
+            self.poisoned.add(origin)
+
+    def note_surprise(self, here: Any, *, branches: bool) -> None:
+        """Note that a number read at the instruction `here` was not what a record assumes.
+
+        `branches`: it is one of two, and the graph may hold what follows each.
+        """
+        self.surprises_at[here] += 1
+        if self.surprises_at[here] >= (1 if branches else MAX_SURPRISES):
+            self.surprising.add(here)
+            self.keep_only(record for record in self.records if here not in record.assumes)
+
+    def learn(self, roots: tuple[Any, ...]) -> None:
+        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once."""
+        for record in list(self.records):
+            failed = record.check(*roots)
+            if type(failed) is tuple:
+                self._note_misses(failed if self.store.lifts_shapes else (), MISSES_BEFORE_EXTENTS)
+            elif failed > 0:
+                check = record.checks[failed - 1]
+                if check.holds in record.pinned:
+                    self.store.forget(check.holds)
+                self._note_misses((check.path,) if check.path is not None else (), MISSES_BEFORE_LIFTING)
+
+    def _note_misses(self, paths: tuple[str, ...], enough: int) -> None:
+        for path in paths:
+            self.misses[path] = self.misses.get(path, 0) + 1
+            if self.misses[path] > enough and path not in self.unliftable:
+                self.lifted.add(path)
+
+
+class Pending(NamedTuple):
+    """What a run leaves to records: the point that it came to, and the values there."""
+
+    point: ResumePoint
+    roots: tuple[Any, ...]
+
+
+class Store:
+    """All that has been recorded of one function.
+
+    Attributes
+    ----------
+    entries
+        The point where the function begins, by how it is called; `sites`: those that follow a graph break.
+    given_up
+        Why calls run without capture; empty if they do not.
+    """
+
+    def __init__(self, function: Callable[..., Any], backend: Backend) -> None:
+        self.function = function
+        self.backend = backend
+        self.lifts_shapes = bool(getattr(backend, "dynamic_shapes", False))
+        self.joins = bool(getattr(backend, "conditionals", False))
+        self.takes_numbers = bool(getattr(backend, "numbers", True))
+        self.entries: dict[Any, ResumePoint] = {}
+        self.sites: dict[Any, ResumePoint] = {}
+        self.given_up = reason_not_to_capture(function)
+        self.calls = {"recorded": 0, "eager": 0}
+        self.seconds = 0.0
+        self.warned = False
+        self.counts_cached_calls = False
+
+    def all_points(self) -> tuple[ResumePoint, ...]:
+        """Return all resume points, the entries first."""
+        return (*self.entries.values(), *self.sites.values())
+
+    def give_up(self, why: str) -> None:
+        """Run the function as it is from now on; the first reason is kept."""
+        self.given_up = self.given_up or why
+
+    def spent(self, seconds: float) -> None:
+        """Note how long recording and compiling took."""
+        self.seconds += seconds
+
+    def is_full(self, point: ResumePoint) -> bool:
+        """Say whether records would become too many; from then on the function runs as it is."""
+        held = sum(len(each.records) for each in self.sites.values())
+        if len(point.records) >= MAX_REPEATED:
+            why = f"more than {MAX_REPEATED} records at one point of it"
+        elif max(len(self.sites), held) > MAX_POINTS:
+            why = f"more than {MAX_POINTS} points at which its graph breaks, or records of what follows"
+        else:
+            return False
+        self.give_up(why)
+        for each in self.all_points():
+            each.keep_only(())
+            each.spare, each.parked = [], []
+        self.sites.clear()
+        self.warn(why)
+        return True
+
+    def warn(self, why: str) -> None:
+        """Tell, once, that calls run without capture from now on."""
+        if not self.warned:
+            name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+            log.warning("%s: %s; calls that no record serves run without capture", name, why)
+        self.warned = True
+
+    def point(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> ResumePoint:
+        """Return the point of frames with `layouts`."""
+        key = (layouts, after)
+        if key not in self.sites:
+            self.sites[key] = ResumePoint(self, layouts, after, names)
+        return self.sites[key]
+
+    def forget(self, pinned: int) -> None:
+        """Drop the records that hold an object which is no longer where it was: it may die now."""
+        for point in self.all_points():
+            point.keep_only(record for record in point.records if pinned not in record.pinned)
+            point.spare = [record for record in point.spare if pinned not in record.pinned]
+            point.parked = [record for record in point.parked if pinned not in record.pinned]
+
+    def count_cached_calls(self) -> None:
+        """Let no guard call a cached function any more: the program sees how often that happens."""
+        self.counts_cached_calls = True
+        for point in self.all_points():
+            point.keep_only(record for record in point.records if not record.calls_cached)
+
+    def drop_before(self, branch: ResumePoint) -> None:
+        """Drop the records that end at a branch, or know only one side of it."""
+        for point in self.all_points():
+            dropped = [record for record in point.records if branch in record.branches]
+            if dropped and not point.dead and not self.given_up:
+                point.parked = dropped
+                point.keep_only(record for record in point.records if branch not in record.branches)
+                point.spare = [*dropped, *point.spare][: MAX_RECORDS if point.forks else 0]
+
+    def knows_one_side(self, branch: ResumePoint) -> bool:
+        """Say whether there is a record that goes through a branch and knows only one side of it."""
+        points = self.all_points()
+        return any(branch in item.branches and not item.split for point in points for item in point.records)
+
+    def prune(self) -> None:
+        """Set aside the records that no call can come to any more."""
+        reached: set[ResumePoint] = set()
+        ahead = list(self.entries.values())
+        while ahead:
+            point = ahead.pop()
+            if point not in reached:
+                reached.add(point)
+                ahead += [following for record in point.records for following in record.follows]
+        for point in self.sites.values():
+            if point not in reached and point.records:
+                point.spare = point.known()[:MAX_RECORDS]
+                point.keep_only(())
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, those of the entry first."""
+        return [record for point in self.all_points() for record in point.records]
+
+    @property
+    def graphs(self) -> list[torch.fx.GraphModule]:
+        """The operator graphs of all records."""
+        return [record.graph for record in self.records if record.graph is not None]
+
+    @property
+    def outcome(self) -> str:
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        entries = [record for point in self.entries.values() for record in point.records]
+        if not entries:
+            return (
+                "eager" if self.given_up or any(point.failures for point in self.entries.values()) else "new"
+            )
+        return "split" if any(record.split for record in self.records) else "whole"
+
+    def where_it_ran(self) -> list[str]:
+        """Return a line for each graph that says what executes it."""
+        return []

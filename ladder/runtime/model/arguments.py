@@ -1,0 +1,151 @@
+"""What is known of the arguments of a plan from call to call: which stay, and whether written ones lie apart.
+
+Most arguments of a call are a model's parameters: the same tensors at the same addresses as in the call
+before. One comparison of all of them tells so; arrays made of them, recorded CUDA graphs and what was found
+about shared memory then still hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_, itemgetter
+from typing import Any, NamedTuple
+
+import torch
+
+Span = tuple[int, int]
+"""Addresses of the first byte of a tensor and of the byte behind its last."""
+
+Trace = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""What tells a tensor from others while it is not kept alive: identity, address, shape and strides."""
+
+SHOWN = 2
+"""Calls that show which arguments stay."""
+
+
+class Look(NamedTuple):
+    """What a comparison of arguments with those of earlier calls found.
+
+    Parameters
+    ----------
+    generation
+        Grows when an argument that stayed so far is another tensor, or lies elsewhere.
+    apart
+        Whether no other argument lies in the memory of one that is written.
+    """
+
+    generation: int
+    apart: bool
+
+
+UNKNOWN = Look(0, True)
+"""Where nothing is written and nothing recorded, so that nobody asks."""
+
+
+class Arguments:
+    """Compares the arguments of calls; not for use by two threads at a time.
+
+    Parameters
+    ----------
+    written
+        Positions of the arguments that are written.
+    """
+
+    def __init__(self, written: Iterable[int]) -> None:
+        self.written = frozenset(written)
+        self.moving: frozenset[int] = frozenset()
+        """Positions of tensors that are only read, and were not the same in two calls."""
+        self._generation = 0
+        self._apart = True
+        self._first: dict[int, Trace] = {}
+        self._steady: tuple[int, ...] = ()
+        self._pick: Callable[[Sequence[Any]], Sequence[Any]] = tuple
+        self._known: list[torch.Tensor] = []
+        self._addresses: list[int] = []
+        self._counts: list[int] = []
+        self._written_spans: list[Span] = []
+
+    def look(self, values: Sequence[Any]) -> Look:
+        """Compare the arguments of a call, and remember them."""
+        if self._generation < SHOWN or not self._stayed(values):
+            self._start_anew({at: v for at, v in enumerate(values) if isinstance(v, torch.Tensor)})
+        return Look(self._generation, self._apart and self._moving_are_apart(values))
+
+    def _stayed(self, values: Sequence[Any]) -> bool:
+        steady = self._pick(values)
+        return (
+            all(map(is_, steady, self._known))
+            and [*map(torch.Tensor.data_ptr, steady)] == self._addresses
+            and [*map(torch.Tensor.numel, steady)] == self._counts
+        )
+
+    def _start_anew(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Learn from a call which tensors stay; the first call holds none of them alive."""
+        self._generation += 1
+        if self._generation < SHOWN:
+            self._first = {at: _trace(tensor) for at, tensor in tensors.items()}
+        else:
+            self.moving |= set(tensors) - self._same(tensors) - self.written
+            self._steady = tuple(at for at in tensors if at not in self.moving)
+            self._pick = _picker(self._steady)
+            self._known = [tensors[at] for at in self._steady]
+            self._addresses = [*map(torch.Tensor.data_ptr, self._known)]
+            self._counts = [*map(torch.Tensor.numel, self._known)]
+        if self.written:
+            spans = {at: span_of(tensor) for at, tensor in tensors.items() if at not in self.moving}
+            self._written_spans = [spans[at] for at in sorted(self.written) if at in spans]
+            self._apart = _are_apart(sorted((*span, at in self.written) for at, span in spans.items()))
+
+    def _same(self, tensors: Mapping[int, torch.Tensor]) -> set[int]:
+        """Return the positions of tensors that are what they were in the call before."""
+        if self._generation == SHOWN:
+            return {at for at, tensor in tensors.items() if self._first.get(at) == _trace(tensor)}
+        known = zip(self._steady, self._known, self._addresses, self._counts, strict=True)
+        return {
+            at
+            for at, tensor, address, count in known
+            if tensors.get(at) is tensor and tensor.data_ptr() == address and tensor.numel() == count
+        }
+
+    def _moving_are_apart(self, values: Sequence[Any]) -> bool:
+        if not self._written_spans:
+            return True
+        spans = (span_of(values[at]) for at in self.moving)
+        return all(
+            begin == until or until <= first or last <= begin
+            for begin, until in spans
+            for first, last in self._written_spans
+        )
+
+
+def _trace(value: torch.Tensor) -> Trace:
+    return id(value), value.data_ptr(), tuple(value.shape), value.stride()
+
+
+def _picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return what takes the values at positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda values: [values[at] for at in positions]
+
+
+def span_of(value: torch.Tensor) -> Span:
+    """Return where a tensor begins and ends in memory."""
+    begin = value.data_ptr()
+    if not value.numel():
+        return begin, begin
+    if value.is_contiguous():
+        return begin, begin + value.nbytes
+    steps = zip(value.shape, value.stride(), strict=True)
+    return begin, begin + (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
+
+
+def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
+    """Say whether no span of memory that is written meets another; they come by their beginnings."""
+    end = end_of_written = 0
+    for begin, until, written in spans:
+        if begin < until and (begin < end_of_written or (written and begin < end)):
+            return False
+        end = max(end, until)
+        end_of_written = max(end_of_written, until) if written else end_of_written
+    return True
