@@ -91,7 +91,7 @@ class PackedScales:
         uint32 ``[ceil(k_pad/128), n_pad]`` of four exponents each (`Exponents`) where kernels read those.
     zeros
         ``[k_groups, n_pad]`` integers (core type, int8 for 8-bit cores), or ``[k_groups, 2, n_pad]``
-        (integer part, remainder) for real zero points, or None.
+        (coarse part, remainder) for real zero points, or None.
     row_scale
         float32 ``[n_pad]``.
     """
@@ -165,7 +165,7 @@ def normalise_scales(
             scales = _exponent_words(lowered, EXPONENT_FORMS[core], -(-k // group))
         else:
             scales = _pad_rows(lowered, n).to(getattr(torch, core) if lane == 16 else torch.float32)
-    zeros = None if zero is None else _pad_rows(_zeros(zero, weight.zero_kind, core), n)
+    zeros = None if zero is None else _pad_rows(_zeros(zero, weight, core), n)
     return PackedScales(group, scales, zeros, _pad_rows((row * factor).to(torch.float32), n))
 
 
@@ -229,10 +229,11 @@ def _exponent_words(scale: torch.Tensor, form: Exponents, groups: int) -> torch.
     return four.view(torch.int32).squeeze(-1).view(torch.uint32)
 
 
-def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:
+def _zeros(zero: torch.Tensor, weight: ScaledCodes, core: str) -> torch.Tensor:
     """Return zero points ``[k_groups, N]`` (integer) or ``[k_groups, 2, N]`` (real) in kernel types."""
     import torch
 
+    kind = weight.zero_kind
     if LANES[core] == 8:
         if kind == "float" or int(zero.min()) < -128 or int(zero.max()) > 127:
             reason = "real numbers" if kind == "float" else "beyond int8"
@@ -244,8 +245,22 @@ def _zeros(zero: torch.Tensor, kind: str, core: str) -> torch.Tensor:
     dtype = getattr(torch, core)
     if kind == "integer":
         return zero.to(dtype)
-    whole = zero.round().to(dtype)
-    return torch.stack((whole, (zero - whole.to(torch.float64)).to(dtype)), dim=1)
+    coarse = _coarse(zero, weight.ttype, torch.finfo(dtype).eps).to(dtype)
+    return torch.stack((coarse, (zero - coarse.to(torch.float64)).to(dtype)), dim=1)
+
+
+def _coarse(zero: torch.Tensor, element: ElementLimits, eps: float) -> torch.Tensor:
+    """Round zero points to multiples of the least power of two that leaves differences from codes exact.
+
+    What remains is small beside most differences, so its own rounding and that of its product with the scale
+    add little to the rounding of a weight. Multiples of s up to 2 s / eps have no digits to round.
+    """
+    import torch
+
+    reach = torch.stack((zero.abs(), (element.maximum - zero).abs(), (element.minimum - zero).abs()))
+    _, exponent = torch.frexp(reach.amax(dim=0))
+    step = torch.ldexp(torch.full_like(zero, eps / 2), exponent).clamp(max=1.0)
+    return (zero / step).round() * step
 
 
 def _pad_rows(array: torch.Tensor, n: int) -> torch.Tensor:

@@ -25,8 +25,14 @@ SPILLING: frozenset[Key] = frozenset(
 """Device, weight, activation, group; tile along M, N and K, slices of K, placement of the scales."""
 
 
+LONGEST_DOT = 256
+"""Elements of K of a stage beyond which dot products that no slices share spill: LLVM unrolls all of it."""
+
+
 def is_known_to_spill(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> bool:
     """Tell whether the kernel of a schedule was found to spill."""
+    if schedule.pipeline == "dot" and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT:
+        return True
     tile = (schedule.tile_m, schedule.tile_n, schedule.tile_k)
     types = (device.name, gemm.weight, gemm.activation, gemm.group_size)
     return (*types, tile, schedule.split_k, schedule.placement) in SPILLING

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ladder.capture import capture
-from ladder.capture.remembered import Unknown
-from ladder.capture.shapes import Shapes
+from ladder.capture.values.remembered import Unknown
+from ladder.capture.values.shapes import Shapes
 
 
 def opened(*extents: int) -> tuple[Shapes, Tensor]:

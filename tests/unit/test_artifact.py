@@ -137,6 +137,26 @@ def test_deep_and_repeated_json_is_one_error(tmp_path: Path) -> None:
             archive.read(path)
 
 
+def test_names_stand_once_in_a_manifest(tmp_path: Path) -> None:
+    path = archive.write(tmp_path / "a.ladder", {"note": 1}, {"f.so": b"abc"})
+    data = path.read_bytes()
+    start, stop = len(archive._Entry("manifest.json", 0, 0, 0).local), data.index(b"PK", 4)
+    text = data[start:stop].replace(b'"note"', b'"note": 2, "note"')
+    path.write_bytes(
+        archive._Entry("manifest.json", len(text), zlib.crc32(text), 0).local + text + data[stop:]
+    )
+    with pytest.raises(ArtifactError, match="twice"):
+        archive.read(path)
+
+
+def test_a_manifest_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = archive.write(tmp_path / "a.ladder", {"note": "x" * 1000}, {"f.so": b"abc"})
+    assert archive.read(path)[1] == {"f.so": b"abc"}
+    monkeypatch.setattr(archive, "MOST_MANIFEST", 1000)
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        archive.read(path)
+
+
 def test_signatures(tmp_path: Path) -> None:
     ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519")
     from cryptography.hazmat.primitives import serialization as form

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ladder.simulate.gcn.launch import Program
-from ladder.simulate.gcn.listing import GcnError, Listing, encoded_bytes, parse_instruction
+from ladder.simulate.gcn.listing import VCC, GcnError, Listing, encoded_bytes, parse_instruction
+from ladder.simulate.gcn.wave import Wave
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,48 @@ def test_unknown_instructions_are_named() -> None:
     unknown = [parse_instruction("v_frobnicate_f32 v0, v1"), parse_instruction("s_endpgm")]
     with pytest.raises(GcnError, match="v_frobnicate_f32"):
         Program(Listing("kernel", unknown))
+
+
+def executed(line: str, **registers: list[int]) -> list[int]:
+    """Return the first lanes of v0 after an instruction, given those of other registers."""
+    wave = Wave(None, 0)
+    for name, values in registers.items():
+        if name == "vcc":
+            wave.set_scalar(VCC, sum(bit << lane for lane, bit in enumerate(values)), 2)
+        else:
+            wave.v[int(name[1:]), : len(values)] = values
+    (step,) = Program(Listing("k", [parse_instruction(line)])).steps
+    step(wave)
+    return [int(word) for word in wave.v[0, :2]]
+
+
+ONE, TWO, MINUS = 0x3F800000, 0x40000000, 0x80000000
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("v_cndmask_b32_e64 v0, v1, -v2, vcc", [ONE, TWO | MINUS]),
+        ("v_cndmask_b32_e64 v0, |v4|, v2, vcc", [ONE, TWO]),
+        ("v_pk_fma_f32 v[0:1], v[2:3], 2.0, v[4:5] op_sel_hi:[1,0,1]", [0x40400000, 0x40400000]),
+        ("v_bitop3_b16 v0, v1, v2, v4 bitop3:0x80", [0, 0]),
+        ("v_bitop3_b16 v0, v1, v1, v1 bitop3:0xf", [0xFFFF, 0xFFFF]),
+    ],
+)
+def test_signs_and_constants_count(line: str, expected: list[int]) -> None:
+    given = {"v1": [ONE] * 2, "v2": [TWO] * 2, "v3": [TWO] * 2, "v4": [ONE | MINUS] * 2, "v5": [ONE] * 2}
+    assert executed(line, vcc=[0, 1], **given) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "v_add_u32_e64 v0, -v1, v2",
+        "v_lshl_add_u64 v[0:1], -v[2:3], 1, v[4:5]",
+        "v_pk_fma_f32 v[0:1], v[2:3], 2.0, v[4:5]",
+        "v_bitop3_b16 v0, v1, v2, v4 bitop3:0x80 op_sel:[1,0,0,0]",
+    ],
+)
+def test_what_instructions_would_ignore_is_refused(line: str) -> None:
+    with pytest.raises(GcnError, match="emulator"):
+        Program(Listing("k", [parse_instruction(line)]))

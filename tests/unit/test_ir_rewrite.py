@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from ir_examples import of_matmul_blocks, of_quantized, operands
@@ -22,7 +24,13 @@ from ladder.ir import (
 from ladder.ir.finite import Field
 from ladder.ir.interpret import finite_domain
 from ladder.ir.quantized_values import Components
-from ladder.ir.rules import CONVERT_FOLDING, DECODE_EXPANSION, LAYOUT_FOLDING, MATMUL_RECOGNITION
+from ladder.ir.rules import (
+    CONVERT_FOLDING,
+    DECODE_EXPANSION,
+    GROUPED_ATTENTION,
+    LAYOUT_FOLDING,
+    MATMUL_RECOGNITION,
+)
 from tile_types.errors import VerificationError
 
 
@@ -73,6 +81,50 @@ def test_contract_becomes_matmul_with_operands_swapped_if_need_be():
     assert result.nodes[-1].inputs == ("a", "b")
     x = operands(graph)
     assert np.allclose(evaluate(result, x), x["a"] @ x["b"].T)
+
+
+@pytest.mark.parametrize("given", [{"sizes": (("c", 4),)}, {"sizes": (("c", 9),), "pad": True}])
+def test_contractions_of_parts_stay(given):
+    g = GraphBuilder("g")
+    a, b = g.input("a", "float32", (3, 8)), g.input("b", "float32", (8, 5))
+    graph = g.finish(g.add("contract", a, b, spec="x c, c y -> x y", type="float32", **given))
+    assert rewrite(graph, MATMUL_RECOGNITION) == graph
+
+
+@pytest.mark.parametrize("first", list(permutations(range(3))))
+def test_transposes_fold_to_their_composition(first):
+    for second in permutations(range(3)):
+        g = GraphBuilder("g")
+        x = g.input("x", "float32", (2, 3, 4))
+        graph = g.finish(g.add("transpose", g.add("transpose", x, permutation=first), permutation=second))
+        result = rewrite(graph, LAYOUT_FOLDING)
+        assert len(result.nodes) <= 2
+        given = operands(graph)
+        assert np.array_equal(evaluate(result, given), evaluate(graph, given))
+
+
+@pytest.mark.parametrize(
+    ("stretched", "joined", "folds"),
+    [
+        ((2, 3, 4, 5, 8), (2, 12, 5, 8), True),
+        ((2, 3, 4, 5, 8), (2, 3, 20, 8), False),
+        ((2, 3, 4, 5, 8), (2, 6, 10, 8), False),
+    ],
+)
+def test_repeated_heads_are_groups_only_where_heads_are_repeated(stretched, joined, folds):
+    g = GraphBuilder("g")
+    q = g.input("q", "float32", (2, 12, 1, 8))
+    k, v = (g.input(name, "float32", (2, 3, 5, 8)) for name in "kv")
+    repeated = [
+        g.add("reshape", g.add("broadcast", g.add("reshape", x, shape=(2, 3, 1, 5, 8)), shape=stretched),
+              shape=joined)
+        for x in (k, v)
+    ]  # fmt: skip
+    graph = g.finish(g.add("attention", q, *repeated, scale=1.0))
+    result = rewrite(graph, GROUPED_ATTENTION)
+    assert ("broadcast" not in operators(result)) is folds
+    given = operands(graph)
+    assert np.allclose(evaluate(result, given), evaluate(graph, given))
 
 
 def test_rewriting_reaches_into_block_graphs():

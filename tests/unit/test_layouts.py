@@ -325,17 +325,17 @@ def test_integer_zeros(core: str, dtype: torch.dtype) -> None:
     assert packed.zeros[:3, :2].to(torch.int32).tolist() == zero.T.tolist()
 
 
-def test_float_zeros_split_into_integer_and_remainder() -> None:
-    zero = torch.tensor([[7.40625, 0.25], [15.5, 130.125]])
+def test_float_zeros_split_into_coarse_part_and_remainder() -> None:
+    zero = torch.tensor([[7.40625, 0.2734375], [15.5, 130.125]])
     weight = Weight(
         (2, 64), (1, 32), scale=torch.ones(2, 2), zero=zero, zero_kind="float", ttype=Limits(0, 15)
     )
     packed = normalise_scales(weight, "bfloat16")
     assert packed.zeros is not None
     assert packed.zeros.shape == (2, 2, 64)
-    whole, rest = packed.zeros[:, 0, :2].float(), packed.zeros[:, 1, :2].float()
-    assert torch.equal(whole, whole.round())
-    assert torch.equal((whole + rest).t(), zero)
+    coarse, rest = packed.zeros[:, 0, :2].float(), packed.zeros[:, 1, :2].float()
+    assert torch.equal(coarse.t(), torch.tensor([[7.40625, 0.25], [15.5, 130.0]]))
+    assert torch.equal((coarse + rest).t(), zero)
 
 
 def test_zeros_that_8_bit_cores_cannot_subtract() -> None:

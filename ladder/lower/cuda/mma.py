@@ -164,7 +164,7 @@ class Geometry:
 
     @property
     def zero_parts(self) -> int:
-        """Arrays that make up zero points: none, integer part, and remainder."""
+        """Arrays that make up zero points: none, coarse part, and remainder."""
         return {"none": 0, "integer": 1, "float": 2}[self.groups.gemm.zero]
 
     @property

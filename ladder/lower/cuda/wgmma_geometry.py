@@ -236,7 +236,7 @@ class Geometry:
 
     @property
     def zero_parts(self) -> int:
-        """Arrays that hold zero points: none, one, or whole part and remainder."""
+        """Arrays that hold zero points: none, one, or coarse part and remainder."""
         return {"none": 0, "integer": 1, "float": 2}[self.gemm.zero]
 
     # ---- shared memory --------------------------------------------------------------

@@ -370,7 +370,7 @@ class Decoder:
             Scales of rows g and g+8 in both halves of a uint32 (16-bit cores), or None.
         zeros
             Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores)
-            or all four bytes (8-bit cores); for real zero points, pairs (integer part, remainder).
+            or all four bytes (8-bit cores); for real zero points, pairs (coarse part, remainder).
         table
             The decoder's table, if it has one (`table_words`).
         at
@@ -447,13 +447,13 @@ class Decoder:
     def _less_real_zero(
         self, m: Machine, value: Word, zero: tuple[Word, ...], factors: Sequence[Word] | None
     ) -> Word:
-        """Return ``(value - whole - rest) * scale`` of a zero point's parts.
+        """Return ``(value - coarse - rest) * scale`` of a zero point's parts.
 
-        Of integers less the whole part nothing is rounded away, so the multiply-add is the only rounding of
+        Of values less the coarse part nothing is rounded away, so the multiply-add is the only rounding of
         a value's own size.
         """
-        whole, rest = zero
-        value = m.float_sub(self.operand, value, whole)
+        coarse, rest = zero
+        value = m.float_sub(self.operand, value, coarse)
         if factors is None:
             return m.float_sub(self.operand, value, rest)
         (scale,) = factors

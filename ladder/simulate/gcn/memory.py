@@ -1,7 +1,9 @@
 """Memory instructions: scalar loads, global memory, LDS, and exchanges through LDS hardware.
 
 Semantics: AMD Instinct MI300 ISA, chapters 7, 9 and 11. Every access is checked against the bounds of
-its tensor or of LDS; what LDS words were written or read by another wave since the last barrier is a race.
+its tensor or of LDS. Accesses of global memory may begin at any byte, as HSA sets hardware up and LLVM
+expects (AMDGPU backend guide: unaligned access mode). What LDS words were written or read by another wave
+since the last barrier is a race.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def _loaded(w: Wave, i: Instruction, address: Array, active: Array, width: int) 
     """Return ``[lanes, width]`` bytes; zeros where a lane is not active or reads what is not there."""
     space: Space = w.group.space
     number, offset, inside = space.place(address, width)
-    _check(w, i, active, inside, offset, width)
+    _check(w, i, active, inside)
     found = np.zeros((active.size, width), np.uint8)
     good = active & inside
     for tensor in np.unique(number[good]):
@@ -111,12 +113,9 @@ def _loaded(w: Wave, i: Instruction, address: Array, active: Array, width: int) 
     return found
 
 
-def _check(w: Wave, i: Instruction, active: Array, inside: Array, offset: Array, width: int) -> None:
+def _check(w: Wave, i: Instruction, active: Array, inside: Array) -> None:
     if (active & ~inside).any():
         w.group.report("out of bounds", i.text)
-    unit = width & -width if width < 4 else 4
-    if (offset[active] % unit).any():
-        w.group.report("misaligned", i.text)
 
 
 def _global_load(i: Instruction) -> Step:
@@ -172,7 +171,7 @@ def _global_store(i: Instruction) -> Step:
     def step(w: Wave) -> None:
         space: Space = w.group.space
         number, offset, inside = space.place(np.broadcast_to(address(w), LANES), width)
-        _check(w, i, w.mask, inside, offset, width)
+        _check(w, i, w.mask, inside)
         bytes_, good = data(w), w.mask & inside
         for tensor in np.unique(number[good]):
             lanes = np.flatnonzero(good & (number == tensor))

@@ -94,10 +94,11 @@ def _half(word: Array, upper: int, dtype: Any) -> Array:
 def pairs(i: Instruction, name: str) -> Step:
     """Packed math of two float32 in two registers."""
     _no_modifiers(i, "op_sel", "op_sel_hi", "neg_lo", "neg_hi")
-    if any(operand.kind == "literal" and operand.text != "0" for operand in i.operands):
-        raise GcnError(f"the emulator knows no constants of packed float32: {i.text}")
-    given, function = [long_words(operand) for operand in i.operands[1:]], PAIRS[name]
-    selected, signs = _selected(i, len(given)), _signs(i, len(given))
+    selected, signs = _selected(i, len(i.operands) - 1), _signs(i, len(i.operands) - 1)
+    upper = zip(i.operands[1:], *selected, strict=True)
+    if any(operand.kind == "literal" and operand.text != "0" and (a or b) for operand, a, b in upper):
+        raise GcnError(f"the emulator knows no upper half of a constant of packed float32: {i.text}")
+    given, function = [_two_floats(operand) for operand in i.operands[1:]], PAIRS[name]
     writes = [store_words(Operand(i.operands[0].kind, i.operands[0].index + at)) for at in (0, 1)]
 
     def step(w: Wave) -> None:
@@ -114,6 +115,14 @@ def pairs(i: Instruction, name: str) -> Step:
             write(w, value)
 
     return step
+
+
+def _two_floats(operand: Operand) -> Callable[[Wave], Array]:
+    """Return what reads 64 bits of a source; a constant is a float32 in the lower half."""
+    if operand.kind != "literal":
+        return long_words(operand)
+    constant = words(operand, "f32")
+    return lambda w: constant(w).astype(np.uint64)
 
 
 def move_pair(i: Instruction, name: str) -> Step:

@@ -17,6 +17,7 @@ from ladder.simulate.gcn.listing import VCC, GcnError, Instruction, Operand
 from ladder.simulate.gcn.memory import require_whole
 from ladder.simulate.gcn.wave import (
     LANES,
+    ONES,
     Read,
     Wave,
     mask_result,
@@ -117,6 +118,8 @@ TABLE: dict[str, Row] = {
     "mul_f32": ("f32", FLOAT, np.multiply),
     "max_f32": ("f32", FLOAT, f.larger),
     "min_f32": ("f32", FLOAT, f.smaller),
+    "maximum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "minimum3_f32": ("f32", "f32 f32 f32", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "max3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.larger(f.larger(a, b), c)),
     "min3_f32": ("f32", "f32 f32 f32", lambda a, b, c: f.smaller(f.smaller(a, b), c)),
     "med3_f32": ("f32", "f32 f32 f32", f.median),
@@ -200,8 +203,10 @@ TABLE: dict[str, Row] = {
     # 16 bits
     "add_u16": ("u16", "u16 u16", np.add),
     "sub_u16": ("u16", "u16 u16", np.subtract),
+    "subrev_u16": ("u16", "u16 u16", lambda a, b: b - a),
     "mul_lo_u16": ("u16", "u16 u16", np.multiply),
     "mad_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
+    "mad_legacy_u16": ("u16", "u16 u16 u16", lambda a, b, c: a * b + c),
     "max_u16": ("u16", "u16 u16", np.maximum),
     "min_u16": ("u16", "u16 u16", np.minimum),
     "max_i16": ("i16", "i16 i16", np.maximum),
@@ -306,8 +311,10 @@ def compare(i: Instruction, name: str) -> Step:
 
 
 def choose(i: Instruction, name: str) -> Step:
-    """``v_cndmask_b32``."""
-    reads, write = sources(i, i.operands[1:3], ["u32", "u32"]), result(i, "u32")
+    """``v_cndmask_b32``: of floats where one has a sign or is a magnitude."""
+    given = i.operands[1:3]
+    kind = "f32" if any(operand.negated or operand.absolute for operand in given) else "u32"
+    reads, write = sources(i, given, [kind, kind]), result(i, kind)
     mask = mask_source(i.operands[3])
     return lambda w: write(w, np.where(mask(w), reads[1](w), reads[0](w)))
 
@@ -359,12 +366,15 @@ def divide(i: Instruction, name: str) -> Step:
 
 
 def truth_table(i: Instruction, name: str) -> Step:
-    """``v_bitop3_b32``: any bitwise function of three words."""
+    """``v_bitop3_b32``, ``v_bitop3_b16``: any bitwise function of three words, or of their lower halves."""
+    if set(i.modifiers) - {"bitop3"}:
+        raise GcnError(f"the emulator does not know a modifier of {i.text}")
     inner = Instruction(i.text, i.op, i.form, i.operands, {})
     reads, write = sources(inner, i.operands[1:4], ["u32"] * 3), result(inner, "u32")
     a, b, c = reads
     table = f"{i.number('bitop3'):x}"
-    return lambda w: write(w, lop3(a(w), b(w), c(w), table))
+    kept = np.uint32(0xFFFF if name == "bitop3_b16" else ONES)
+    return lambda w: write(w, lop3(a(w), b(w), c(w), table) & kept)
 
 
 # ---- lanes and registers -----------------------------------------------------------------------------
@@ -390,7 +400,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({f"{kind}_co_u32" for kind in ("add", "addc", "sub", "subb", "subrev", "subbrev")}, carry),
     ({"mad_u64_u32", "mad_i64_i32"}, wide_mul_add),
     ({"div_scale_f32", "div_fmas_f32"}, divide),
-    ({"bitop3_b32"}, truth_table),
+    ({"bitop3_b32", "bitop3_b16"}, truth_table),
     ({"readfirstlane_b32", "readlane_b32"}, read_lane),
 )  # fmt: skip
 """Mnemonics behind ``v_``, and what makes their closures."""

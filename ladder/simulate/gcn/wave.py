@@ -188,12 +188,13 @@ def source(
         What DPP does to the register's lanes.
     """
     dtype = TYPES[kind]
+    if (operand.negated or operand.absolute) and dtype.kind != "f":
+        raise GcnError(f"the emulator knows no signs of integers: {operand}")
     if dtype.itemsize == 8:
         wide = long_words(operand)
         return lambda w: wide(w).view(dtype)
     raw = words(operand, kind)
     shift, size = SELECTS[select]
-    small = min(size, 8 * dtype.itemsize)
 
     def read(w: Wave) -> Array:
         held = raw(w)
@@ -207,8 +208,7 @@ def source(
         found = held.astype(np.uint16).view(dtype) if dtype.itemsize == 2 else held.view(dtype)
         return found
 
-    del small
-    if dtype.kind != "f" or not (operand.negated or operand.absolute):
+    if not (operand.negated or operand.absolute):
         return read
 
     def changed(w: Wave) -> Array:
