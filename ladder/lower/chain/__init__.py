@@ -58,7 +58,7 @@ def movement_of(graph: Graph, target: str) -> MovementGraph:
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     from ladder.lower.chain.cpu import CpuNest
-    from ladder.movement.decompose import contracted, decompose
+    from ladder.movement.decompose import decompose
 
     plain = replace(chain, graph=decompose(chain.graph))
     return _emitted(name, True, partial(CpuNest, plain))
