@@ -18,7 +18,9 @@ from ladder.capture.operations.symbolic import fake_results, real_values, settle
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Assumption, Value
 from ladder.capture.values import tensors
+from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.monitor import Monitor
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
@@ -38,7 +40,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     fx_args = argument(vm, args, inputs)
     fx_kwargs = argument(vm, kwargs, inputs)
     values, named = real_values(args), real_values(kwargs)
-    monitor = tensors.Monitor()
+    monitor = Monitor()
     try:
         with monitor:
             result = function(*values, **named)
@@ -94,7 +96,7 @@ def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result:
     return True
 
 
-def _fix_read_numbers(vm: Interpreter, monitor: tensors.Monitor) -> None:
+def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
     """Let an operator that takes a constant tensor for a number be of known shape."""
     nodes = [vm.heap.nodes.get(id(tensor)) for tensor in monitor.read]
     if monitor.dynamic and monitor.read and not monitor.shape_depends:
@@ -108,9 +110,7 @@ def _failed(vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Excep
     raise error
 
 
-def _must_break(
-    vm: Interpreter, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Value]
-) -> str:
+def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, inputs: list[Value]) -> str:
     """Say why the graph must break at an operator that has just run; empty if it need not."""
     if function in tensors.STATE_WRITES:
         vm.trace.state_written = True
@@ -130,11 +130,11 @@ def _must_break(
     return ""
 
 
-def _meet_written(vm: Interpreter, monitor: tensors.Monitor) -> str:
+def _meet_written(vm: Interpreter, monitor: Monitor) -> str:
     """Guard that autograd will let tensors be written again; say why to break the graph if not known."""
     heap, unknown = vm.heap, False
     for node in heap.tensors:
-        if node.obj.layout is torch.strided and tensors.storage_of(node.obj) in monitor.mutated:
+        if node.obj.layout is torch.strided and storage_of(node.obj) in monitor.mutated:
             if "written" not in node.seen:
                 node.seen.add("written")
                 text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
