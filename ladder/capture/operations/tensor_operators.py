@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,17 +27,13 @@ _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "cla
 _SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
 
 
-# tensor operators -------------------------------------------------------------------------
 def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
-    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
-        args = tuple(map(partial(settled_for_operator, vm), args))
-    kwargs = {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
+    args, kwargs = _settled_given(vm, function, args, kwargs)
     inputs: list[Value] = []
-    fx_args = argument(vm, args, inputs)
-    fx_kwargs = argument(vm, kwargs, inputs)
+    nodes = argument(vm, args, inputs), argument(vm, kwargs, inputs)
     values, named = real_values(args), real_values(kwargs)
     monitor = Monitor()
     try:
@@ -55,23 +50,37 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         why = _meet_written(vm, monitor) or why
     if why:
         vm.trace.late = monitor.counted  # it has run, and is not in the graph
-        given = {key: vm.plain(value) for key, value in kwargs.items()}
-        return _break_after(vm, function, tuple(map(vm.plain, args)), given, result, why)
+        return _break_after(vm, function, *vm.plain_given(args, kwargs), result, why)
+    _note_effects(vm, function, args, result, monitor)
+    _note_result(vm, result, operator_node(vm, function, *nodes), inputs, monitor)
+    for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
+        vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
+    return result
+
+
+def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Return arguments in which only what the graph can take is `Dynamic`."""
+    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
+        args = tuple(settled_for_operator(vm, value) for value in args)
+    return args, {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
+
+
+def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
     vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
     # `backward`, `requires_grad_` and the like change what no kernel writes.
     if function not in _SETTERS and function not in tensors.STATE_WRITES:
         in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
         vm.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
-    node = operator_node(vm, function, fx_args, fx_kwargs)
+
+
+def _note_result(
+    vm: Interpreter, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
+) -> None:
     vm.trace.operators += 1
-    dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
-    constant = not monitor.random and all(item.constant for item in inputs)
-    _fx_result(vm, result, node, dynamic)
+    _fx_result(vm, result, node, monitor.dynamic or any(item.dynamic for item in inputs))
+    known = not (monitor.random or monitor.mutated) and all(item.constant for item in inputs)
     for tensor in _leaves(result):
-        value_of(vm, tensor).constant |= constant and not monitor.mutated
-    for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
-        vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
-    return result
+        value_of(vm, tensor).constant |= known
 
 
 def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> bool:
