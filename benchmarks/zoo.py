@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
+import inspect
 import json
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -174,18 +175,8 @@ def _transformers(kind: str) -> Made:
     import transformers
 
     models: Any = transformers
-    default = models.CONFIG_MAPPING[kind]()
-    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
-    if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
-        given["num_key_value_heads"] = given["num_attention_heads"]
-    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads"):
-        if isinstance(getattr(default, field, None), list | tuple):
-            given.pop(field, None)
-    config = models.CONFIG_MAPPING[kind](**{**given, **PARTICULAR.get(kind, {})})
-    try:
-        model = models.AutoModelForCausalLM.from_config(config)
-    except ValueError:
-        model = models.AutoModel.from_config(config)
+    config = models.CONFIG_MAPPING[kind](**_small(models.CONFIG_MAPPING[kind](), kind))
+    model = _made_of(models, config)
     with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -193,16 +184,81 @@ def _transformers(kind: str) -> Made:
     return model.eval(), [_inputs_of(model, config, seed) for seed in range(len(SHAPES))]
 
 
+def _small(default: Any, kind: str) -> dict[str, Any]:
+    """Return what makes a configuration small, those of its parts too."""
+    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
+        given["num_key_value_heads"] = given["num_attention_heads"]
+    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads", "dim", "num_layers"):
+        if isinstance(getattr(default, field, None), list | tuple):
+            given.pop(field, None)
+    for key in default.sub_configs:
+        part = getattr(default, key, None)
+        if part is not None:
+            given[key] = {"model_type": part.model_type, **_small(part, part.model_type)}
+    return {**given, **PARTICULAR.get(kind, {})}
+
+
+def _made_of(models: Any, config: Any) -> Any:
+    """Return a model of the first kind that there is."""
+    for auto in ("CausalLM", "Seq2SeqLM", "ImageTextToText", "CTC", "MaskedLM"):
+        try:
+            return getattr(models, f"AutoModelFor{auto}").from_config(config)
+        except ValueError:
+            continue
+    return models.AutoModel.from_config(config)
+
+
 def _inputs_of(model: Any, config: Any, seed: int) -> Inputs:
     batch, length = SHAPES[seed]
-    if model.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", 32)
-        return {"pixel_values": _noise(seed, batch, config.num_channels, size, size)}
     drawn = torch.Generator().manual_seed(seed)
-    inputs = {"input_ids": torch.randint(3, 128, (batch, length), generator=drawn)}
-    if config.is_encoder_decoder:
+    asked = inspect.signature(model.forward).parameters
+    inputs: Inputs = {}
+    for name in (model.main_input_name, "input_ids"):
+        if name in asked and name in MADE:
+            inputs[name] = MADE[name](config, drawn, batch, length)
+    if config.is_encoder_decoder and "decoder_input_ids" in asked:
         inputs["decoder_input_ids"] = torch.randint(3, 128, (batch, 5), generator=drawn)
     return inputs
+
+
+def _pixels(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    part = getattr(config, "vision_config", None) or config
+    size, channels = getattr(part, "image_size", 64), getattr(part, "num_channels", 3)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(batch, channels, height, width, generator=drawn)
+
+
+def _tokens(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    return torch.randint(3, 128, (batch, length), generator=drawn)
+
+
+def _frames(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    """Return what models of audio take: frames by mel bins, the bins first where a convolution takes them."""
+    bins = next(
+        (
+            getattr(config, n)
+            for n in ("num_mel_bins", "feature_size", "input_feat_per_channel")
+            if hasattr(config, n)
+        ),
+        80,
+    )
+    if hasattr(config, "max_source_positions") and config.model_type == "whisper":
+        return torch.randn(batch, bins, 2 * config.max_source_positions, generator=drawn)
+    return torch.randn(batch, 4 * length, bins, generator=drawn)
+
+
+def _wave(config: Any, drawn: torch.Generator, batch: int, length: int) -> torch.Tensor:
+    return torch.randn(batch, 400 + 80 * length, generator=drawn)
+
+
+MADE: dict[str, Callable[[Any, torch.Generator, int, int], torch.Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_features": _frames,
+    "input_values": _wave,
+}
+"""Name of an argument of a model -> what makes one."""
 
 
 def leaves(value: Any) -> Iterator[Any]:

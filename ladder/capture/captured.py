@@ -11,7 +11,17 @@ import torch
 import torch.fx
 
 from ladder.capture.explain import explain
-from ladder.capture.records import FAILED, MAX_FAILURES, MAX_RECORDS, Backend, Pending, ResumePoint, Store
+from ladder.capture.methods import attribute_of
+from ladder.capture.records import (
+    FAILED,
+    MAX_FAILURES,
+    MAX_RECORDS,
+    Backend,
+    Pending,
+    Record,
+    ResumePoint,
+    Store,
+)
 from ladder.capture.run import continue_run, start_run
 from ladder.capture.values.tensors import modes_are_active
 from ladder.forks import renewed
@@ -47,7 +57,37 @@ class Captured(Store):
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         super().__init__(function, backend or run_as_is)
+        self.within: Captured | None = None
+        """What captures calls of a module by its own methods."""
         self._lock = renewed(threading.RLock())
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of a module; in its methods, such as ``generate``, its calls are captured."""
+        return attribute_of(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one that only the module has is set there."""
+        own = self.__dict__
+        there = "_lock" in own and name not in own and isinstance(self.function, torch.nn.Module)
+        if there and hasattr(self.function, name):
+            setattr(self.function, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def beside(self, function: Callable[..., Any]) -> Captured:
+        """Return another function under capture, whose graphs the same backend runs."""
+        return Captured(function, self.backend)
+
+    @property
+    def records(self) -> list[Record]:
+        """All records, those of the entry first."""
+        return [*super().records, *(self.within.records if self.within is not None else ())]
+
+    @property
+    def outcome(self) -> str:
+        """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (not called yet)."""
+        found = {super().outcome, self.within.outcome if self.within is not None else "new"}
+        return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by a record that matches, else recording one."""
@@ -126,7 +166,8 @@ class Captured(Store):
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""
-        return explain(self, guards=guards)
+        within = [] if self.within is None else [explain(self.within, guards=guards)]
+        return "\n".join([explain(self, guards=guards), *within])
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
