@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from ladder.capture.heap.nodes import Itself
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -144,8 +145,7 @@ def _meet_written(vm: Interpreter, monitor: Monitor) -> str:
     heap, unknown = vm.heap, False
     for node in heap.tensors:
         if node.obj.layout is torch.strided and storage_of(node.obj) in monitor.mutated:
-            if "written" not in node.seen:
-                node.seen.add("written")
+            if node.first(Itself.AUTOGRAD):
                 text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
                 heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
             unknown |= node.autograd[1]
@@ -162,9 +162,7 @@ def _break_after(vm: Interpreter, function: Any, args: Any, kwargs: Any, result:
 def _fx_result(vm: Interpreter, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
     if is_a(result, torch.Tensor):
         if vm.heap.find(result) is None:
-            node = vm.heap.computed(result)
-            node.seen.add("graph")
-            vm.trace.add(Value(node.var, result, fx, dynamic))
+            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic))
     elif is_a(result, tuple | list):
         node = vm.heap.computed(result)
         node.full = True
