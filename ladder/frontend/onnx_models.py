@@ -11,8 +11,9 @@ import numpy as np
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
-from ladder.frontend.onnx_import import Walk, Weight
+from ladder.frontend.onnx_import import Walk
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
+from ladder.frontend.onnx_stages import Weight
 from ladder.frontend.onnx_values import Known
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import insert_gemm, weight_type
@@ -183,6 +184,8 @@ def _convolution(call: Call) -> Any:
 
 
 def _max_pool(call: Call) -> Any:
+    if "float" not in call.out:
+        return None
     kernel = list(call.given["kernel_shape"])
     strides, dilations = _steps(call, len(kernel))
     low, high = _pads(call, call.shape(0)[2:], kernel)

@@ -57,11 +57,11 @@ def _tanh(f: Formula, x: str) -> str:
 
 def _complementary_erf(f: Formula, x: str) -> str:
     """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
-    t = f("div", 1.0, f("fused", x, 0.3275911, 1.0))
+    t = f("div_ftz", 1.0, f("fused", x, 0.3275911, 1.0))
     polynomial = f("fused", t, ERF_COEFFICIENTS[-1], ERF_COEFFICIENTS[-2])
     for coefficient in reversed(ERF_COEFFICIENTS[:-2]):
         polynomial = f("fused", polynomial, t, coefficient)
-    return f("mul", f("mul", polynomial, t), f("exp", f("neg", f("square", x))))
+    return f("mul", f("mul", polynomial, t), f("exp_ftz", f("neg", f("square", x))))
 
 
 def _erf(f: Formula, x: str) -> str:
@@ -168,4 +168,20 @@ def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
     """Add a node, or what it is made of, and return its value."""
     if node.operator in FORMULAS:
         return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
+    if node.operator == "div" and _is_softmax(builder, *inputs):
+        return builder.add("div_ftz", *inputs)
     return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+
+
+def _is_softmax(builder: GraphBuilder, dividend: str, divisor: str) -> bool:
+    """Tell whether a quotient is ``e / sum(e)`` of ``e = exp(x - max(x))``: the sum is 1 to its count."""
+    total = builder.node(divisor)
+    if total.operator != "reduce_sum" or total.inputs[0] != dividend:
+        return False
+    powers = builder.node(dividend)
+    shifted = builder.node(powers.inputs[0]) if powers.operator == "exp" else powers
+    if shifted.operator != "sub":
+        return False
+    most = builder.node(shifted.inputs[1])
+    reduces = most.operator == "reduce_max" and most.inputs[0] == shifted.inputs[0]
+    return reduces and node_attributes(most) == node_attributes(total)

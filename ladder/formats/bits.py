@@ -1,0 +1,142 @@
+"""Codes packed by other tools, to canonical storage (`tile_types.packing`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tile_types.packing import is_dense, pack_codes
+
+if TYPE_CHECKING:
+    import torch
+
+PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
+"""Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
+
+CHUNK_WORDS = 1 << 15
+"""32-bit words that are rearranged at a time: they stay in a core's cache."""
+
+
+def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
+    """Unpack a stream of codes along the last axis, lowest bits first.
+
+    Parameters
+    ----------
+    words
+        int32 ``[..., W]``.
+    bits
+        Width of a code, 1 to 8.
+    count
+        Codes per row.
+    dense
+        Whether codes cross words; else a word holds ``32 // bits``.
+
+    Returns
+    -------
+    uint8 ``[..., count]``.
+    """
+    import torch
+
+    octets = words.contiguous().view(torch.uint8)
+    if dense and 8 % bits == 0:
+        return _bytes_to_codes(octets, bits)[..., :count]
+    if not dense:
+        shifts = torch.arange(32 // bits, dtype=torch.int32) * bits
+        return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)[..., :count]
+    first = torch.arange(count) * bits
+    padded = torch.nn.functional.pad(octets, (0, 1)).to(torch.int32)
+    pairs = padded[..., first // 8] | padded[..., first // 8 + 1] << 8
+    return ((pairs >> (first % 8).to(torch.int32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def _bytes_to_codes(octets: torch.Tensor, bits: int) -> torch.Tensor:
+    """Split bytes into codes of 1, 2, 4 or 8 bits."""
+    import torch
+
+    if bits == 8:
+        return octets
+    codes = torch.empty((*octets.shape, 8 // bits), dtype=torch.uint8)
+    for slot in range(8 // bits):
+        codes[..., slot] = (octets >> (bits * slot)) & ((1 << bits) - 1)
+    return codes.flatten(-2)
+
+
+def planes_to_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Unpack the planar layout along the last axis: ``bits`` words hold 32 codes, plane by plane."""
+    import torch
+
+    blocks = words.reshape(*words.shape[:-1], -1, bits)
+    codes = torch.zeros((*blocks.shape[:-1], 32), dtype=torch.uint8)
+    word = 0
+    for width, first in PLANES[bits]:
+        part = words_to_codes(blocks[..., word : word + width], width, 32, dense=32 % width == 0)
+        codes |= part << first
+        word += width
+    return codes.flatten(-2)
+
+
+def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
+    """Return canonical storage of codes that lie along the last axis of int32 words, lowest bits first."""
+    import torch
+
+    if is_dense(bits) and dense:
+        stored = words.contiguous().view(torch.uint8)
+        units = -(-count * bits // 8)
+        return stored if stored.shape[-1] == units else stored[..., :units].contiguous()
+    packed: torch.Tensor = pack_codes(words_to_codes(words, bits, count, dense=dense), bits)
+    return packed
+
+
+def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return dense storage with the highest bit of each code inverted: biased codes as two's complement."""
+    import torch
+
+    ones = sum(1 << (slot * bits + bits - 1) for slot in range(8 // bits))
+    wide = storage.view(torch.int64) if storage.shape[-1] % 8 == 0 and storage.is_contiguous() else None
+    if wide is None:
+        return storage ^ ones
+    return (wide ^ int.from_bytes(bytes([ones] * 8), "little", signed=True)).view(torch.uint8)
+
+
+def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
+    """Exchange the halves of bytes: first code high becomes first code low."""
+    return octets << 4 | octets >> 4
+
+
+def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Transpose 4-bit codes that lie along the last axis: int32 ``[K, C]`` -> int32 ``[8 * C, K // 8]``.
+
+    Code i of ``words[k, c]`` becomes code ``k % 8`` of word ``[8 * c + order[i], k // 8]``.
+
+    Parameters
+    ----------
+    words
+        K must be a multiple of 8.
+    order
+        A permutation of 0 to 7.
+    """
+    import torch
+
+    rows, columns = words.shape
+    result = torch.empty(8 * columns, rows // 8, dtype=torch.int32)
+    target = result.view(columns, 8, rows // 8)
+    step = max(1, CHUNK_WORDS // (8 * columns))
+    for first in range(0, rows // 8, step):
+        block = words[8 * first : 8 * (first + step)].view(-1, 8, columns)
+        target[:, :, first : first + step] = _transpose_blocks(block, order).permute(2, 1, 0)
+    return result
+
+
+def _transpose_blocks(block: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
+    import torch
+
+    lines = [block[:, line].contiguous() for line in range(8)]
+    for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        shift = 4 * distance
+        for low in (line for line in range(8) if not line & distance):
+            a, b = lines[low], lines[low + distance]
+            moved = ((a >> shift) ^ b) & mask
+            lines[low + distance] = b ^ moved
+            lines[low] = a ^ (moved << shift)
+    return torch.stack([lines[order.index(line)] for line in range(8)], 1)
