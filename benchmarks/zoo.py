@@ -191,12 +191,11 @@ def _transformers(kind: str) -> Made:
 
 def _small(default: Any, kind: str) -> dict[str, Any]:
     """Return what makes a configuration small, those of its parts too."""
-    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    given = {
+        key: value for key, value in SMALL.items() if not isinstance(getattr(default, key, ()), list | tuple)
+    }
     if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
         given["num_key_value_heads"] = given["num_attention_heads"]
-    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads", "dim", "num_layers"):
-        if isinstance(getattr(default, field, None), list | tuple):
-            given.pop(field, None)
     for key in default.sub_configs:
         part = getattr(default, key, None)
         if part is not None:
