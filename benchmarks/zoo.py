@@ -7,8 +7,8 @@ A name is ``hf/TYPE``, a model type of transformers (its causal language model w
 weights, and called with inputs that repeat and change; every call is compared with eager. Reported are also
 a call once everything has settled beside eager's (in turns, the least of each), the CPU seconds of all calls
 that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
-``--graphs-only`` runs captured graphs operator by operator, which tests capture alone. The libraries come with
-the extra ``zoo``.
+``--graphs-only`` runs captured graphs operator by operator, which tests capture alone. The libraries come
+with the extra ``zoo``.
 """
 
 from __future__ import annotations
