@@ -52,7 +52,7 @@ PACKAGES: Mapping[str, str] = {
 """Package -> licence that it states. Nothing of them is part of this project."""
 
 LIMIT = 1e-4
-SIZES = (32, 64, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
+SIZES = (64, 32, 48, 16, 8, 96, 128, 160, 320, 512, 80, 100, 640, 256, 1280, 16000, 1, 2, 4)
 """Open extents, in the order in which they are tried."""
 
 STATES = ("state", "h", "c")
