@@ -58,9 +58,11 @@ class BlockType:
 
 def split(octets: Octets, bits: int, width: int) -> Octets:
     """Take codes out of bytes: of each ``width`` bytes first all lowest codes, then the next."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    chunks = octets.reshape(len(octets), -1, 1, width) >> shifts
-    return (chunks & np.uint8((1 << bits) - 1)).reshape(len(octets), -1)
+    chunks = np.ascontiguousarray(octets).reshape(-1, width)
+    codes = np.empty((len(chunks), 8 // bits, width), np.uint8)
+    for slot in range(8 // bits):  # whole arrays at a time: short inner axes are slow
+        codes[:, slot] = chunks >> bits * slot & (1 << bits) - 1
+    return codes.reshape(len(octets), -1)
 
 
 def in_order(octets: Octets, bits: int) -> Octets:
