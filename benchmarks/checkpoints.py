@@ -1,8 +1,8 @@
 """How fast checkpoints of other tools are loaded from the page cache, and with how much memory.
 
-``python -m benchmarks.checkpoints [--layers 2] [--output FILE]``: writes layers of Llama-3.1-8B's shapes with
-random bits in each format, reads every tensor as a `QuantizedTensor`, one at a time, and prints GB of the file
-per second of wall time and of processor time, and the largest memory, mapped pages included.
+``python -m benchmarks.checkpoints [--layers 1] [--threads 1] [--output FILE]``: writes layers of Llama-3.1-8B's
+shapes with random bits in each format, reads every tensor as a `QuantizedTensor`, one at a time, and prints GB of
+the file per second of wall time and of processor time, and the largest memory, mapped pages included.
 """
 
 from __future__ import annotations
@@ -113,9 +113,11 @@ def write_gguf(path: Path, number: int, layers: int) -> Path:
     return path
 
 
-def measure(path: str) -> dict[str, float]:
+def measure(path: str, threads: int) -> dict[str, float]:
     """Read every tensor of a checkpoint twice; the second time counts."""
     import ladder
+
+    torch.set_num_threads(threads)
 
     checkpoint = ladder.load_checkpoint(path)
     total = sum(entry.nbytes for entry in checkpoint.entries())
@@ -133,11 +135,12 @@ def private_peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def run(name: str, layers: int) -> dict[str, Any]:
+def run(name: str, layers: int, threads: int) -> dict[str, Any]:
     """Measure one format in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = write(name, Path(folder), layers)
-        code = f"import json; from benchmarks.checkpoints import *; print(json.dumps(measure({str(path)!r})))"
+        call = f"measure({str(path)!r}, {threads})"
+        code = f"import json; from benchmarks.checkpoints import measure; print(json.dumps({call}))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     return {"format": name, **found}
@@ -145,13 +148,14 @@ def run(name: str, layers: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--formats", default=",".join([*CONFIGS, *GGUF]))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rows = []
     for name in arguments.formats.split(","):
-        row = run(name, arguments.layers)
+        row = run(name, arguments.layers, arguments.threads)
         size, wall, processor, peak = (float(row[key]) for key in ("bytes", "wall", "processor", "peak"))
         print(
             f"{name:16} {size / 1e6:7.1f} MB  {size / 1e9 / wall:6.2f} GB/s"
@@ -160,7 +164,8 @@ def main() -> None:
         )
         rows.append(row)
     if arguments.output:
-        arguments.output.write_text(json.dumps({"cores": os.cpu_count(), "rows": rows}, indent=1) + "\n")
+        found = {"cores": os.cpu_count(), "threads": arguments.threads, "rows": rows}
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

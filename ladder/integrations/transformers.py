@@ -1,7 +1,8 @@
 """transformers: `LadderConfig`, which quantizes while a model is loaded, and models of other tools' formats.
 
 Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
-transformers has no entry point for that. It needs transformers 5.
+transformers has no entry point for that. It needs transformers 5. Stacked experts, embeddings and GGUF files
+(whose names differ) are not loaded into models yet: `load_pretrained` says so by name.
 """
 
 from __future__ import annotations
