@@ -1,12 +1,14 @@
 """Model code of other libraries through capture and plans: graphs, splits, errors and times beside eager.
 
-``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--output FILE]``
+``python -m benchmarks.zoo [NAME ...] [--graphs-only] [--threads N] [--output FILE]``
 
 A name is ``hf/TYPE``, a model type of transformers (its causal language model where it has one),
 ``timm/NAME`` or ``tv/NAME`` of torchvision. Each is made small from its own configuration, with random
-weights, and called with inputs that repeat and change; every call is compared with eager. ``--graphs-only``
-runs captured graphs operator by operator, which tests capture alone. The libraries come with the extra
-``zoo``.
+weights, and called with inputs that repeat and change; every call is compared with eager. Reported are also
+a call once everything has settled beside eager's (in turns, the least of each), the CPU seconds of all calls
+that recorded, and the share of time on Ladder's kernels; ``--threads 1`` counts time of the process alone.
+``--graphs-only`` runs captured graphs operator by operator, which tests capture alone. The libraries come
+with the extra ``zoo``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 
 import ladder
+from benchmarks.zoo_speed import beside, microseconds_by_kind, shares, summary
 from ladder.capture import Captured, capture
 from ladder.capture.captured import run_as_is
 from ladder.capture.python.words import words
@@ -111,6 +114,8 @@ TORCHVISION = words(
 SHAPES = [(2, 16), (2, 16), (3, 9), (4, 21), (5, 13)]
 """Batches and lengths of the inputs; `ORDER` says which are given when."""
 ORDER = (0, 0, 0, 1, 2, 0, 3, 4, 0)
+ROUNDS = 60
+"""Calls of each that are timed."""
 TOLERANCE = 2e-4
 """Of the greatest magnitude of a result in float32, which other orders of sums keep to."""
 
@@ -186,12 +191,11 @@ def _transformers(kind: str) -> Made:
 
 def _small(default: Any, kind: str) -> dict[str, Any]:
     """Return what makes a configuration small, those of its parts too."""
-    given = {key: value for key, value in SMALL.items() if hasattr(default, key)}
+    given = {
+        key: value for key, value in SMALL.items() if not isinstance(getattr(default, key, ()), list | tuple)
+    }
     if getattr(default, "num_attention_heads", 0) == getattr(default, "num_key_value_heads", None):
         given["num_key_value_heads"] = given["num_attention_heads"]
-    for field in ("hidden_sizes", "embed_dim", "depths", "num_heads", "dim", "num_layers"):
-        if isinstance(getattr(default, field, None), list | tuple):
-            given.pop(field, None)
     for key in default.sub_configs:
         part = getattr(default, key, None)
         if part is not None:
@@ -290,32 +294,25 @@ def difference(expected: Any, found: Any) -> float:
     return worst
 
 
-def best_ms(function: Any, inputs: Inputs, rounds: int = 20) -> float:
-    """Return the least time of one call in milliseconds."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        function(**inputs)
-        times.append(1e3 * (time.perf_counter() - start))
-    return min(times)
-
-
 def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
     """Run one model; return its outcome, the worst difference, splits and times."""
     model, inputs = made(name)
     eager = copy.deepcopy(model)
     fast: Captured = capture(model, backend=AsIs()) if graphs_only else ladder.compile(model)
-    worst, seconds = 0.0, []
+    worst, seconds, spent = 0.0, [], 0.0
     with torch.no_grad():
         for number in ORDER:
             torch.manual_seed(0)
             expected = eager(**copy.deepcopy(inputs[number]))
             torch.manual_seed(0)
-            start = time.perf_counter()
-            found = fast(**copy.deepcopy(inputs[number]))
+            given, start, begun = copy.deepcopy(inputs[number]), time.perf_counter(), time.process_time()
+            recorded = fast.calls["recorded"]
+            found = fast(**given)
             seconds.append(round(time.perf_counter() - start, 3))
+            spent += (time.process_time() - begun) * (fast.calls["recorded"] > recorded)
             worst = max(worst, difference(expected, found))
-        times = {"eager_ms": best_ms(eager, inputs[0]), "ladder_ms": best_ms(fast, inputs[0])}
+        times = dict(zip(("eager_ms", "ladder_ms"), beside(eager, fast, inputs[0], ROUNDS), strict=True))
+        us = {} if graphs_only else microseconds_by_kind(fast, inputs[0])
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in fast.records if record.split})
     refused = list(getattr(fast, "refused", []))
     return {
@@ -326,7 +323,10 @@ def run(name: str, *, graphs_only: bool) -> dict[str, Any]:
         "splits": splits,
         "refused": refused,
         "seconds": seconds,
+        "compile_s": round(spent, 2),
+        "ratio": times["ladder_ms"] / times["eager_ms"],
         **times,
+        **({"us": us, **shares(us)} if us else {}),
     }
 
 
@@ -335,8 +335,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--graphs-only", action="store_true")
+    parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     rows = []
     for name in arguments.names or all_names():
         try:
@@ -350,15 +353,16 @@ def main() -> None:
             }
             traceback.print_exc(limit=-2)
         rows.append(row)
-        ratio = row["ladder_ms"] / row["eager_ms"] if "eager_ms" in row else float("nan")
+        ratio, spent, ours = (row.get(key, float("nan")) for key in ("ratio", "compile_s", "ours"))
         print(
-            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager",
+            f"{name:36} {row['outcome']:7} {'right' if row['right'] else 'WRONG'} ×{ratio:.2f} of eager,"
+            f" compiled in {spent:.1f} s, {ours:.0%} on our kernels",
             *row.get("splits", [])[:3],
             row.get("error", "")[:150],
             flush=True,
         )
     whole, right = (sum(test(row) for row in rows) for test in (_is_whole, _is_right))
-    print(f"{len(rows)} models: {whole} in one graph, {right} right")
+    print(f"{len(rows)} models: {whole} in one graph, {right} right", summary(rows), sep="\n")
     if arguments.output is not None:
         versions = {"torch": torch.__version__, "ladder": ladder.__version__}
         arguments.output.write_text(json.dumps({"versions": versions, "rows": rows}, indent=1))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch.fx
 
     from ladder.api.model import Compiler
-    from ladder.frontend.onnx_import import Imported
+    from ladder.frontend.onnx_stages import Imported
 
 
 NOTHING: OpenAxes = MappingProxyType({})
@@ -130,7 +130,7 @@ class Frozen:
         LadderError
             If a weight's canonical storage was not kept.
         """
-        from ladder.frontend.onnx_import import Imported, Weight
+        from ladder.frontend.onnx_stages import Imported, Weight
 
         plain = import_fx(self.graph, self.examples, precise=self.built.program.precise)
         if plain.updates:

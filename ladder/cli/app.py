@@ -67,7 +67,7 @@ Output = Annotated[str | None, typer.Option(help="Result type. [default: the act
 Target = Annotated[str, typer.Option(help="Device to compile for; see `ladder devices`.")]
 Seed = Annotated[int, typer.Option(help="Seed of the random weights and activations.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the README.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print a markdown table, as in the READMEs.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 
@@ -15,6 +16,18 @@ class Unrecordable(CaptureError):
     def __init__(self, message: str, origin: Any) -> None:
         super().__init__(message)
         self.origin = origin
+
+
+class Itself(enum.Enum):
+    """What is read of an object itself: keys of a `Node` that no key of a container equals."""
+
+    IDENTITY = enum.auto()
+    PINNED = enum.auto()
+    LENGTH = enum.auto()
+    CODE = enum.auto()
+    TARGET = enum.auto()
+    AUTOGRAD = enum.auto()
+    FACTORY = enum.auto()
 
 
 class Node:
@@ -61,6 +74,13 @@ class Node:
         self.stored: set[Any] = set()
         self.source: Any = None
         self.autograd = (True, False)
+
+    def first(self, key: Any) -> bool:
+        """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
+        if not self.external or key in self.seen or key in self.written:
+            return False
+        self.seen.add(key)
+        return True
 
     def wrote(self, key: Any, item: Any = None) -> None:
         """Note that the segment has set `key`, to `item` if that is dynamic."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.capture.heap.nodes import CaptureError, Node
+from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.interpreter.recording import recorded
@@ -162,7 +162,8 @@ def _default(vm: Interpreter, owner: Any, node: Node, key: Any) -> Any:
     """Make, store and return the default of a key that a `defaultdict` lacks."""
     factory = owner.default_factory
     path = f"{node.var}.default_factory"
-    vm.heap.read(node, "default_factory", factory, path, path)
+    if node.first(Itself.FACTORY):
+        vm.heap.meet(factory, path, path, stable=node.stable)
     with vm.barrier():
         value = vm.call(factory, (), {})
         given = (owner, key, settled(vm, value, keep=True))

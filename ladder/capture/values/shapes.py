@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.remembered import Remembered
 
 LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
@@ -81,6 +82,7 @@ class Shapes:
     def __init__(self) -> None:
         self.env: Any = None
         self.mode: Any = None
+        self.remembered = Remembered()
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
         self.given: dict[str, Any] = {}
@@ -104,6 +106,8 @@ class Shapes:
             # Equal extents are different symbols until something asks them to be equal.
             self.env = environment_class()(duck_shape=False)
             self.mode = FakeTensorMode(shape_env=self.env)
+            self.mode.cache_enabled = False  # `remembered` knows what repeats
+            self.remembered = Remembered()
 
     def lift(self, var: str, tensor: torch.Tensor, names: dict[int, str]) -> None:
         """Give variable `var`, a tensor, a fake whose extents `names` are symbols: variables of the guard."""
@@ -154,6 +158,9 @@ class Shapes:
 
     def run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run an operator on fakes; the state of random generators stays as it is."""
+        return self.remembered(function, args, kwargs, lambda: self._run(function, args, kwargs))
+
+    def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         from torch._dispatch.python import enable_python_dispatcher
 
         state = torch.get_rng_state()
