@@ -1,8 +1,8 @@
 """How fast checkpoints of other tools are loaded from the page cache, and with how much memory.
 
 ``python -m benchmarks.checkpoints [--layers 1] [--threads 1]`` writes layers of Llama-3.1-8B's shapes with
-random bits in each format, reads every tensor as a `QuantizedTensor`, one at a time, and prints GB of the file
-per second of wall time and of processor time, and the largest memory, mapped pages included.
+random bits in each format, reads every tensor as a `QuantizedTensor`, one at a time, and prints GB of the
+file per second of wall time and of processor time, and the largest memory, mapped pages included.
 """
 
 from __future__ import annotations
