@@ -101,7 +101,9 @@ def read(layer: Layer) -> QuantizedTensor:
         index = layer.tensor(".g_idx").long()[columns.long()][::group]
         scale, zero = scale[index], zero[index]
     fields = {"scale": scale.t().contiguous(), "columns": columns, "block": (1, group)}
-    return symmetric_or_not(form, storage(layer, form), zero.t().contiguous(), columns, fields)
+    stored = storage(layer, form)
+    fresh = stored.data_ptr() != layer.tensor(".qweight").data_ptr()
+    return symmetric_or_not(form, stored, zero.t().contiguous(), columns, fields, fresh=fresh)
 
 
 def symmetric_or_not(
@@ -110,8 +112,13 @@ def symmetric_or_not(
     zero: torch.Tensor,
     columns: torch.Tensor | None,
     fields: dict[str, Any],
+    *,
+    fresh: bool = False,
 ) -> QuantizedTensor:
-    """Return the matrix of codes in canonical storage and zero points [N, G]."""
+    """Return the matrix of codes in canonical storage and zero points [N, G].
+
+    ``fresh`` says that the storage is not the file's own memory.
+    """
     from tile_types import QuantizedTensor, get_type, unpack_codes
 
     bits = form.bits
@@ -121,7 +128,7 @@ def symmetric_or_not(
     middle = 1 << (bits - 1)
     signed = bool((zero == middle).all())
     if signed and is_dense(bits):
-        stored = flipped(stored, bits)
+        stored = flipped(stored, bits, in_place=fresh)
     elif signed:
         stored = pack_codes(unpack_codes(stored, bits, form.k) ^ middle, bits)
     element = get_type(f"{'int' if signed else 'uint'}{bits}")
