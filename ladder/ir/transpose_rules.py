@@ -80,8 +80,8 @@ def _sink_reduction(match: Match) -> str | None:
     attributes: dict[str, Any] = node_attributes(match.root)
     rank = len(match.builder.tile(inner).shape)
     axis = channels_first(rank)[attributes["axis"] % rank]
-    if axis == rank - 1 and not attributes["keep"]:
-        return None
+    if axis in (0, rank - 1) and not attributes["keep"]:
+        return None  # what is left has other axes at its ends
     given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
     return _turned(match, match.builder.add(match.root.operator, inner, **given))
 
