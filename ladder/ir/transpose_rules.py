@@ -197,7 +197,8 @@ def _depthwise(match: Match) -> str | None:
     shape = match.builder.tile(weight).shape  # [groups, 1, 1, taps...]
     if inner is None or image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1):
         return None
-    if match.builder.tile(opened.name).shape[1] != shape[0]:
+    turned = match.builder.tile(opened.inputs[0]).shape
+    if opened.tile.shape != (*turned[:2], 1, *turned[2:]) or turned[1] != shape[0]:
         return None
     taps = [str(axis.index) for axis in kernel[3:]]
     outer = list(indexing.result[3:])

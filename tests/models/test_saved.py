@@ -255,8 +255,8 @@ def test_onnx_models_with_symbolic_sizes(tmp_path: Path) -> None:
 def test_positions_are_those_of_tensors(field: str, value: Any) -> None:
     """Of a model that takes one tensor, keeps one and has one result."""
     manifest: dict[str, Any] = {
-        "parameters": {"x": {"tensor": 0}}, "returns": {"tensor": 0}, "bindings": {"x": 0}, "packs": {"w": [1]},
-        "sizes": {}, "results": [0], "updates": [],
+        "parameters": {"x": {"tensor": 0}}, "returns": {"tensor": 0}, "bindings": {"x": 0},
+        "packs": {"w": [1]}, "sizes": {}, "results": [0], "updates": [],
     }  # fmt: skip
     graph = SimpleNamespace(inputs=[SimpleNamespace(name="x"), SimpleNamespace(name="w")])
     plan, stored = SimpleNamespace(steps=[], outputs=["y"]), [torch.ones(1)]

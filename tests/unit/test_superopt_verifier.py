@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from superopt_random import measured_false_accepts, random_pairs
 from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain, interpret
 from ladder.ir.graph import Axis
 from ladder.superopt.verifier import verify_equal
-from ladder.superopt.verifier.equivalence import DELTA, forms_of
+from ladder.superopt.verifier.equivalence import DELTA, FREE, certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.radicands import rank
 
@@ -312,3 +313,20 @@ def test_roots_cost_draws_and_error():
     assert certificate.delta <= DELTA
     assert certificate.delta > bound.delta(certificate.rounds)  # what radicands may be confused adds
     assert bound.confusion(4, 1, 64) > DELTA > bound.confusion(4, 8, 64)
+
+
+def test_errors_of_all_tests_add_up() -> None:
+    """Those that proved nothing, and the one of where programs are defined, count as well."""
+    shapes = {"x": (1, 2), "y": (1, 2)}
+    first = program(lambda x, y: (x * x + 1.0) / (y * y + 1.0), shapes)
+    second = program(lambda x, y: x * x / (y * y + 1.0) + 1.0 / (y * y + 1.0), shapes)
+    delta = Fraction(1, 1 << 40)
+    alone = certify(first, second, delta, (1,), (FREE,), None)
+    with_domains = certify(first, second, delta, (1,), (FREE,))
+    assert alone.equal
+    assert with_domains.equal
+    assert alone.delta < with_domains.delta <= delta
+    refused = replace(FREE, related=True)  # no root is a product of others
+    after_another = certify(first, second, delta, (1,), (refused, FREE), None)
+    assert after_another.equal
+    assert after_another.delta >= delta / 3
