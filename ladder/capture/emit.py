@@ -20,7 +20,14 @@ from ladder.capture.interpreter import Interpreter
 from ladder.capture.mock import changed_roots, graph_results, live_steps
 from ladder.capture.nodes import CaptureError
 from ladder.capture.records import FAILED, Assumed, Record, Site
-from ladder.capture.tensors import STATE, restore_memory, restore_state, saved_memory
+from ladder.capture.tensors import (
+    STATE,
+    random_states,
+    restore_memory,
+    restore_random,
+    restore_state,
+    saved_memory,
+)
 from ladder.capture.trace import Trace
 from ladder.capture.tracebacks import RECORD
 from ladder.faults import tolerated
@@ -131,11 +138,10 @@ def _running_lines(heap: Heap, trace: Trace, site: Site | None, call: str) -> li
     failed = f"return ({heap.constant(FAILED)}, None)"
     grad, autocast = heap.guard.state[STATE.index(torch.is_grad_enabled)], heap.guard.autocast
     undo = f"    {heap.constant(restore_state)}({grad}, {heap.constant(autocast)})"
-    random = heap.constant(torch.get_rng_state)
     lines, undone = [], [undo]
     if trace.random:
-        lines.append(f"state = {random}()")
-        undone.append(f"    {heap.constant(torch.set_rng_state)}(state)")
+        lines.append(f"states = {heap.constant(random_states)}()")
+        undone.append(f"    {heap.constant(restore_random)}(states)")
     if (trace.may_fail or trace.assumed) and trace.written:
         written = "".join(f"{var}, " for var in trace.written.values())
         lines.append(f"written = {heap.constant(saved_memory)}(({written}))")

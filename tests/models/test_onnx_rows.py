@@ -334,6 +334,8 @@ REFUSED = {
     "form": ("MaxPool", [IMAGE], {"kernel_shape": [2, 2], "ceil_mode": 1}, "ceil_mode=1"),
     "training": ("BatchNormalization", [IMAGE, *[CHANNELS] * 4], {"training_mode": 1}, "Training_mode"),
     "a negative step": ("Slice", [X, ints(4), ints(0), ints(1), ints(-1)], {}, "negative step"),
+    "an index beyond": ("Gather", [X, ints(X.shape[0])], {}, "outside of axis 0"),
+    "an index before": ("Gather", [X, ints(-X.shape[0] - 1)], {}, "outside of axis 0"),
     "type": ("Add", [X.astype(np.complex64), X.astype(np.complex64)], {}, "unsupported type.*complex64"),
 }  # fmt: skip
 

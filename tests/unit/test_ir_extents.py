@@ -125,6 +125,17 @@ def test_nested_extents_bind_like_integers(seed):
             assert bind(extent, sizes) == wanted(sizes), (extent, sizes)
 
 
+@pytest.mark.parametrize("divide", [floordiv, ceildiv])
+@pytest.mark.parametrize("factor", [1, 2, 6])
+@pytest.mark.parametrize("number", [-7, -1, 1, 5])
+@pytest.mark.parametrize(("first", "second"), [(1, 9), (3, 4), (4, 6), (9, 4)])
+def test_quotients_of_quotients_and_numbers(divide, factor, number, first, second):
+    plain = (lambda a, b: a // b) if divide is floordiv else (lambda a, b: -(-a // b))
+    extent = divide(total([divide(product([factor, "n"]), first), number]), second)
+    for n in range(40):
+        assert bind(extent, {"n": n}) == plain(plain(factor * n, first) + number, second)
+
+
 def test_only_sums_of_sizes_are_never_negative():
     assert all(map(only_adds, (0, 3, "n", "n + 1", "2*m*n + n")))
     assert not any(map(only_adds, (-1, "n - 1", "m*n - n + 4", "m - n")))

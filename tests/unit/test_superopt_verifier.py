@@ -223,6 +223,13 @@ def test_one_evaluation_of_an_exponential_is_not_enough():
     assert agrees == 1  # exponent 0, as the bound says: (K - 1) 2 d / q is above 1 / 11
 
 
+def test_an_exponential_is_evaluated_at_more_than_one_base():
+    """``b**(x + 1) = 4 b**x`` for b = 4, at which the first point of a draw is."""
+    first = program(lambda x: (x + 1.0).exp(), {"x": (1, 1)})
+    second = program(lambda x: x.exp() * 4.0, {"x": (1, 1)})
+    assert not verify_equal(first, second).equal
+
+
 def test_forms_count_exponents_over_common_denominators():
     def softmax(x, v):
         e = x.exp()
