@@ -14,7 +14,9 @@ from superopt_random import measured_false_accepts, random_pairs
 
 from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain, interpret
 from ladder.ir.graph import Axis
+from ladder.ir.modular import LEAST_P, LEAST_Q
 from ladder.superopt.verifier import verify_equal
+from ladder.superopt.verifier.bound import Bound, vanishing
 from ladder.superopt.verifier.equivalence import DELTA, FREE, certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
 from ladder.superopt.verifier.radicands import rank
@@ -221,6 +223,17 @@ def test_one_evaluation_of_an_exponential_is_not_enough():
             for f in (Field(23, 11, pow(4, k, 23)) for k in (1, 2))
         )
     assert agrees == 1  # exponent 0, as the bound says: (K - 1) 2 d / q is above 1 / 11
+
+
+def test_every_step_of_the_argument_is_in_the_bound():
+    """Pairs of exponents that fall together, functions of operands that do, draws that are repeated."""
+    bound = Bound(3, 4, 5, 6, exponentials=True, functions=7, radicand_degree=8, radicand_bits=9)
+    p, q = LEAST_P, LEAST_Q
+    assert bound.zippel() == Fraction(4 * 3 * 3 + 4 * 3, q) + Fraction(2 * 3, p)
+    assert bound.merged == 21 * vanishing(8, 9) > 0
+    assert bound.epsilon == bound.zippel() + bound.reduction + bound.merged
+    assert bound.attempts > 1
+    assert bound.delta(2) == (bound.attempts * bound.epsilon) ** 2
 
 
 def test_an_exponential_is_evaluated_at_more_than_one_base():
