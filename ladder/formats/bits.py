@@ -37,7 +37,7 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     """
     import torch
 
-    octets = words.contiguous().view(torch.uint8)
+    octets = octets_of(words)
     if dense and 8 % bits == 0:
         return _bytes_to_codes(octets, bits)[..., :count]
     if not dense:
@@ -47,6 +47,14 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     padded = torch.nn.functional.pad(octets, (0, 1)).to(torch.int32)
     pairs = padded[..., first // 8] | padded[..., first // 8 + 1] << 8
     return ((pairs >> (first % 8).to(torch.int32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def octets_of(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an array, along the last axis."""
+    import torch
+
+    flat = words.contiguous().reshape(-1).view(torch.uint8)
+    return flat.reshape(*words.shape[:-1], words.shape[-1] * words.element_size())
 
 
 def _bytes_to_codes(octets: torch.Tensor, bits: int) -> torch.Tensor:
@@ -77,10 +85,8 @@ def planes_to_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
     """Return canonical storage of codes that lie along the last axis of int32 words, lowest bits first."""
-    import torch
-
     if is_dense(bits) and dense:
-        stored = words.contiguous().view(torch.uint8)
+        stored = octets_of(words)
         units = -(-count * bits // 8)
         return stored if stored.shape[-1] == units else stored[..., :units].contiguous()
     packed: torch.Tensor = pack_codes(words_to_codes(words, bits, count, dense=dense), bits)
