@@ -304,8 +304,8 @@ class Walk:
         """Compute what depends on no input, or only on symbolic sizes."""
         if node.op_type == "Shape" and node.domain in ("", "ai.onnx"):
             return self._shape(given, inputs)
-        if key_of(node.domain, node.op_type) in DRAWS:
-            return None
+        if key_of(node.domain, node.op_type) in DRAWS or node.op_type in ("Loop", "Scan"):
+            return None  # what may take any time is not for imports
         read = {name: self.value(name) for name in names_read(node)}
         if not all(isinstance(value, Known) for value in read.values()):
             return None
