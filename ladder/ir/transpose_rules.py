@@ -218,7 +218,7 @@ def _depthwise(match: Match) -> str | None:
 WINDOW_ORDER: Rules = (Rule("windows in order", pattern("transpose"), _order_windows),)
 """Gathered windows lie as they are read. To be applied before `TRANSPOSE_SINKING`, which turns windows."""
 
-FEW_TAPS = 9
+FEW_TAPS = 25
 """Elements of a window up to which sums over windows keep up with libraries of CPUs."""
 
 
