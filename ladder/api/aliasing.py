@@ -19,7 +19,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from ladder.capture.values.tensors import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
+from ladder.capture.values.aliasing import Aliasing, Strides, aliasing_of, flat, strides_of, version_of
 from ladder.runtime.model.results import Part
 
 if TYPE_CHECKING:

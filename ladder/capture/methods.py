@@ -11,17 +11,24 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from ladder.capture.captured import Captured
 
 _FORWARD = "forward"
 
 
-def attribute_of(captured: Captured, name: str) -> Any:
+class Capturing(Protocol):
+    """A function under capture, and (`within`) what captures calls of a module by its own methods."""
+
+    function: Callable[..., Any]
+    within: Any
+
+    def beside(self, function: Callable[..., Any]) -> Any:
+        """Return another function under capture."""
+
+
+def attribute_of(captured: Capturing, name: str) -> Any:
     """Return an attribute of the function that `captured` itself does not have.
 
     Raises
@@ -52,7 +59,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
         raise AttributeError(str(error)) from error
 
 
-def _method(captured: Captured, method: Any) -> Callable[..., Any]:
+def _method(captured: Capturing, method: Any) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         with _captured_forward(captured, method.__self__):
@@ -63,7 +70,7 @@ def _method(captured: Captured, method: Any) -> Callable[..., Any]:
 
 
 @contextmanager
-def _captured_forward(captured: Captured, module: torch.nn.Module) -> Iterator[None]:
+def _captured_forward(captured: Capturing, module: torch.nn.Module) -> Iterator[None]:
     """Let calls of a module be captured."""
     own = module.__dict__
     if own.get(_FORWARD) is captured.within and captured.within is not None:

@@ -110,7 +110,7 @@ class Record:
     graph: torch.fx.GraphModule | None
     operators: int
     point: ResumePoint
-    pinned: frozenset[int]
+    pinned: frozenset[int] = frozenset()
     split: str = ""
     where: tuple[str, ...] = ()
     follows: tuple[ResumePoint, ...] = ()

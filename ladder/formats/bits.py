@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 PLANES = {3: ((2, 0), (1, 2)), 5: ((4, 0), (1, 4)), 6: ((4, 0), (2, 4)), 7: ((4, 0), (2, 4), (1, 6))}
 """Bits of a code -> (width, first bit) of its planes in GPTQModel's planar layout, in the order of words."""
 
-CHUNK_WORDS = 1 << 15
-"""32-bit words that are rearranged at a time: they stay in a core's cache."""
+CHUNK_WORDS = 1 << 20
+"""32-bit words that are rearranged at a time: temporary arrays stay in caches."""
 
 
 def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
@@ -37,7 +37,7 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     """
     import torch
 
-    octets = words.contiguous().view(torch.uint8)
+    octets = octets_of(words)
     if dense and 8 % bits == 0:
         return _bytes_to_codes(octets, bits)[..., :count]
     if not dense:
@@ -47,6 +47,14 @@ def words_to_codes(words: torch.Tensor, bits: int, count: int, *, dense: bool = 
     padded = torch.nn.functional.pad(octets, (0, 1)).to(torch.int32)
     pairs = padded[..., first // 8] | padded[..., first // 8 + 1] << 8
     return ((pairs >> (first % 8).to(torch.int32)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def octets_of(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an array, along the last axis."""
+    import torch
+
+    flat = words.contiguous().reshape(-1).view(torch.uint8)
+    return flat.reshape(*words.shape[:-1], words.shape[-1] * words.element_size())
 
 
 def _bytes_to_codes(octets: torch.Tensor, bits: int) -> torch.Tensor:
@@ -77,25 +85,35 @@ def planes_to_codes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 def storage_of_words(words: torch.Tensor, bits: int, count: int, *, dense: bool = True) -> torch.Tensor:
     """Return canonical storage of codes that lie along the last axis of int32 words, lowest bits first."""
-    import torch
-
     if is_dense(bits) and dense:
-        stored = words.contiguous().view(torch.uint8)
+        stored = octets_of(words)
         units = -(-count * bits // 8)
         return stored if stored.shape[-1] == units else stored[..., :units].contiguous()
     packed: torch.Tensor = pack_codes(words_to_codes(words, bits, count, dense=dense), bits)
     return packed
 
 
-def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return dense storage with the highest bit of each code inverted: biased codes as two's complement."""
+def flipped(storage: torch.Tensor, bits: int, *, in_place: bool = False) -> torch.Tensor:
+    """Return dense storage with the highest bit of each code inverted: biased codes as two's complement.
+
+    Parameters
+    ----------
+    storage
+        uint8.
+    bits
+        Width of a code: 1, 2, 4 or 8.
+    in_place
+        Whether the storage itself may be changed.
+    """
     import torch
 
     ones = sum(1 << (slot * bits + bits - 1) for slot in range(8 // bits))
-    wide = storage.view(torch.int64) if storage.shape[-1] % 8 == 0 and storage.is_contiguous() else None
-    if wide is None:
-        return storage ^ ones
-    return (wide ^ int.from_bytes(bytes([ones] * 8), "little", signed=True)).view(torch.uint8)
+    result = storage if in_place else torch.empty_like(storage)
+    if storage.shape[-1] % 8 or not storage.is_contiguous() or storage.storage_offset() % 8:
+        return torch.bitwise_xor(storage, ones, out=result)
+    wide = int.from_bytes(bytes([ones] * 8), "little", signed=True)
+    torch.bitwise_xor(storage.view(torch.int64), wide, out=result.view(torch.int64))
+    return result
 
 
 def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
@@ -122,21 +140,22 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int]) -> torch.Tenso
     target = result.view(columns, 8, rows // 8)
     step = max(1, CHUNK_WORDS // (8 * columns))
     for first in range(0, rows // 8, step):
-        block = words[8 * first : 8 * (first + step)].view(-1, 8, columns)
-        target[:, :, first : first + step] = _transpose_blocks(block, order).permute(2, 1, 0)
+        lines = _transpose_blocks(words[8 * first : 8 * (first + step)].view(-1, 8, columns))
+        for line, output in zip(lines, order, strict=True):
+            target[:, output, first : first + step] = line.t()
     return result
 
 
-def _transpose_blocks(block: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+def _transpose_blocks(block: torch.Tensor) -> list[torch.Tensor]:
     """Transpose the 8 x 8 matrices of nibbles that 8 words on axis 1 are, by three rounds of exchanges."""
     import torch
 
-    lines = [block[:, line].contiguous() for line in range(8)]
+    lines = [block[:, line].clone() for line in range(8)]
+    moved = torch.empty_like(lines[0])
     for distance, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
-        shift = 4 * distance
         for low in (line for line in range(8) if not line & distance):
             a, b = lines[low], lines[low + distance]
-            moved = ((a >> shift) ^ b) & mask
-            lines[low + distance] = b ^ moved
-            lines[low] = a ^ (moved << shift)
-    return torch.stack([lines[order.index(line)] for line in range(8)], 1)
+            torch.bitwise_right_shift(a, 4 * distance, out=moved)
+            b ^= moved.bitwise_xor_(b).bitwise_and_(mask)
+            a ^= moved.bitwise_left_shift_(4 * distance)
+    return lines

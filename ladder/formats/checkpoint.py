@@ -128,10 +128,13 @@ class Checkpoint(Mapping[str, "Loaded"]):
         CheckpointError
             If its arrays contradict each other.
         """
-        if name in self.layers:
-            form, layer = self.layers[name]
-            return self._guarded(name, lambda: form.read(layer))
-        return self._guarded(name, self.plain[name].tensor)
+        import torch
+
+        with torch.device("cpu"):  # whatever the default device is, such as meta while a model is built
+            if name in self.layers:
+                form, layer = self.layers[name]
+                return self._guarded(name, lambda: form.read(layer))
+            return self._guarded(name, self.plain[name].tensor)
 
     def entry(self, name: str) -> Entry:
         """Describe a tensor from the headers alone."""

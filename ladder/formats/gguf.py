@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,8 @@ from ladder.formats.layer import Format, Layer, Loaded, Shape
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import torch
+
     from tile_types import QuantizedTensor
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -35,7 +38,7 @@ PLAIN = {0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "
 PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
 
-CHUNK_BLOCKS = 1 << 20
+CHUNK_ELEMENTS = 1 << 20
 """Elements that are decoded at a time."""
 
 
@@ -194,22 +197,20 @@ def read(row: BlockType, layer: Layer) -> Loaded:
 
 
 def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
-    """Decode the blocks of a matrix, some rows at a time."""
+    """Decode the blocks of a matrix, some rows at a time on each core."""
     import torch
 
-    from tile_types import QuantizedTensor, get_type, pack_codes
+    from tile_types import QuantizedTensor, get_type
     from tile_types.arrays import TORCH_NAMES
 
     ttype = get_type(row.element)
-    parts: list[list[Any]] = [[], [], []]
-    step = max(1, CHUNK_BLOCKS // k)
-    for first in range(0, len(octets), step):
-        some = np.ascontiguousarray(octets[first : first + step])
-        decoded = row.decode(some.reshape(-1).view(row.fields))
-        codes, *rest = (None if part is None else part.reshape(len(some), -1) for part in decoded)
-        parts[0].append(pack_codes(torch.from_numpy(np.ascontiguousarray(codes)), ttype.elem_bits))
-        for kept, part in zip(parts[1:], rest, strict=True):
-            kept.extend([] if part is None else [torch.from_numpy(np.ascontiguousarray(part))])
+    step = max(1, CHUNK_ELEMENTS // k)
+    chunks = [octets[first : first + step] for first in range(0, len(octets), step)]
+    with ThreadPoolExecutor(min(len(chunks), torch.get_num_threads())) as pool:
+        parts = [
+            [part for part in column if part is not None]
+            for column in zip(*pool.map(partial(_decoded, row, ttype.elem_bits), chunks), strict=True)
+        ]
     storage, scale, offset = (torch.cat(part) if part else None for part in parts)
     assert storage is not None
     assert scale is not None
@@ -224,6 +225,20 @@ def _matrix(row: BlockType, octets: Any, k: int) -> QuantizedTensor:
         offset=offset,
         type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
     )
+
+
+def _decoded(row: BlockType, bits: int, octets: Any) -> list[torch.Tensor | None]:
+    """Decode some rows: canonical storage, scales, and offsets or None."""
+    import torch
+
+    from tile_types import pack_codes
+
+    decoded = row.decode(np.ascontiguousarray(octets).reshape(-1).view(row.fields))
+    parts = [
+        None if part is None else torch.from_numpy(np.ascontiguousarray(part.reshape(len(octets), -1)))
+        for part in decoded
+    ]
+    return parts if row.packed else [pack_codes(parts[0], bits), *parts[1:]]
 
 
 FORMATS = {

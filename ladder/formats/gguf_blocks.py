@@ -41,6 +41,8 @@ class BlockType:
         Fields -> codes, scales, offsets.
     scale
         Type of the scales and offsets.
+    packed
+        Whether ``decode`` gives codes of 4 bits as canonical storage, two in a byte.
     """
 
     name: str
@@ -49,6 +51,7 @@ class BlockType:
     element: str
     decode: Callable[[Fields], Decoded]
     scale: str = "float32"
+    packed: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -58,9 +61,20 @@ class BlockType:
 
 def split(octets: Octets, bits: int, width: int) -> Octets:
     """Take codes out of bytes: of each ``width`` bytes first all lowest codes, then the next."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    chunks = octets.reshape(len(octets), -1, 1, width) >> shifts
-    return (chunks & np.uint8((1 << bits) - 1)).reshape(len(octets), -1)
+    chunks = np.ascontiguousarray(octets).reshape(-1, width)
+    codes = np.empty((len(chunks), 8 // bits, width), np.uint8)
+    for slot in range(8 // bits):  # whole arrays at a time: short inner axes are slow
+        codes[:, slot] = chunks >> bits * slot & (1 << bits) - 1
+    return codes.reshape(len(octets), -1)
+
+
+def nibbles(octets: Octets, width: int) -> Octets:
+    """Return two consecutive codes a byte, of bytes whose low halves precede, ``width`` at a time."""
+    pairs = np.ascontiguousarray(octets).reshape(-1, width).view("<u2")
+    codes = np.empty((len(pairs), 2, width // 2), np.uint8)
+    codes[:, 0] = pairs & 0x0F | pairs >> 4 & 0xF0
+    codes[:, 1] = pairs >> 4 & 0x0F | pairs >> 8 & 0xF0
+    return codes.reshape(len(octets), -1)
 
 
 def in_order(octets: Octets, bits: int) -> Octets:
@@ -90,11 +104,11 @@ def _plain(codes: Octets, b: Fields) -> Decoded:
 
 
 def _q4_0(b: Fields) -> Decoded:
-    return _plain(split(b["qs"], 4, 16) ^ 8, b)
+    return _plain(nibbles(b["qs"], 16) ^ 0x88, b)
 
 
 def _q4_1(b: Fields) -> Decoded:
-    return split(b["qs"], 4, 16), b["d"][:, None], b["m"][:, None]
+    return nibbles(b["qs"], 16), b["d"][:, None], b["m"][:, None]
 
 
 def _q5_0(b: Fields) -> Decoded:
@@ -126,7 +140,7 @@ def _q3_k(b: Fields) -> Decoded:
 
 def _q4_k(b: Fields) -> Decoded:
     scales, minima = six_bit(b["scales"])
-    return split(b["qs"], 4, 32), wide(b["d"]) * scales, -(wide(b["dmin"]) * minima)
+    return nibbles(b["qs"], 32), wide(b["d"]) * scales, -(wide(b["dmin"]) * minima)
 
 
 def _q5_k(b: Fields) -> Decoded:
@@ -153,10 +167,19 @@ def _tq2_0(b: Fields) -> Decoded:
     return _plain(split(b["qs"], 2, 32), b)
 
 
+PLUS_ZERO = np.array(
+    [
+        (0 if octet & 15 == 8 else octet & 15) | (0 if octet >> 4 == 8 else octet & 0xF0)
+        for octet in range(256)
+    ],
+    np.uint8,
+)
+"""Bytes of two e2m1 codes without -0."""
+
+
 def _e2m1(octets: Octets, width: int) -> Octets:
     """Return e2m1 codes; ggml's table has +0 where the code says -0."""
-    codes = split(octets, 4, width)
-    return np.where(codes == 8, np.uint8(0), codes)
+    return PLUS_ZERO[nibbles(octets, width)]
 
 
 def _mxfp4(b: Fields) -> Decoded:
@@ -172,12 +195,12 @@ def _nvfp4(b: Fields) -> Decoded:
 
 
 def _iq4_nl(b: Fields) -> Decoded:
-    return _plain(split(b["qs"], 4, 16), b)
+    return _plain(nibbles(b["qs"], 16), b)
 
 
 def _iq4_xs(b: Fields) -> Decoded:
     scales = in_order(b["scales_l"], 4) | in_order(octets_of(b["scales_h"]), 2) << 4
-    return split(b["qs"], 4, 16), wide(b["d"]) * (scales.astype(np.float32) - 32), None
+    return nibbles(b["qs"], 16), wide(b["d"]) * (scales.astype(np.float32) - 32), None
 
 
 PARITY = np.array([index | (index.bit_count() & 1) << 7 for index in range(128)], np.uint8)
@@ -264,8 +287,10 @@ def _octets(name: str, count: int) -> tuple[str, str, int]:
 
 
 BLOCKS = {
-    2: BlockType("q4_0", 32, _k(HALF, _octets("qs", 16)), "int4", _q4_0, "float16"),
-    3: BlockType("q4_1", 32, _k(HALF, ("m", "<f2"), _octets("qs", 16)), "uint4", _q4_1, "float16"),
+    2: BlockType("q4_0", 32, _k(HALF, _octets("qs", 16)), "int4", _q4_0, "float16", packed=True),
+    3: BlockType(
+        "q4_1", 32, _k(HALF, ("m", "<f2"), _octets("qs", 16)), "uint4", _q4_1, "float16", packed=True
+    ),
     6: BlockType("q5_0", 32, _k(HALF, _octets("qh", 4), _octets("qs", 16)), "int5", _q5_0, "float16"),
     7: BlockType(
         "q5_1",
@@ -284,7 +309,12 @@ BLOCKS = {
         "q3_k", 256, _k(_octets("hmask", 32), _octets("qs", 64), _octets("scales", 12), HALF), "int3", _q3_k
     ),
     12: BlockType(
-        "q4_k", 256, _k(HALF, ("dmin", "<f2"), _octets("scales", 12), _octets("qs", 128)), "uint4", _q4_k
+        "q4_k",
+        256,
+        _k(HALF, ("dmin", "<f2"), _octets("scales", 12), _octets("qs", 128)),
+        "uint4",
+        _q4_k,
+        packed=True,
     ),
     13: BlockType(
         "q5_k",
@@ -301,7 +331,7 @@ BLOCKS = {
     17: BlockType("iq2_xs", 256, _k(HALF, ("qs", "<u2", 32), _octets("scales", 8)), "iq2", _iq2_xs),
     18: BlockType("iq3_xxs", 256, _k(HALF, _octets("qs", 64), ("gas", "<u4", 8)), "iq3", _iq3_xxs),
     19: BlockType("iq1_s", 256, _k(HALF, _octets("qs", 32), ("qh", "<u2", 8)), "iq1", _iq1_s),
-    20: BlockType("iq4_nl", 32, _k(HALF, _octets("qs", 16)), "iq4", _iq4_nl, "float16"),
+    20: BlockType("iq4_nl", 32, _k(HALF, _octets("qs", 16)), "iq4", _iq4_nl, "float16", packed=True),
     21: BlockType(
         "iq3_s",
         256,
@@ -322,14 +352,17 @@ BLOCKS = {
         _k(HALF, ("scales_h", "<u2"), _octets("scales_l", 4), _octets("qs", 128)),
         "iq4",
         _iq4_xs,
+        packed=True,
     ),
     29: BlockType(
         "iq1_m", 256, _k(_octets("qs", 32), _octets("qh", 16), ("scales", "<u2", 4)), "iq1", _iq1_m
     ),
     34: BlockType("tq1_0", 256, _k(_octets("qs", 48), _octets("qh", 4), HALF), "ternary", _tq1_0, "float16"),
     35: BlockType("tq2_0", 256, _k(_octets("qs", 64), HALF), "ternary", _tq2_0, "float16"),
-    39: BlockType("mxfp4", 32, _k(("e", "u1"), _octets("qs", 16)), "fp4_e2m1", _mxfp4, "e8m0"),
-    40: BlockType("nvfp4", 64, _k(_octets("d", 4), _octets("qs", 32)), "fp4_e2m1", _nvfp4, "fp8_e4m3"),
+    39: BlockType("mxfp4", 32, _k(("e", "u1"), _octets("qs", 16)), "fp4_e2m1", _mxfp4, "e8m0", packed=True),
+    40: BlockType(
+        "nvfp4", 64, _k(_octets("d", 4), _octets("qs", 32)), "fp4_e2m1", _nvfp4, "fp8_e4m3", packed=True
+    ),
     41: BlockType("q1_0", 128, _k(HALF, _octets("qs", 16)), "binary", _q1_0, "float16"),
 }
 """ggml's number of a type -> its row."""

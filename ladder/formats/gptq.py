@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from tile_types import QuantizedTensor
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
-SECOND = ("gptq_v2", "gptq_p")
-"""Values of ``checkpoint_format`` whose zero points are stored as they are."""
+FIRST, SECOND, PLANAR = "gptq", "gptq_v2", "gptq_p"
+VERSIONS = {
+    "": FIRST,
+    "gptq": FIRST,
+    "auto_round:auto_gptq": FIRST,
+    "gptq_v2": SECOND,
+    "auto_round": SECOND,
+    "auto_round:gptqmodel": SECOND,
+    "gptq_p": PLANAR,
+}
+"""``checkpoint_format`` of GPTQModel or ``packing_format`` of AutoRound -> version; the first has z - 1."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +64,21 @@ def geometry(layer: Layer) -> Geometry:
     assert bits is not None
     k = layer.shape(".g_idx", 1)[0] if ".g_idx" in layer else rows * 32 // bits
     layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
-    planar = bits in PLANES and (bits != 3 or version(layer) == "gptq_p")
+    planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
     layer.require(not planar or (k % 32 == 0 and n % 32 == 0), "planes need extents that are multiples of 32")
     return Geometry(n, k, bits, groups, planar)
 
 
 def version(layer: Layer) -> str:
-    """Return ``"gptq"`` or one of `SECOND`."""
+    """Return the version of a layer's arrays."""
     stated = layer.option("checkpoint_format", str, "") or layer.option("packing_format", str, "")
-    return next((name for name in SECOND if name in stated), "gptq")
+    layer.require(stated in VERSIONS, f"the form {stated!r} is not read; known: {', '.join(VERSIONS)}")
+    return VERSIONS[stated]
+
+
+def is_auto_round(layer: Layer) -> bool:
+    """Tell AutoRound, which packs 5, 6 and 7 bits as a stream, where GPTQModel has planes."""
+    return "auto-round" in layer.option("quant_method", str, "")
 
 
 def is_gptq(layer: Layer) -> bool:
@@ -76,7 +91,7 @@ def zero_points(layer: Layer, form: Geometry) -> torch.Tensor:
     """Return the zero points in code space, uint8 [G, N]."""
     words = layer.tensor(".qzeros")
     codes = planes_to_codes(words, form.bits) if form.planar else words_to_codes(words, form.bits, form.n)
-    first = version(layer) == "gptq"
+    first = version(layer) == FIRST
     return (codes + 1) & ((1 << form.bits) - 1) if first else codes
 
 
@@ -101,7 +116,9 @@ def read(layer: Layer) -> QuantizedTensor:
         index = layer.tensor(".g_idx").long()[columns.long()][::group]
         scale, zero = scale[index], zero[index]
     fields = {"scale": scale.t().contiguous(), "columns": columns, "block": (1, group)}
-    return symmetric_or_not(form, storage(layer, form), zero.t().contiguous(), columns, fields)
+    stored = storage(layer, form)
+    fresh = stored.data_ptr() != layer.tensor(".qweight").data_ptr()
+    return symmetric_or_not(form, stored, zero.t().contiguous(), columns, fields, fresh=fresh)
 
 
 def symmetric_or_not(
@@ -110,8 +127,13 @@ def symmetric_or_not(
     zero: torch.Tensor,
     columns: torch.Tensor | None,
     fields: dict[str, Any],
+    *,
+    fresh: bool = False,
 ) -> QuantizedTensor:
-    """Return the matrix of codes in canonical storage and zero points [N, G]."""
+    """Return the matrix of codes in canonical storage and zero points [N, G].
+
+    ``fresh`` says that the storage is not the file's own memory.
+    """
     from tile_types import QuantizedTensor, get_type, unpack_codes
 
     bits = form.bits
@@ -121,7 +143,7 @@ def symmetric_or_not(
     middle = 1 << (bits - 1)
     signed = bool((zero == middle).all())
     if signed and is_dense(bits):
-        stored = flipped(stored, bits)
+        stored = flipped(stored, bits, in_place=fresh)
     elif signed:
         stored = pack_codes(unpack_codes(stored, bits, form.k) ^ middle, bits)
     element = get_type(f"{'int' if signed else 'uint'}{bits}")

@@ -21,6 +21,7 @@ from ladder.frontend.importer import Importer, identifier
 from ladder.frontend.onnx_attention import SPELT_ATTENTION
 from ladder.frontend.onnx_call import Call, Invalid, Row, Value, element_type, title
 from ladder.frontend.onnx_check import MOST_COMPUTED, check_computed, check_extents
+from ladder.frontend.onnx_extents import completed, vector_like
 from ladder.frontend.onnx_file import DOMAIN, LIMITS, OnnxFile, open_onnx
 from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
@@ -303,8 +304,8 @@ class Walk:
         """Compute what depends on no input, or only on symbolic sizes."""
         if node.op_type == "Shape" and node.domain in ("", "ai.onnx"):
             return self._shape(given, inputs)
-        if key_of(node.domain, node.op_type) in DRAWS:
-            return None
+        if key_of(node.domain, node.op_type) in DRAWS or node.op_type in ("Loop", "Scan"):
+            return None  # what may take any time is not for imports
         read = {name: self.value(name) for name in names_read(node)}
         if not all(isinstance(value, Known) for value in read.values()):
             return None
@@ -395,7 +396,7 @@ class Walk:
         """Let torch run a node: as a step of the plan, or between plans."""
         if not is_known(node, versions):
             raise unknown_row(node, why)
-        infos = self._inferred(node, versions)
+        infos = self._inferred(node, given, versions)
         results = [infos.get(name) for name in node.output]
         tiles = [self._tile(info) for info in results]
         literals = attribute_literals(given)
@@ -437,14 +438,18 @@ class Walk:
             return value.info
         return info_of_known(value) if isinstance(value, Known) else info_of_tile(self.im.tile(value))
 
-    def _inferred(self, node: Any, versions: Mapping[str, int]) -> dict[str, Any]:
+    def _inferred(self, node: Any, given: Mapping[str, Any], versions: Mapping[str, int]) -> dict[str, Any]:
         """Return the types of a node's results."""
         read = {name: self.value(name) for name in names_read(node)}
         infos = {name: self._info(value) for name, value in read.items()}
+        operands = [infos.get(name) for name in node.input]
         if node.op_type in LENIENT:
-            return {}
+            return {} if operands[0] is None else {node.output[0]: vector_like(operands[0])}
         known = {name: value for name, value in read.items() if isinstance(value, Known)}
-        return inferred(node, infos, known, _opsets(versions), title(node))
+        found = inferred(node, infos, known, _opsets(versions), title(node))
+        constants = [known.get(name) for name in node.input]
+        key, version = key_of(node.domain, node.op_type), version_of(node.domain, versions)
+        return completed(key, node, given, operands, constants, version, found)
 
     def _tile(self, info: Any) -> Tile | None:
         """Return the tile of a result if its extents are numbers or follow from sizes of the plan."""

@@ -7,10 +7,11 @@ broadcasts and moves; all of a chain then meets the same rules, and shares what 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes, prune
 from ladder.ir.common import merge_equal
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
@@ -185,3 +186,40 @@ def _is_softmax(builder: GraphBuilder, dividend: str, divisor: str) -> bool:
     most = builder.node(shifted.inputs[1])
     reduces = most.operator == "reduce_max" and most.inputs[0] == shifted.inputs[0]
     return reduces and node_attributes(most) == node_attributes(total)
+
+
+def contracted(graph: Graph) -> Graph:
+    """Return the graph with ``a * b + c`` as one operator, rounded once, where c is read or a number.
+
+    For chains whose results are rounded to 16 bits. Two products stay apart: their difference may cancel.
+    """
+    readers = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs)
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        found = _contraction(graph, node, readers)
+        if found is None:
+            inputs = tuple(names[value] for value in node.inputs)
+            names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+        else:
+            names[node.name] = builder.add("fused", *(names[value] for value in found))
+    return prune(builder.finish(*(names[value] for value in graph.outputs)))
+
+
+def _contraction(graph: Graph, node: Node, readers: Mapping[str, int]) -> tuple[str, ...] | None:
+    """Return a, b and c of ``a * b + c``; None if a node is no such sum."""
+    if node.operator != "add":
+        return None
+    for value, other in (node.inputs, node.inputs[::-1]):
+        product = graph.producer(value)
+        if product.operator == "mul" and readers[value] == 1 and _is_read(graph, other):
+            return (*product.inputs, other)
+    return None
+
+
+def _is_read(graph: Graph, value: str) -> bool:
+    """Tell whether a value is an input or a number, as it is or converted."""
+    node = graph.producer(value)
+    while node.operator in ("convert", "reshape", "broadcast"):
+        node = graph.producer(node.inputs[0])
+    return node.operator in ("input", "constant")

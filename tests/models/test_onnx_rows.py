@@ -171,10 +171,26 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "LayerNormalization of two axes": ("LayerNormalization", [X, floats(6, 5)], {"axis": 1, "epsilon": 1e-3}),
     "GroupNormalization": ("GroupNormalization", [IMAGE, CHANNELS, CHANNELS], {"num_groups": 2}),
     "InstanceNormalization": ("InstanceNormalization", [IMAGE, CHANNELS, CHANNELS], {}),
+    **{
+        name: (name, [X], {})
+        for name in ("HardSigmoid", "HardSwish", "LeakyRelu", "ThresholdedRelu", "Softsign", "Ceil", "Round")
+    },
+    "HardSigmoid of its own": ("HardSigmoid", [X], {"alpha": 0.3, "beta": 0.4}),
+    "PRelu": ("PRelu", [X, floats(6, 1)], {}),
+    "Sum": ("Sum", [X, floats(6, 1), X], {}),
+    "Mean": ("Mean", [X, floats(6, 1), X], {}),
+    "DepthToSpace": ("DepthToSpace", [IMAGE], {"blocksize": 2}),
+    "DepthToSpace by columns": ("DepthToSpace", [IMAGE], {"blocksize": 2, "mode": "CRD"}),
     "BatchNormalization": (
         "BatchNormalization", [IMAGE, CHANNELS, CHANNELS, CHANNELS, np.abs(CHANNELS)], {},
     ),
 }  # fmt: skip
+
+NEWER: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "Swish": ([X], {"alpha": 1.5}),
+    "Attention": ([floats(2, 4, 5, 8), floats(2, 2, 6, 8), floats(2, 2, 6, 8)], {"is_causal": 1}),
+}
+"""Operators of version 24."""
 
 STORED = (
     "Reshape",
@@ -205,9 +221,16 @@ def test_rows_are_the_standard(case: str) -> None:
     compare(model, {f"i{at}": value for at, value in enumerate(operands[:live])})
 
 
+@pytest.mark.parametrize("operator", NEWER)
+def test_rows_of_newer_versions(operator: str) -> None:
+    operands, given = NEWER[operator]
+    feeds = {f"i{at}": value for at, value in enumerate(operands)}
+    compare(model_of(operator, operands, given, 24, len(operands)), feeds)
+
+
 def test_every_row_has_a_case() -> None:
     tried = {operator for operator, _, _ in CASES.values()}
-    elsewhere = {"Constant", "ConstantOfShape", "Shape", "Size", "Range"}
+    elsewhere = {"Constant", "ConstantOfShape", "Shape", "Size", "Range", *NEWER}
     assert set(ROWS) - tried == elsewhere
 
 

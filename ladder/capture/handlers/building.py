@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
 
 def add_to(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...]) -> None:
     """Add to a container that a comprehension is building."""
-    args = tuple(map(partial(settled, vm), args))
+    args = tuple(settled(vm, item) for item in args)
     if vm.recording and method is not list.append and not hashed_natively(vm, args[:1]):
         opaque(vm, method, (target, *args), {}, "push", "a key that is not a constant")
         return

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.guard import Guard
-from ladder.capture.heap.nodes import CaptureError, Dynamic, MockStep, Node, Unrecordable
+from ladder.capture.heap.nodes import (
+    CaptureError,
+    Dynamic,
+    Itself,
+    MockStep,
+    Node,
+    Unrecordable,
+    dynamic_parts,
+)
 from ladder.capture.heap.table import ABSENT, WHOLE, Field
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import (
@@ -89,9 +97,7 @@ class Heap:
         """Do as `read`, for a caller that uses what is returned: a `Dynamic` where the path is lifted."""
         if parent.holds_dynamic(key):
             return parent.lifted[key]
-        first = parent.external and key not in parent.seen and key not in parent.written
-        if first and path in self.lifted and liftable(value, self.numbers):
-            parent.seen.add(key)
+        if path in self.lifted and liftable(value, self.numbers) and parent.first(key):
             parent.lifted[key] = self._lift(value, expression, path)
             return parent.lifted[key]
         return self.read(parent, key, value, expression, path)
@@ -102,6 +108,11 @@ class Heap:
         if dynamic.symbol is not None:
             self.settle([dynamic.symbol])
 
+    def fix_parts(self, value: Any) -> None:
+        """Guard the dynamic scalars that `value` is, or a tuple of which it is."""
+        for dynamic in dynamic_parts(value):
+            self.fix(dynamic)
+
     def settle(self, extents: Iterable[Any]) -> None:
         """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
         if self.shapes:
@@ -111,10 +122,9 @@ class Heap:
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
         if parent.holds_dynamic(key):
-            self.fix(parent.lifted.pop(key))
-        if not parent.external or key in parent.seen or key in parent.written:
+            self.fix_parts(parent.lifted.pop(key))
+        if not parent.first(key):
             return value
-        parent.seen.add(key)
         if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
             self.guard.table.add(parent.obj, key, value, path)
             if not (by_identity(value) or by_value(value)):
@@ -197,8 +207,7 @@ class Heap:
 
     def absent(self, parent: Node, key: Any, text: str, path: str) -> None:
         """Note that `key` was not in `parent` at entry."""
-        if parent.external and key not in parent.seen and key not in parent.written:
-            parent.seen.add(key)
+        if parent.first(key):
             if parent.pinned and is_a(parent.obj, dict):
                 self.guard.table.add(parent.obj, key, ABSENT, path)
             else:
@@ -238,8 +247,7 @@ class Heap:
     def pin(self, value: Any, path: str = "") -> Node:
         """Return the node of an object that is the same in every run that matches."""
         known = None if by_identity(value) else self.find(value)
-        if known is not None and known.external and not known.pinned and "pin" not in known.seen:
-            known.seen.add("pin")
+        if known is not None and not known.pinned and known.first(Itself.PINNED):
             self.guard.check(
                 f"{known.var} is {self.constant(value)}", f"{self.guard.paths.get(known.var)} is {path}"
             )
@@ -406,7 +414,7 @@ class Heap:
                     self.touch(item, depth - 1)
             return
         for key in node.stored & node.lifted.keys():
-            self.fix(node.lifted.pop(key))
+            self.fix_parts(node.lifted.pop(key))
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 
@@ -15,6 +16,18 @@ class Unrecordable(CaptureError):
     def __init__(self, message: str, origin: Any) -> None:
         super().__init__(message)
         self.origin = origin
+
+
+class Itself(enum.Enum):
+    """What is read of an object itself: keys of a `Node` that no key of a container equals."""
+
+    IDENTITY = enum.auto()
+    PINNED = enum.auto()
+    LENGTH = enum.auto()
+    CODE = enum.auto()
+    TARGET = enum.auto()
+    AUTOGRAD = enum.auto()
+    FACTORY = enum.auto()
 
 
 class Node:
@@ -57,17 +70,24 @@ class Node:
         self.recordable = True
         self.origin: Any = None
         self.parents: set[str] = set()
-        self.lifted: dict[Any, Dynamic] = {}
+        self.lifted: dict[Any, Any] = {}
         self.stored: set[Any] = set()
         self.source: Any = None
         self.autograd = (True, False)
+
+    def first(self, key: Any) -> bool:
+        """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
+        if not self.external or key in self.seen or key in self.written:
+            return False
+        self.seen.add(key)
+        return True
 
     def wrote(self, key: Any, item: Any = None) -> None:
         """Note that the segment has set `key`, to `item` if that is dynamic."""
         self.written.add(key)
         self.lifted.pop(key, None)
         self.stored.discard(key)
-        if type(item) is Dynamic:
+        if dynamic_parts(item):
             self.lifted[key] = item
             self.stored.add(key)
 
@@ -101,6 +121,14 @@ class Dynamic:
         self.value = value
         self.var = var
         self.symbol = symbol
+
+
+def dynamic_parts(value: Any) -> list[Dynamic]:
+    """Return the dynamic scalars that `value` is, or a tuple of which it is."""
+    if type(value) is Dynamic:
+        return [value]
+    is_tuple = issubclass(type(value), tuple)
+    return [part for item in value for part in dynamic_parts(item)] if is_tuple else []
 
 
 class Check:

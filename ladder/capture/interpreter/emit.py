@@ -50,42 +50,48 @@ def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None)
     asking, learning = tensor_lines(heap)
     steps, needed = live_steps(heap.steps, ending.uses)
     needed |= {item.var for item in trace.assumed}
-    computing, module = _graph(vm, needed)
+    computing, module = _graph_lines(vm, needed)
     for text in heap.shapes.conditions():
         guard.check(text, text)  # what the backend decided about symbols is among them
     guarding, learning = guard_lines(heap, asking, learning)
     lines = [*guarding, *computing, *(step.text for step in steps), *ending.lines]
     roots = ", ".join(f"r{at}" for at in range(vm.roots))
     source = _function("run", roots, lines)
-    alone = _function("check", roots, [*learning, "return 0"])
+    run, check = _compiled(source + _function("check", roots, [*learning, "return 0"]), guard.space)
+    record = Record(run, check, guard.checks, source, module, trace.operators, point)
+    record.pinned = frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned)
+    record.calls_cached, record.side = guard.calls_cached, vm.side
+    record.depth, record.branches = ending.depth, frozenset(ending.branches)
+    _note_end(record, trace, changed_roots(heap), ending, graph_break)
+    return record
+
+
+def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the functions ``run`` and ``check`` of a record."""
     try:
-        exec(compile(source + alone, RECORD, "exec"), guard.space)
+        exec(compile(source, RECORD, "exec"), space)
     except SyntaxError as error:
         raise CaptureError(f"the generated record is not valid: {error}") from error
     # Not left in their own globals: a record that is dropped lets go of what it holds at once.
-    run, check = guard.space.pop("run"), guard.space.pop("check")
-    changed, assumes = changed_roots(heap), frozenset(item.here for item in trace.assumed)
-    ends = ending.returns or (graph_break is not None and graph_break.point.forks)
-    return Record(
-        run,
-        check,
-        guard.checks,
-        source,
-        module,
-        trace.operators,
-        point,
-        pinned=frozenset(id(node.obj) for node in heap.nodes.values() if node.pinned),
-        split="" if graph_break is None else graph_break.why,
-        where=() if graph_break is None else graph_break.where,
-        follows=() if graph_break is None else (graph_break.point, graph_break.failure),
-        unseen=ends and not assumes and _is_unseen(trace, changed),
-        changed=changed or frozenset(),
-        assumes=assumes,
-        calls_cached=guard.calls_cached,
-        side=vm.side,
-        depth=ending.depth,
-        branches=frozenset(ending.branches),
-    )
+    return space.pop("run"), space.pop("check")
+
+
+def _note_end(
+    record: Record,
+    trace: Trace,
+    changed: frozenset[int] | None,
+    ending: Ending,
+    graph_break: GraphBreak | None,
+) -> None:
+    """Note what follows a record, and what a run through it changes."""
+    ends = ending.returns
+    if graph_break is not None:
+        record.split, record.where = graph_break.why, graph_break.where
+        record.follows = (graph_break.point, graph_break.failure)
+        ends = ends or graph_break.point.forks
+    record.assumes = frozenset(item.here for item in trace.assumed)
+    record.changed = changed or frozenset()
+    record.unseen = ends and not record.assumes and _is_unseen(trace, changed)
 
 
 def _is_unseen(trace: Trace, changed: frozenset[int] | None) -> bool:
@@ -125,7 +131,7 @@ def _spread(heap: Heap, names: list[str]) -> Iterator[str]:
             yield from run
 
 
-def _graph(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
+def _graph_lines(vm: Interpreter, needed: set[str]) -> tuple[list[str], Any]:
     """Return the lines that run the graph, and the graph module (None if there is no operator)."""
     heap, trace, backend = vm.heap, vm.trace, vm.store.backend
     if not trace.operators:

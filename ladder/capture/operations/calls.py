@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, Itself
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -115,7 +115,7 @@ def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     inner, before = met_part(vm, function, "func"), met_part(vm, function, "args")
     named = met_part(vm, function, "keywords")
     vm.heap.touch(before, 1)
-    touch_part(vm, function, "keywords", named)
+    touch_part(vm, function, named)
     return vm.call(inner, (*before, *args), {**named, **kwargs})
 
 
@@ -137,9 +137,8 @@ def _call_reference(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     node, target = vm.heap.node(function), function()
     if target is not None and id(target) not in vm.heap.arguments and may_have_died(vm):
         raise vm.leave("a weak reference to what may have died meanwhile")
-    if node.external and "()" not in node.seen:
+    if node.first(Itself.TARGET):
         # Never pinned: a record must not keep alive what is only weakly referred to.
-        node.seen.add("()")
         vm.heap.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
     return target
 

@@ -6,7 +6,7 @@ import inspect
 from functools import partial
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError, Node
+from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.evaluate import resume
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import new_container
@@ -17,8 +17,7 @@ def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     """Return the frame of a call, after guarding what the function itself holds."""
     heap = vm.heap
     node = heap.node(function)
-    if "called" not in node.seen and node.external:
-        node.seen.add("called")
+    if node.first(Itself.CODE):
         _meet_function(vm, node)
     defaults = function.__defaults__ or ()
     named = function.__kwdefaults__ or {}

@@ -9,7 +9,6 @@ import itertools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from functools import partial
 from typing import Any
 
 import torch
@@ -246,7 +245,7 @@ def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
             meet_metadata(vm, item, function.__name__)
         elif not is_plain(item):
             raise CaptureError("metadata of a structure")
-    if any(map(partial(is_open, vm), args)):
+    if any(is_open(vm, item) for item in args):
         return _open_metadata(vm, function, args, kwargs)
     result = function(*map(vm.plain, args), **kwargs)
     if not is_constant(result):

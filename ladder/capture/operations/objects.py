@@ -6,7 +6,7 @@ import types
 from collections import deque
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic, Node
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python import natives
 from ladder.capture.python.words import words
@@ -43,7 +43,7 @@ def met_part(vm: Interpreter, value: Any, name: str) -> Any:
     return part
 
 
-def touch_part(vm: Interpreter, owner: Any, name: str, part: Any) -> None:
+def touch_part(vm: Interpreter, owner: Any, part: Any) -> None:
     """Guard the contents of a container inside a native object."""
     node = vm.heap.find(owner)
     if node is not None and node.external:
@@ -53,8 +53,7 @@ def touch_part(vm: Interpreter, owner: Any, name: str, part: Any) -> None:
 def identify(vm: Interpreter, function: Any) -> None:
     """Guard that a function from outside is this one: its table row holds for no other."""
     node = vm.heap.find(function)
-    if node is not None and node.external and not node.stable and "is" not in node.seen:
-        node.seen.add("is")
+    if node is not None and not node.stable and node.first(Itself.IDENTITY):
         vm.heap.guard.check(f"{node.var} is {vm.heap.constant(function)}", f"{node.var} is unchanged")
 
 
@@ -161,8 +160,7 @@ def tuple_item(vm: Interpreter, container: tuple[Any, ...], key: int) -> Any:
     if node is None or not node.external or node.pinned:
         return container[key]
     size = vm.heap.constant(len(container))
-    if "len" not in node.seen:
-        node.seen.add("len")
+    if node.first(Itself.LENGTH):
         vm.heap.guard.check(f"len({node.var}) == {size}", f"len({node.var})")
     index = key if key >= 0 else key + len(container)
     item = tuple.__getitem__(container, key)

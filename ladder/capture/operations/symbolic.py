@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def open_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[A
     rest = tuple(map(vm.plain, rest))
     if name in EXTENTS:
         if name == "shape" or (name == "size" and not rest):
-            return DynamicSize(map(partial(_extent, vm), fake.shape))
+            return DynamicSize(_extent(vm, extent) for extent in fake.shape)
         return _extent(vm, getattr(fake, name)(*rest))
     if name not in WITHOUT_EXTENTS:
         vm.heap.fix_shapes(f"{name} is read")
@@ -95,9 +94,9 @@ def settled_for_operator(vm: Interpreter, value: Any) -> Any:
     if type(value) is Dynamic:
         return value if value.symbol is not None else vm.plain(value)
     if type(value) in (tuple, DynamicSize):
-        return type(value)(map(partial(settled_for_operator, vm), value))
+        return type(value)(settled_for_operator(vm, item) for item in value)
     if type(value) is slice:
-        return mapped(value, partial(settled_for_operator, vm))
+        return mapped(value, lambda part: settled_for_operator(vm, part))
     return vm.plain(value)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 
+from ladder.capture.heap.nodes import Itself
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -18,7 +18,9 @@ from ladder.capture.operations.symbolic import fake_results, real_values, settle
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Assumption, Value
 from ladder.capture.values import tensors
+from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.monitor import Monitor
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
@@ -26,19 +28,15 @@ _DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "cla
 _SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
 
 
-# tensor operators -------------------------------------------------------------------------
 def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
-    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
-        args = tuple(map(partial(settled_for_operator, vm), args))
-    kwargs = {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
+    args, kwargs = _settled_given(vm, function, args, kwargs)
     inputs: list[Value] = []
-    fx_args = argument(vm, args, inputs)
-    fx_kwargs = argument(vm, kwargs, inputs)
+    nodes = argument(vm, args, inputs), argument(vm, kwargs, inputs)
     values, named = real_values(args), real_values(kwargs)
-    monitor = tensors.Monitor()
+    monitor = Monitor()
     try:
         with monitor:
             result = function(*values, **named)
@@ -53,23 +51,37 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         why = _meet_written(vm, monitor) or why
     if why:
         vm.trace.late = monitor.counted  # it has run, and is not in the graph
-        given = {key: vm.plain(value) for key, value in kwargs.items()}
-        return _break_after(vm, function, tuple(map(vm.plain, args)), given, result, why)
+        return _break_after(vm, function, *vm.plain_given(args, kwargs), result, why)
+    _note_effects(vm, function, args, result, monitor)
+    _note_result(vm, result, operator_node(vm, function, *nodes), inputs, monitor)
+    for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
+        vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
+    return result
+
+
+def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """Return arguments in which only what the graph can take is `Dynamic`."""
+    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
+        args = tuple(settled_for_operator(vm, value) for value in args)
+    return args, {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
+
+
+def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
     vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
     # `backward`, `requires_grad_` and the like change what no kernel writes.
     if function not in _SETTERS and function not in tensors.STATE_WRITES:
         in_place = getattr(function, "__name__", "").endswith("_") and not monitor.mutated
         vm.trace.impure |= result is None or (in_place and bool(args) and result is args[0])
-    node = operator_node(vm, function, fx_args, fx_kwargs)
+
+
+def _note_result(
+    vm: Interpreter, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
+) -> None:
     vm.trace.operators += 1
-    dynamic = monitor.dynamic or any(item.dynamic for item in inputs)
-    constant = not monitor.random and all(item.constant for item in inputs)
-    _fx_result(vm, result, node, dynamic)
+    _fx_result(vm, result, node, monitor.dynamic or any(item.dynamic for item in inputs))
+    known = not (monitor.random or monitor.mutated) and all(item.constant for item in inputs)
     for tensor in _leaves(result):
-        value_of(vm, tensor).constant |= constant and not monitor.mutated
-    for tensor, fake in fake_results(vm, function, args, kwargs, inputs, result):
-        vm.heap.shapes.fakes[vm.heap.node(tensor).var] = fake
-    return result
+        value_of(vm, tensor).constant |= known
 
 
 def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> bool:
@@ -94,7 +106,7 @@ def _value_is_known(vm: Interpreter, function: Any, inputs: list[Value], result:
     return True
 
 
-def _fix_read_numbers(vm: Interpreter, monitor: tensors.Monitor) -> None:
+def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:
     """Let an operator that takes a constant tensor for a number be of known shape."""
     nodes = [vm.heap.nodes.get(id(tensor)) for tensor in monitor.read]
     if monitor.dynamic and monitor.read and not monitor.shape_depends:
@@ -108,9 +120,7 @@ def _failed(vm: Interpreter, function: Any, args: Any, kwargs: Any, error: Excep
     raise error
 
 
-def _must_break(
-    vm: Interpreter, function: Any, result: Any, monitor: tensors.Monitor, inputs: list[Value]
-) -> str:
+def _must_break(vm: Interpreter, function: Any, result: Any, monitor: Monitor, inputs: list[Value]) -> str:
     """Say why the graph must break at an operator that has just run; empty if it need not."""
     if function in tensors.STATE_WRITES:
         vm.trace.state_written = True
@@ -130,13 +140,12 @@ def _must_break(
     return ""
 
 
-def _meet_written(vm: Interpreter, monitor: tensors.Monitor) -> str:
+def _meet_written(vm: Interpreter, monitor: Monitor) -> str:
     """Guard that autograd will let tensors be written again; say why to break the graph if not known."""
     heap, unknown = vm.heap, False
     for node in heap.tensors:
-        if node.obj.layout is torch.strided and tensors.storage_of(node.obj) in monitor.mutated:
-            if "written" not in node.seen:
-                node.seen.add("written")
+        if node.obj.layout is torch.strided and storage_of(node.obj) in monitor.mutated:
+            if node.first(Itself.AUTOGRAD):
                 text = f"({node.var}.is_leaf, {node.var}._is_view()) == {heap.constant(node.autograd)}"
                 heap.guard.check(text, f"{heap.guard.paths.get(node.var)} is a leaf, a view or neither")
             unknown |= node.autograd[1]
@@ -153,9 +162,7 @@ def _break_after(vm: Interpreter, function: Any, args: Any, kwargs: Any, result:
 def _fx_result(vm: Interpreter, result: Any, fx: torch.fx.Node, dynamic: bool) -> None:
     if is_a(result, torch.Tensor):
         if vm.heap.find(result) is None:
-            node = vm.heap.computed(result)
-            node.seen.add("graph")
-            vm.trace.add(Value(node.var, result, fx, dynamic))
+            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic))
     elif is_a(result, tuple | list):
         node = vm.heap.computed(result)
         node.full = True

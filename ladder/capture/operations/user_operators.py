@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +47,7 @@ def user_binary(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
     # Sequences have slots of their own for these.
     joins = is_a(left if symbol[0] == "+" else right, _SEQUENCES) and symbol[0] in "+*"
     inherits = type(right) is not type(left) and is_a(right, type(left))
-    if joins or inherits or not all(map(partial(_is_known, vm), attempts)):
+    if joins or inherits or not all(_is_known(vm, attempt) for attempt in attempts):
         raise CaptureError(f"{type(left).__qualname__} {symbol} {type(right).__qualname__}")
     for attempt in attempts:
         result = _asked(vm, attempt)

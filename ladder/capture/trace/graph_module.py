@@ -10,8 +10,8 @@ import torch.fx
 from ladder.capture.trace.conditionals import with_modules
 from ladder.capture.trace.loops import rolled
 from ladder.capture.trace.trace import Trace, Value, without_unused_parts
+from ladder.capture.values.aliasing import Aliasing, aliasing_of
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.tensors import Aliasing, aliasing_of
 
 ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
 """Methods of tensors that change what autograd does, and no numbers."""

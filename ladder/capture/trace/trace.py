@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.values import tensors
+from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
 from ladder.capture.values.kinds import is_a
+from ladder.capture.values.monitor import Monitor
 from ladder.capture.values.shapes import Shapes
 
 
@@ -123,7 +124,7 @@ class Trace:
             node = graph.placeholder(var if var.isidentifier() else f"a{len(self.placeholders)}")
         self.placeholders.append((node, var, example))
         self.placed[var] = node
-        self.versions[var] = tensors.version_of(example)
+        self.versions[var] = version_of(example)
         return node
 
     def add(self, value: Value) -> Value:
@@ -133,7 +134,7 @@ class Trace:
         return value
 
     # effects ----------------------------------------------------------------------------------
-    def note(self, monitor: tensors.Monitor, outside: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def note(self, monitor: Monitor, outside: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Note what an operator did, to tensors from `outside` by their variables, and to results."""
         self.random |= monitor.random
         self.asserts |= [] in monitor.risks
@@ -145,13 +146,13 @@ class Trace:
                 value.constant = False
         for var, tensor in outside:
             if self._is_written(tensor, monitor):
-                self.written[tensors.storage_of(tensor)] = var
+                self.written[storage_of(tensor)] = var
 
-    def _is_written(self, tensor: Any, monitor: tensors.Monitor) -> bool:
+    def _is_written(self, tensor: Any, monitor: Monitor) -> bool:
         strided = is_a(tensor, torch.Tensor) and tensor.layout is torch.strided
-        return strided and tensors.storage_of(tensor) in monitor.mutated
+        return strided and storage_of(tensor) in monitor.mutated
 
-    def can_fail(self, monitor: tensors.Monitor) -> bool:
+    def can_fail(self, monitor: Monitor) -> bool:
         """Tell whether what has just run may raise in a later run; its indices are known to be good then."""
         risks = monitor.risks
         fails = any(risk is None or not all(map(self.proven.covers, risk)) for risk in risks)

@@ -82,6 +82,7 @@ class Shapes:
     def __init__(self) -> None:
         self.env: Any = None
         self.mode: Any = None
+        self.remembered = Remembered()
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
         self.given: dict[str, Any] = {}

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import types
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as functional
 import torch.overrides
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.capture.python.words import words
-from ladder.capture.values.indices import Use, uses
 from ladder.capture.values.kinds import is_a
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -40,13 +37,6 @@ UNGUARDED = frozenset(
 
 VIEWS_BY_ATTRIBUTE = frozenset(words("T mT H mH real imag"))
 """Tensor attributes that are operators."""
-
-_RISKY = words(
-    "index gather scatter embedding take multinomial nll_loss cholesky linalg lu_ inverse bernoulli ctc"
-    " _local_scalar_dense nonzero masked repeat_interleave bincount _assert put searchsorted histogram"
-    " one_hot"
-)
-"""Beginnings of the names of aten operators that may raise, or not, depending on values."""
 
 READS_A_NUMBER = frozenset(words("item __int__ __float__ __bool__ __index__"))
 """Methods of a tensor of one element that give it as a number."""
@@ -167,112 +157,6 @@ def restore_memory(saved: Memory) -> None:
         storage.copy_(before)
 
 
-class Strides(NamedTuple):
-    """How the elements of a tensor lie.
-
-    `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
-    `repeated`: the axes along which it is one element. `steps`, `offset`, `reach`: strides, the number of the
-    first element and of all in its memory.
-    """
-
-    order: tuple[int, ...] | None
-    repeated: frozenset[int]
-    steps: tuple[int, ...]
-    offset: int
-    reach: int
-
-
-class Aliasing(NamedTuple):
-    """What shares memory among inputs and results, in order, and how results lie.
-
-    `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
-    `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
-    `versions`: by how much that of each input grows, then that of each result; None where there is none.
-    """
-
-    memory: tuple[int, ...]
-    objects: tuple[int, ...]
-    writes: bool
-    strides: tuple[Strides | None, ...]
-    versions: tuple[int | None, ...]
-
-
-def flat(value: Any) -> list[Any]:
-    """Return the items of nested tuples and lists."""
-    return [leaf for item in value for leaf in flat(item)] if is_a(value, tuple | list) else [value]
-
-
-def aliasing_of(
-    inputs: Sequence[Any],
-    results: Any,
-    *,
-    writes: bool = False,
-    before: Sequence[int | None] | None = None,
-    late: Mapping[int, int] | None = None,
-) -> Aliasing:
-    """Return what shares memory.
-
-    `before`: the versions of the inputs before the results were computed; `late`: how often storages were
-    written since.
-    """
-    given = flat(results)
-    values = [*inputs, *given]
-    memory, objects = [_memory_of(value) for value in values], [*map(id, values)]
-    counts = [*map(version_of, values)]
-    missed = [late.get(where, 0) for where in memory] if late else [0] * len(values)
-    after = [None if count is None else count - more for count, more in zip(counts, missed, strict=True)]
-    grown = [
-        None if old is None or new is None else new - old
-        for old, new in zip(after[: len(inputs)] if before is None else before, after, strict=False)
-    ]
-    return Aliasing(
-        tuple(map(memory.index, memory)),
-        tuple(map(objects.index, objects)),
-        writes,
-        tuple(map(strides_of, given)),
-        (*grown, *after[len(inputs) :]),
-    )
-
-
-def version_of(value: Any) -> int | None:
-    """Return how often a tensor was written; None where that is not counted."""
-    counted = is_a(value, torch.Tensor) and value.layout is torch.strided and not value.is_inference()
-    return value._version if counted else None
-
-
-def strides_of(value: Any) -> Strides | None:
-    """Return how a tensor lies; symbols count as what they were at first."""
-    if not is_a(value, torch.Tensor) or value.layout is not torch.strided or value.is_nested:
-        return None
-    shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
-    reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
-    repeated = frozenset(axis for axis, step in enumerate(steps) if step == 0 and shape[axis] > 1)
-    once = [1 if axis in repeated else size for axis, size in enumerate(shape)]
-    return Strides(dense_order(once, steps), repeated, steps, hint_of(value.storage_offset()), reach)
-
-
-def hint_of(extent: Any) -> int:
-    """Return a number, or the one that a symbol stood for at first."""
-    return extent if is_a(extent, int) else int(extent.node.hint)
-
-
-def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the axes of a tensor from the outermost on; None if its elements do not lie side by side."""
-    order = sorted(range(len(shape)), key=lambda axis: (-steps[axis], -shape[axis], axis))
-    expected = 1
-    for axis in reversed(order):
-        if shape[axis] != 1:
-            if steps[axis] != expected:
-                return None
-            expected *= shape[axis]
-    return tuple(order)
-
-
-def _memory_of(value: Any) -> int:
-    strided = is_a(value, torch.Tensor) and value.layout is torch.strided
-    return storage_of(value) if strided else -id(value)
-
-
 def modes_are_active() -> bool:
     """Say whether a Python mode watches each operator; capture then leaves the call alone."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
@@ -355,63 +239,6 @@ def bulk_check(tensors: list[torch.Tensor], left_open: list[frozenset[int]]) -> 
         return None
 
 
-class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches which aten operators a call runs.
-
-    ``dynamic``: the shape of a result depends on values. ``risks``: why it may raise depending on values,
-    by indices or (None) otherwise.
-    ``mutated``: the storages written; ``counted``: how often versions say so.
-    ``random``: a generator advanced.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.dynamic = self.random = self.shape_depends = False
-        self.read: list[torch.Tensor] = []
-        self.risks: list[list[Use] | None] = []
-        self.mutated: set[int] = set()
-        self.counted: Counter[int] = Counter()
-        self.operators = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Leave the mode undecorated: torch's decorator would import the whole of ``torch._dynamo``."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note `func`, then run it."""
-        kwargs = kwargs or {}
-        tags, name = func.tags, func._schema.name.removeprefix("aten::")
-        self.operators += 1
-        depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
-        self.dynamic |= depends and not _takes_numbers(name, args)
-        if name == "_local_scalar_dense":
-            self.read.append(args[0])
-        else:
-            self.shape_depends |= depends and not _takes_numbers(name, args)
-        self.random |= torch.Tag.nondeterministic_seeded in tags
-        if any(name.lstrip("_").startswith(word.lstrip("_")) for word in _RISKY):
-            self.risks.append(uses(name, args))
-        for place, argument in enumerate(func._schema.arguments):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            if written or ("batch_norm" in name and argument.name.startswith("running")):
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                self._note_written(value, int(written))
-        return func(*args, **kwargs)
-
-    def _note_written(self, value: Any, times: int) -> None:
-        for item in value if is_a(value, list | tuple) else [value]:
-            if is_a(item, torch.Tensor) and item.layout is torch.strided:
-                self.mutated.add(storage_of(item))
-                self.counted[storage_of(item)] += times
-
-
-def _takes_numbers(name: str, args: Sequence[Any]) -> bool:
-    """Say whether an operator is ``x[indices]`` by integers, whose shape follows from those of operands."""
-    masks = (torch.bool, torch.uint8)
-    return name == "index" and not any(index is not None and index.dtype in masks for index in args[1])
-
-
 def scripted(function: Any) -> Any:
     """Return a Python function that calls a scripted one: a graph cannot name the latter."""
 
@@ -419,11 +246,6 @@ def scripted(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return script_function
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return a key of the memory behind `tensor`."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def scanning(function: Any, combine: Any) -> Any:
