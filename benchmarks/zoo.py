@@ -80,8 +80,22 @@ SMALL: dict[str, Any] = {
 }
 """Sizes of configurations, where a configuration has them."""
 
+STATE_SPACE = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
 PARTICULAR: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "expand": 2, "head_dim": 16, "n_groups": 2, "state_size": 16, "chunk_size": 8},
+    "bamba": {**STATE_SPACE, "attn_layer_indices": [1]},
+    "granitemoehybrid": {**STATE_SPACE, "layer_types": ["mamba", "attention"]},
+    "falcon_h1": {**STATE_SPACE, "mamba_d_ssm": 128},
+    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 4, "mamba_dt_rank": 4},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 64},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 4},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1},
 }
 """What the sizes of a configuration must be together."""
 

@@ -256,3 +256,27 @@ def test_extents_that_must_be_numbers_are_left_open_once(program):
     (entry,) = fast.entries.values()
     assert "args[0].shape[1]" in entry.lifted & entry.unliftable
     assert not any("args[0].shape[1]" in check.why for check in entry.records[0].checks)
+
+
+class Offset(nn.Module):
+    """Takes a number, as embeddings of positions do."""
+
+    def forward(self, x, start):
+        return x + torch.arange(start, start + x.shape[1]), lambda: start
+
+
+def test_numbers_given_to_modules_stay_open():
+    """``Module._call_impl`` keeps its arguments in a cell, and here ``forward`` does too."""
+    module = Offset()
+
+    def program(x, cache):
+        y, ask = module(x, cache.shape[1] * 2)
+        return y, ask
+
+    fast = capture(program)
+    for length in (3, 5, 6, 9, 4):
+        x, cache = torch.randn(2, 3), torch.randn(2, length)
+        (found, ask), (expected, _) = fast(x, cache), program(x, cache)
+        assert torch.equal(found, expected)
+        assert ask() == 2 * length
+    assert (fast.outcome, len(fast.records)) == ("whole", 2)

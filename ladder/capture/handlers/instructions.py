@@ -12,6 +12,7 @@ from ladder.capture.handlers.variables import (
     store_cell,
     store_global,
 )
+from ladder.capture.heap.nodes import dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import RETURN, after_call, after_next, handles, popn
 from ladder.capture.interpreter.recording import opaque
@@ -132,9 +133,11 @@ def _delete_fast(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 @handles("MAKE_CELL")
 def _make_cell(vm: Interpreter, f: Frame, i: Instruction) -> None:
-    if i.value in f.slots:
-        f.slots[i.value] = vm.plain(f.slots[i.value])
-    made_cell(vm, new_cell(f.slots, i.value))
+    value = f.slots.get(i.value, NULL)
+    if value is not NULL:
+        value = value if dynamic_parts(value) else vm.plain(value)
+        f.slots[i.value] = vm.unlifted(value)
+    made_cell(vm, new_cell(f.slots, i.value), value)
 
 
 @handles("COPY_FREE_VARS")

@@ -7,11 +7,11 @@ import sys
 import types
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.objects import settled
-from ladder.capture.python.frames import Frame
+from ladder.capture.python.frames import NULL, Frame
 
 
 def load_global(vm: Interpreter, frame: Frame, name: str) -> Any:
@@ -43,19 +43,20 @@ def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
     frame.names[name] = vm.unlifted(value)
 
 
-def made_cell(vm: Interpreter, cell: types.CellType) -> None:
-    """Register a new cell."""
+def made_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
+    """Register a new cell of `value`, which may be or hold dynamic scalars; `NULL` if it is empty."""
     if vm.recording:
         uses: set[str] = set()
         kind = vm.heap.constant(types.CellType)
         try:
-            inside = vm.heap.reference(cell.cell_contents, uses)
-        except ValueError:
-            inside = ""
+            inside = "" if value is NULL else vm.heap.reference(value, uses)
         except CaptureError:
+            vm.plain(value)
             vm.heap.hidden(cell, vm.here())
             return
-        vm.heap.fresh(cell, f"{kind}({inside})", uses)
+        node = vm.heap.fresh(cell, f"{kind}({inside})", uses)
+        if dynamic_parts(value):
+            node.wrote("contents", value)
 
 
 def load_cell(vm: Interpreter, frame: Frame, name: str) -> Any:

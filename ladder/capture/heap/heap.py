@@ -17,7 +17,15 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.guard import Guard
-from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, MockStep, Node, Unrecordable
+from ladder.capture.heap.nodes import (
+    CaptureError,
+    Dynamic,
+    Itself,
+    MockStep,
+    Node,
+    Unrecordable,
+    dynamic_parts,
+)
 from ladder.capture.heap.table import ABSENT, WHOLE, Field
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import (
@@ -100,6 +108,11 @@ class Heap:
         if dynamic.symbol is not None:
             self.settle([dynamic.symbol])
 
+    def fix_parts(self, value: Any) -> None:
+        """Guard the dynamic scalars that `value` is, or a tuple of which it is."""
+        for dynamic in dynamic_parts(value):
+            self.fix(dynamic)
+
     def settle(self, extents: Iterable[Any]) -> None:
         """Let open extents be the numbers of this run; those that must be one number stay so from now on."""
         if self.shapes:
@@ -109,7 +122,7 @@ class Heap:
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
         if parent.holds_dynamic(key):
-            self.fix(parent.lifted.pop(key))
+            self.fix_parts(parent.lifted.pop(key))
         if not parent.first(key):
             return value
         if parent.pinned and is_a(parent.obj, dict) and path not in self.lifted:
@@ -401,7 +414,7 @@ class Heap:
                     self.touch(item, depth - 1)
             return
         for key in node.stored & node.lifted.keys():
-            self.fix(node.lifted.pop(key))
+            self.fix_parts(node.lifted.pop(key))
         if not node.full:
             if node.external and node.mutated:
                 raise CaptureError("a container read whole after it was changed in part")

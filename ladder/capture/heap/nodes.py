@@ -70,7 +70,7 @@ class Node:
         self.recordable = True
         self.origin: Any = None
         self.parents: set[str] = set()
-        self.lifted: dict[Any, Dynamic] = {}
+        self.lifted: dict[Any, Any] = {}
         self.stored: set[Any] = set()
         self.source: Any = None
         self.autograd = (True, False)
@@ -87,7 +87,7 @@ class Node:
         self.written.add(key)
         self.lifted.pop(key, None)
         self.stored.discard(key)
-        if type(item) is Dynamic:
+        if dynamic_parts(item):
             self.lifted[key] = item
             self.stored.add(key)
 
@@ -121,6 +121,14 @@ class Dynamic:
         self.value = value
         self.var = var
         self.symbol = symbol
+
+
+def dynamic_parts(value: Any) -> list[Dynamic]:
+    """Return the dynamic scalars that `value` is, or a tuple of which it is."""
+    if type(value) is Dynamic:
+        return [value]
+    is_tuple = issubclass(type(value), tuple)
+    return [part for item in value for part in dynamic_parts(item)] if is_tuple else []
 
 
 class Check:

@@ -67,7 +67,7 @@ def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
 def _load(vm: Interpreter, value: Any, name: str) -> Any:
     kind = type(value)
     if kind is types.ModuleType:
-        return namespace_item(vm, vars(value), name, value.__name__, lambda: getattr(value, name))
+        return namespace_item(vm, vars(value), name, value.__name__)
     if is_a(value, type):
         return _class_attr(vm, value, name)
     if kind is super:
@@ -161,7 +161,7 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
     return heap.add(node)
 
 
-def namespace_item(vm: Interpreter, names: dict[str, Any], name: str, home: str, missing: Any) -> Any:
+def namespace_item(vm: Interpreter, names: dict[str, Any], name: str, home: str) -> Any:
     """Return an entry of a module dictionary."""
     node = vm.heap.pin(names)
     if name not in names:

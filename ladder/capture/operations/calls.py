@@ -115,7 +115,7 @@ def _call_partial(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     inner, before = met_part(vm, function, "func"), met_part(vm, function, "args")
     named = met_part(vm, function, "keywords")
     vm.heap.touch(before, 1)
-    touch_part(vm, function, "keywords", named)
+    touch_part(vm, function, named)
     return vm.call(inner, (*before, *args), {**named, **kwargs})
 
 

@@ -40,14 +40,14 @@ def container_method(
     if base not in natives.METHODS or name not in natives.METHODS[base]:
         return _other_method(vm, function, owner, name, rest, kwargs)
     if kind is not base:
-        _check_not_overridden_for(kind, base, name, function)
+        _check_not_overridden_for(kind, base, name)
     if name == "sort" and kwargs.get("key") is not None:
         raise CaptureError("list.sort with a key")
     rest, kwargs = vm.plain_given(rest, kwargs)
     if name in natives.CONSUMING:
         rest = tuple(drained(vm, item) if is_hidden(vm, item) else item for item in rest)
     if base in (dict, OrderedDict, defaultdict) and name in ("get", "__getitem__", "__contains__"):
-        quick = dict_read(vm, owner, name, rest, function)
+        quick = dict_read(vm, owner, name, rest)
         if quick is not NULL:
             return quick
     given = (method, (owner, *rest), kwargs)
@@ -110,7 +110,7 @@ def admit_iterable(vm: Interpreter, item: Any) -> None:
         raise CaptureError("extended by a view from outside")
 
 
-def _check_not_overridden_for(kind: type, base: type, name: str, function: Any) -> None:
+def _check_not_overridden_for(kind: type, base: type, name: str) -> None:
     """Natives of a base class call overridden methods only of certain classes; be strict."""
     if base is not OrderedDict or name in natives.UNHEEDING:
         return  # these work on the storage of the base class alone
@@ -119,7 +119,7 @@ def _check_not_overridden_for(kind: type, base: type, name: str, function: Any) 
         raise CaptureError(f"{kind.__qualname__} overrides {sorted(own)}")
 
 
-def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...], function: Any) -> Any:
+def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
     """Read one key, guarding no others; NULL if the general way must be taken."""
     key = rest[0]
     node = vm.heap.node(owner)
@@ -233,7 +233,7 @@ def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -
     node = vm.heap.node(container)
     if node.external and not node.mutated and len(container) <= 64 and not changes_often(vm, node):
         vm.heap.touch(container, 1)
-    if dict_read(vm, container, "__contains__", (key,), None) is NULL:
+    if dict_read(vm, container, "__contains__", (key,)) is NULL:
         vm.heap.touch(container, 1)
     uses: set[str] = set()
     target = vm.heap.reference(container, uses)

@@ -43,7 +43,7 @@ def met_part(vm: Interpreter, value: Any, name: str) -> Any:
     return part
 
 
-def touch_part(vm: Interpreter, owner: Any, name: str, part: Any) -> None:
+def touch_part(vm: Interpreter, owner: Any, part: Any) -> None:
     """Guard the contents of a container inside a native object."""
     node = vm.heap.find(owner)
     if node is not None and node.external:

@@ -132,7 +132,7 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
         with vm.barrier():
             return decided(vm, vm.call_function(method, (container, item), {}))
     if is_a(container, dict) and is_constant(item):
-        quick = dict_read(vm, container, "__contains__", (item,), None)
+        quick = dict_read(vm, container, "__contains__", (item,))
         if quick is not NULL:
             return bool(quick)
     if is_a(container, dict) and not is_plain(item):
